@@ -1,0 +1,135 @@
+"""Trainwright: from hyperparameter search to a served ensemble.
+
+The public names below are loaded when they are first used, so that `import trainwright` stays fast and pulls in
+neither torch, ray nor numba.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainwright import checkpoint, ensemble, ledger, train
+    from trainwright.engine import Local
+    from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
+    from trainwright.errors import TrainwrightError
+    from trainwright.schedule import ASHA, AnyOf, Fixed, FixedEpochs, Median, Scheduler
+    from trainwright.search import ForestSearcher, GridSearcher, QuasiRandomSearcher, RandomSearcher
+    from trainwright.space import (
+        Beta,
+        Choice,
+        Configuration,
+        Constant,
+        Derived,
+        Float,
+        Int,
+        Normal,
+        Space,
+        all_of,
+        any_of,
+        equals,
+        greater,
+        less,
+        not_,
+        one_of,
+        require,
+    )
+    from trainwright.study import Study
+    from trainwright.train import Trial
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ASHA": "schedule",
+    "AnyOf": "schedule",
+    "Beta": "space",
+    "BudgetedGreedy": "ensemble",
+    "Choice": "space",
+    "Configuration": "space",
+    "Constant": "space",
+    "Derived": "space",
+    "Ensemble": "ensemble",
+    "Fixed": "schedule",
+    "FixedEpochs": "schedule",
+    "Float": "space",
+    "ForestSearcher": "search",
+    "Front": "ensemble",
+    "GridSearcher": "search",
+    "Int": "space",
+    "Library": "ensemble",
+    "Local": "engine",
+    "Median": "schedule",
+    "Normal": "space",
+    "QuasiRandomSearcher": "search",
+    "RandomSearcher": "search",
+    "Scheduler": "schedule",
+    "Space": "space",
+    "Study": "study",
+    "TrainwrightError": "errors",
+    "Trial": "train",
+    "all_of": "space",
+    "any_of": "space",
+    "equals": "space",
+    "greater": "space",
+    "less": "space",
+    "not_": "space",
+    "one_of": "space",
+    "require": "space",
+}
+_PACKAGES = ("checkpoint", "ensemble", "ledger", "train")
+
+__all__ = [
+    "ASHA",
+    "AnyOf",
+    "Beta",
+    "BudgetedGreedy",
+    "Choice",
+    "Configuration",
+    "Constant",
+    "Derived",
+    "Ensemble",
+    "Fixed",
+    "FixedEpochs",
+    "Float",
+    "ForestSearcher",
+    "Front",
+    "GridSearcher",
+    "Int",
+    "Library",
+    "Local",
+    "Median",
+    "Normal",
+    "QuasiRandomSearcher",
+    "RandomSearcher",
+    "Scheduler",
+    "Space",
+    "Study",
+    "TrainwrightError",
+    "Trial",
+    "__version__",
+    "all_of",
+    "any_of",
+    "checkpoint",
+    "ensemble",
+    "equals",
+    "greater",
+    "ledger",
+    "less",
+    "not_",
+    "one_of",
+    "require",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"trainwright.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'trainwright' has no attribute {name!r}")
+    value = getattr(import_module(f"trainwright.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

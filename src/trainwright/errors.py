@@ -1,0 +1,99 @@
+"""The errors of Trainwright: one small tree, each message one sentence that says what, the value, what is allowed, how to mend it."""
+
+import difflib
+from collections.abc import Collection
+
+__all__ = [
+    "EngineError",
+    "EnsembleError",
+    "InputError",
+    "LedgerError",
+    "LedgerTooNew",
+    "MissingExtra",
+    "MixedSplitsError",
+    "ObjectiveError",
+    "ScheduleError",
+    "SearchError",
+    "SpaceError",
+    "SpaceExhausted",
+    "SpaceInfeasible",
+    "StudyError",
+    "TrainwrightError",
+    "TrialError",
+    "closest",
+]
+
+
+class TrainwrightError(Exception):
+    """Any error that Trainwright raises on purpose; the work failed (exit status 1)."""
+
+
+class InputError(TrainwrightError):
+    """A mistake that its user can mend; the command line prints the sentence and exits with 2."""
+
+
+class SpaceError(InputError):
+    """A parameter, condition or requirement that contradicts itself or the rest of its space."""
+
+
+class SpaceInfeasible(SpaceError):
+    """No configuration meets the requirements of a space."""
+
+
+class SpaceExhausted(TrainwrightError):
+    """Every configuration of a finite space has been tried; ends a run normally."""
+
+
+class ObjectiveError(InputError):
+    """An objective without direction, a missing or non-numeric value."""
+
+
+class TrialError(InputError):
+    """A result told twice, after the end, or for a configuration outside the space."""
+
+
+class StudyError(InputError):
+    """A directory that is no study, or one that was made with other settings."""
+
+
+class SearchError(InputError):
+    """A searcher whose settings do not fit each other or the study."""
+
+
+class ScheduleError(InputError):
+    """A promotion rule or allocation policy whose settings do not fit each other or the study."""
+
+
+class EngineError(InputError):
+    """Work that an engine cannot run: a function that it cannot ship, devices that are not there."""
+
+
+class EnsembleError(InputError):
+    """Predictions, splits or budgets from which no ensemble can be made."""
+
+
+class MixedSplitsError(EnsembleError):
+    """Library members whose predictions were made on different rows."""
+
+
+class MissingExtra(InputError):
+    """An optional dependency that is not installed; the message gives the pip line."""
+
+    @classmethod
+    def of(cls, what: str, package: str, extra: str) -> "MissingExtra":
+        """Return the error that says that `what` needs `package`, which `extra` brings."""
+        return cls(f'{what} needs {package}: pip install "trainwright[{extra}]"')
+
+
+class LedgerError(TrainwrightError):
+    """A ledger that cannot be written or read; names the path."""
+
+
+class LedgerTooNew(StudyError):
+    """A ledger written by a newer version of Trainwright."""
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """Return " (did you mean 'x'?)" for the known name nearest to `name`, or "" if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
