@@ -1,4 +1,4 @@
-"""The errors of Trainwright: one small tree, each message one sentence that says what, the value, what is allowed, how to mend it."""
+"""The errors of Trainwright: one small tree; a message is one sentence: what, the value, what is allowed, the cure."""
 
 import difflib
 from collections.abc import Collection

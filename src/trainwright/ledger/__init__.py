@@ -1,0 +1,37 @@
+"""The ledger: the only shared thing. Records are appended, read and claimed; a study's state is a fold over them."""
+
+from trainwright.ledger import facts
+from trainwright.ledger.directory import DirectoryLedger
+from trainwright.ledger.fold import Decision, State, fold
+from trainwright.ledger.memory import MemoryLedger
+from trainwright.ledger.objectives import Objective, parse_objectives
+from trainwright.ledger.protocol import Cursor, Dropped, Ledger
+from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
+from trainwright.ledger.writers import Liveness, Writer
+
+__all__ = [
+    "FORMAT",
+    "Checkpoint",
+    "Cursor",
+    "Decision",
+    "DirectoryLedger",
+    "Dropped",
+    "End",
+    "Failure",
+    "Lease",
+    "Ledger",
+    "Liveness",
+    "MemoryLedger",
+    "Objective",
+    "Offer",
+    "Record",
+    "Report",
+    "State",
+    "Status",
+    "TrialState",
+    "Writer",
+    "facts",
+    "fold",
+    "parse_objectives",
+]

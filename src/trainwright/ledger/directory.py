@@ -1,0 +1,175 @@
+"""The default ledger: a directory in which each writer appends to its own file; no server, no lock."""
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from trainwright.errors import LedgerError, LedgerTooNew, StudyError
+from trainwright.ledger.journal import Fsync, JournalReader, JournalWriter
+from trainwright.ledger.protocol import Cursor, Dropped
+from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.writers import new_writer
+
+__all__ = ["DirectoryLedger"]
+
+
+class DirectoryLedger:
+    """A ledger in `directory` (a study's `ledger/` folder).
+
+        study.json                 format version, study id, time of creation; written once
+        journal/WRITER.jsonl       the records of one writer
+        claims/HH/KEY              the token that owns KEY; HH are two hex digits of the key's hash
+        beats/WRITER               the writer's count of beats
+
+    Durability: see `JournalWriter`. Claims rest on `link(2)`, judged by the link count, which network file systems
+    keep even where they lose the return code. `create=True` makes the directory if it is not there.
+    """
+
+    def __init__(self, directory: str | Path, *, create: bool = False, fsync: Fsync = "lifecycle") -> None:
+        self.directory = Path(directory)
+        self._fsync = fsync
+        try:
+            if create:
+                _create(self.directory)
+            self.study_id = _study_id(self.directory)
+        except PermissionError as error:
+            raise StudyError(f"cannot write {error.filename or self.directory}: permission denied") from error
+        except OSError as error:
+            raise StudyError(
+                f"cannot use {self.directory} as a ledger: {(error.strerror or str(error)).lower()}"
+            ) from error
+        self._reader = JournalReader(self.directory / "journal")
+        self._beats = 0
+        self._open_writer()
+
+    def _open_writer(self) -> None:
+        self.writer = new_writer()
+        self._seq = 0
+        self._journal = JournalWriter(self.directory / "journal" / f"{self.writer}.jsonl", self._fsync)
+
+    def append(self, records: Sequence[Record]) -> list[Record]:
+        """Write the records as the journal's fsync policy says and return them stamped.
+
+        After a failure the object goes on as a new writer, since what the old file's end looks like is unknown.
+        """
+        at = time.time()
+        stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate(records)]
+        try:
+            self._journal.append(stamped)
+        except LedgerError:
+            self._open_writer()
+            raise
+        self._seq += len(stamped)
+        return stamped
+
+    def read(self, cursor: Cursor | None = None) -> tuple[list[Record], Cursor]:
+        """Return the records beyond `cursor` (bytes per journal)."""
+        return self._reader.read(cursor or {})
+
+    def claim(self, key: str, token: str) -> str:
+        """Return the token that owns `key`, after trying to put `token` there."""
+        name = quote(key, safe="")
+        folder = self.directory / "claims" / hashlib.blake2b(name.encode(), digest_size=1).hexdigest()
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return token if _link(path, token) else _owner(path)
+        except OSError as error:
+            raise LedgerError(f"cannot claim {key} in {self.directory}: {error.strerror or error}") from error
+
+    def beat(self) -> None:
+        """Write this writer's next count and bring late reports to the disk."""
+        self._beats += 1
+        try:
+            (self.directory / "beats" / self.writer).write_text(str(self._beats), encoding="ascii")
+            self._journal.sync()
+        except OSError as error:
+            raise LedgerError(f"cannot write {self.directory / 'beats'}: {error.strerror or error}") from error
+
+    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+        """Return the counts of beats."""
+        return {writer: _beats(self.directory / "beats" / writer) for writer in writers}
+
+    def dropped(self) -> list[Dropped]:
+        """Return the damaged lines and unfinished tails that reading has met."""
+        return self._reader.dropped()
+
+    def close(self) -> None:
+        """Sync and close the journal."""
+        self._journal.close()
+
+
+def _create(directory: Path) -> None:
+    for name in ("journal", "claims", "beats"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    if (directory / "study.json").exists():
+        return
+    content = {"format": FORMAT, "study": secrets.token_hex(8), "created": time.time()}
+    _link(directory / "study.json", json.dumps(content), sync=True)  # the first of several creators wins
+
+
+def _study_id(directory: Path) -> str:
+    path = directory / "study.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version, study = content["format"], content["study"]
+    except FileNotFoundError:
+        raise StudyError(f"no study in {directory.parent}: {path} does not exist") from None
+    except (ValueError, KeyError, TypeError):
+        raise StudyError(f"{path} is damaged: expected a JSON object with 'format' and 'study'") from None
+    if version > FORMAT:
+        raise LedgerTooNew(f"{directory}: format {version}; this version reads up to {FORMAT}; upgrade trainwright")
+    return str(study)
+
+
+def _link(path: Path, content: str, *, sync: bool = False) -> bool:
+    """Put `content` at `path` unless something is there; return whether it was this call that did."""
+    temporary = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
+    with temporary.open("x", encoding="utf-8") as file:
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno in _NO_HARD_LINKS:
+            return _create_exclusively(path, content)
+        if temporary.stat().st_nlink == 2:  # the link was made, only the answer was lost
+            return True
+        if not isinstance(error, FileExistsError):
+            raise
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def _create_exclusively(path: Path, content: str) -> bool:
+    """Do without hard links: the file's creation decides, its content tells who it was."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(content)
+    except FileExistsError:
+        return False
+    return path.read_text(encoding="utf-8") == content
+
+
+def _owner(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _beats(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii") or 0)
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,115 @@
+"""The kinds of records and their bodies: one function per kind, and nowhere else is a body put together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainwright.ledger.record import Record
+from trainwright.ledger.writers import Writer
+
+__all__ = [
+    "checkpointed",
+    "created",
+    "decided",
+    "failed",
+    "finished",
+    "joined",
+    "left",
+    "lost",
+    "note",
+    "offered",
+    "paused",
+    "proposed",
+    "reported",
+    "started",
+]
+
+
+def created(*, space: Mapping[str, Any], objectives: Sequence[str], seed: int, versions: Mapping[str, str]) -> Record:
+    """Return the first record of a study: what it searches and for what."""
+    body = {"space": space, "objectives": list(objectives), "seed": seed, "versions": dict(versions)}
+    return Record(kind="created", body=body)
+
+
+def joined(writer: Writer) -> Record:
+    """Return the record that ties this writer's identity to a process."""
+    return Record(kind="joined", body=writer.body())
+
+
+def left() -> Record:
+    """Return the record by which a writer says that it appends no more."""
+    return Record(kind="left")
+
+
+def proposed(
+    trial: int, *, params: Mapping[str, Any], key: str, origin: Mapping[str, Any], seen: int, seen_hash: str
+) -> Record:
+    """Return the record of a new trial; `seen` results, with that order-free hash, were known to its searcher."""
+    body = {"params": params, "key": key, "origin": dict(origin), "seen": seen, "seen_hash": seen_hash}
+    return Record(kind="proposed", trial=trial, body=body)
+
+
+def started(trial: int, lease: int, *, slot: str, devices: Sequence[str], resumed_epoch: int) -> Record:
+    """Return the record of a trial's start on `devices` from the checkpoint of `resumed_epoch` (0: from nothing)."""
+    body = {"slot": slot, "devices": list(devices), "resumed_epoch": resumed_epoch}
+    return Record(kind="started", trial=trial, lease=lease, body=body)
+
+
+def reported(
+    trial: int, lease: int, *, epoch: int, step: int | None, metrics: Mapping[str, float], wall_seconds: float
+) -> Record:
+    """Return the record of an epoch's metrics; `wall_seconds` counts from the start of the lease."""
+    body = {"epoch": epoch, "step": step, "metrics": dict(metrics), "wall_seconds": round(wall_seconds, 6)}
+    return Record(kind="reported", trial=trial, lease=lease, body=body)
+
+
+def checkpointed(trial: int, lease: int, *, epoch: int, path: str, size: int, digest: str) -> Record:
+    """Return the record of a checkpoint of `size` bytes at `path`, relative to the study's folder."""
+    body = {"epoch": epoch, "path": path, "bytes": size, "digest": digest}
+    return Record(kind="checkpointed", trial=trial, lease=lease, body=body)
+
+
+def offered(trial: int, lease: int, *, epoch: int, path: str, digests: Mapping[str, str]) -> Record:
+    """Return the record of a library entry at `path`, relative to the study's folder."""
+    body = {"epoch": epoch, "path": path, "digests": dict(digests)}
+    return Record(kind="offered", trial=trial, lease=lease, body=body)
+
+
+def decided(trial: int, *, epoch: int, rule: str, verdict: str, value: float | None, threshold: float | None) -> Record:
+    """Return the record of a promotion rule's verdict and of the numbers it rests on."""
+    body = {"epoch": epoch, "rule": rule, "verdict": verdict, "value": value, "threshold": threshold}
+    return Record(kind="decided", trial=trial, body=body)
+
+
+def paused(
+    trial: int, lease: int, *, reason: str, epoch: int, values: Mapping[str, float], wall_seconds: float
+) -> Record:
+    """Return the record of a trial that gave its devices back and can go on from its checkpoint of `epoch`.
+
+    `reason` is "rung" (a promotion rule waits with it) or "preempted" (whoever has room goes on with it).
+    """
+    body = {"reason": reason, "epoch": epoch, "values": dict(values), "wall_seconds": round(wall_seconds, 6)}
+    return Record(kind="paused", trial=trial, lease=lease, body=body)
+
+
+def finished(trial: int, lease: int, *, reason: str, values: Mapping[str, float], wall_seconds: float) -> Record:
+    """Return the record of a trial's end; `reason` is "completed", "stopped" or "cancelled"."""
+    body = {"reason": reason, "values": dict(values), "wall_seconds": round(wall_seconds, 6)}
+    return Record(kind="finished", trial=trial, lease=lease, body=body)
+
+
+def failed(
+    trial: int, lease: int, *, failure: str, message: str, traceback: str = "", wall_seconds: float = 0.0
+) -> Record:
+    """Return the record of a failure; `failure` is exception, out_of_memory, timeout, killed or bad_objective."""
+    body = {"failure": failure, "message": message, "traceback": traceback, "wall_seconds": round(wall_seconds, 6)}
+    return Record(kind="failed", trial=trial, lease=lease, body=body)
+
+
+def lost(trial: int, lease: int, *, why: str) -> Record:
+    """Return the record of a lease whose holder is gone, written by whoever saw it."""
+    return Record(kind="lost", trial=trial, lease=lease, body={"why": why})
+
+
+def note(name: str, value: Any, trial: int | None = None) -> Record:
+    """Return an annotation of the study or of one trial."""
+    return Record(kind="note", trial=trial, body={"name": name, "value": value})

@@ -1,0 +1,245 @@
+"""The fold: records in, the state of a study out.
+
+The result does not depend on how the writers' streams interleave, nor on records that come twice: per trial the order
+is that of leases, a higher lease overrides a lower one, any result beats any failure, and ties within one lease go to
+the least (writer, seq).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from sys import intern
+from typing import Any
+
+from trainwright.errors import LedgerTooNew
+from trainwright.ledger.objectives import Objective
+from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
+from trainwright.ledger.writers import Writer
+
+__all__ = ["Decision", "State", "fold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A promotion rule's verdict on a trial at an epoch, with the value and threshold that it rests on."""
+
+    trial: int
+    epoch: int
+    rule: str
+    verdict: str
+    value: float | None
+    threshold: float | None
+    at: float
+    writer: str
+
+
+@dataclass(slots=True)
+class State:
+    """A study as its records tell it; `State.apply` adds one record in O(1)."""
+
+    space: dict[str, Any] | None = None
+    objectives: tuple[Objective, ...] = ()
+    seed: int = 0
+    created_at: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+    trials: dict[int, TrialState] = field(default_factory=dict)
+    writers: dict[str, Writer] = field(default_factory=dict)
+    decisions: dict[tuple[int, int], Decision] = field(default_factory=dict)
+    notes: dict[tuple[str, int], tuple[int | None, str, Any]] = field(default_factory=dict)
+    counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
+    ended_hash: int = 0
+    unknown_kinds: dict[str, int] = field(default_factory=dict)
+    _next_seq: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, record: Record) -> bool:
+        """Fold one record in; return False if it was there already."""
+        if record.v > FORMAT:
+            raise LedgerTooNew(
+                f"the ledger holds records of format {record.v}; this version reads up to {FORMAT}; upgrade trainwright"
+            )
+        if record.seq < self._next_seq.get(record.writer, 0):
+            return False
+        self._next_seq[record.writer] = record.seq + 1
+        if record.trial is not None and record.kind in _TRIAL_KINDS:
+            trial = self.trials.get(record.trial)
+            if trial is None:
+                trial = self.trials[record.trial] = TrialState(record.trial)
+                self.counts[Status.PROPOSED] += 1
+            _TRIAL_KINDS[record.kind](trial, record)
+            if record.kind in _MOVING_KINDS:
+                self._move(trial)
+        elif record.kind in _STUDY_KINDS:
+            _STUDY_KINDS[record.kind](self, record)
+        else:
+            self.unknown_kinds[record.kind] = self.unknown_kinds.get(record.kind, 0) + 1
+        return True
+
+    def _move(self, trial: TrialState) -> None:
+        before, after = trial.status, trial.settled()
+        if before is not after:
+            self.counts[before] -= 1
+            self.counts[after] += 1
+            if before.ended:
+                self.ended_hash ^= _hash(trial.number, before)
+            if after.ended:
+                self.ended_hash ^= _hash(trial.number, after)
+            trial.status = after
+
+    @property
+    def results(self) -> int:
+        """How many trials have a result and count towards the budget."""
+        preempted = sum(t.preempted for t in self.trials.values()) if self.counts[Status.PAUSED] else 0
+        return self.counts[Status.COMPLETE] + self.counts[Status.STOPPED] + self.counts[Status.PAUSED] - preempted
+
+    def allowed(self, trials: int) -> int:
+        """Return how many numbers may be claimed for a budget of `trials` results: failures do not use it up."""
+        return trials + self.counts[Status.FAILED] + self.counts[Status.ABANDONED]
+
+    @property
+    def device_seconds(self) -> float:
+        """Wall seconds times devices, over all trials."""
+        return sum(trial.device_seconds for trial in self.trials.values())
+
+
+def fold(records: Iterable[Record], into: State | None = None) -> State:
+    """Return the state after `records`; `into` is a state to go on from, which is used up."""
+    state = State() if into is None else into
+    for record in records:
+        state.apply(record)
+    return state
+
+
+def _hash(number: int, status: Status) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{number}/{status}".encode(), digest_size=8).digest(), "little")
+
+
+def _created(state: State, record: Record) -> None:
+    body = record.body
+    state.space = body["space"]
+    state.objectives = tuple(Objective.parse(text) for text in body["objectives"])
+    state.seed = body["seed"]
+    state.created_at = record.at
+    state.versions = body.get("versions", {})
+
+
+def _joined(state: State, record: Record) -> None:
+    state.writers[record.writer] = Writer.of(record.body)
+
+
+def _left(state: State, record: Record) -> None:
+    writer = state.writers.get(record.writer)
+    if writer is not None:
+        state.writers[record.writer] = Writer(**(writer.body() | {"left": True}))
+
+
+def _decided(state: State, record: Record) -> None:
+    body = record.body
+    if record.trial is not None:
+        place = (record.trial, body["epoch"])
+        before = state.decisions.get(place)
+        if before is None or record.writer < before.writer:
+            value, threshold = (None if body[name] is None else float(body[name]) for name in ("value", "threshold"))
+            state.decisions[place] = Decision(
+                *place, body["rule"], body["verdict"], value, threshold, record.at, record.writer
+            )
+
+
+def _note(state: State, record: Record) -> None:
+    state.notes[(record.writer, record.seq)] = (record.trial, record.body["name"], record.body["value"])
+
+
+def _lease(trial: TrialState, record: Record) -> Lease:
+    number = record.lease or 1
+    return trial.leases.setdefault(number, Lease(number))
+
+
+def _metrics(values: dict[str, Any]) -> dict[str, float]:
+    return {intern(name): float(value) for name, value in values.items()}
+
+
+def _proposed(trial: TrialState, record: Record) -> None:
+    if trial.key and trial.writer <= record.writer:
+        return  # two proposals of one number: the least writer's counts, whichever is read first
+    body = record.body
+    trial.params = dict(body["params"])
+    trial.key, trial.origin, trial.writer = body["key"], body["origin"], record.writer
+
+
+def _started(trial: TrialState, record: Record) -> None:
+    lease = _lease(trial, record)
+    lease.writer, lease.started_at = record.writer, record.at
+    lease.slot, lease.devices = record.body["slot"], tuple(record.body["devices"])
+    lease.resumed_epoch = record.body["resumed_epoch"]
+
+
+def _reported(trial: TrialState, record: Record) -> None:
+    body, lease = record.body, record.lease or 1
+    epoch = body["epoch"]
+    before = trial.reports.get(epoch)
+    if before is None or lease > before.lease:
+        trial.reports[epoch] = Report(
+            epoch, body["step"], _metrics(body["metrics"]), body["wall_seconds"], lease, record.at
+        )
+    held = _lease(trial, record)
+    held.seconds = max(held.seconds, body["wall_seconds"])
+
+
+def _checkpointed(trial: TrialState, record: Record) -> None:
+    body, lease = record.body, record.lease or 1
+    before = trial.checkpoints.get(body["epoch"])
+    if before is None or lease > before.lease:
+        trial.checkpoints[body["epoch"]] = Checkpoint(body["epoch"], body["path"], body["bytes"], body["digest"], lease)
+
+
+def _offered(trial: TrialState, record: Record) -> None:
+    body, lease = record.body, record.lease or 1
+    before = trial.offered.get(body["epoch"])
+    if before is None or lease >= before.lease:
+        trial.offered[body["epoch"]] = Offer(body["epoch"], body["path"], body["digests"], lease)
+
+
+def _ended(trial: TrialState, record: Record) -> None:
+    body, lease = record.body, _lease(trial, record)
+    failure = None
+    if record.kind == "failed":
+        failure = Failure(body["failure"], body["message"], body["traceback"])
+    reason = body.get("reason", "failed")
+    rank = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 3}.get(reason, 0)
+    end = End(
+        record.kind,
+        reason,
+        _metrics(body.get("values", {})),
+        failure,
+        body.get("wall_seconds", 0.0),
+        record.at,
+        (rank, record.writer, record.seq),
+    )
+    if lease.end is None or end.order < lease.end.order:
+        lease.end = end
+    lease.seconds = max(lease.seconds, end.wall_seconds)
+
+
+def _lost(trial: TrialState, record: Record) -> None:
+    _lease(trial, record).lost = True
+
+
+_TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {
+    "proposed": _proposed,
+    "started": _started,
+    "reported": _reported,
+    "checkpointed": _checkpointed,
+    "offered": _offered,
+    "paused": _ended,
+    "finished": _ended,
+    "failed": _ended,
+    "lost": _lost,
+}
+_MOVING_KINDS = frozenset({"started", "reported", "paused", "finished", "failed", "lost"})
+_STUDY_KINDS: dict[str, Callable[[State, Record], None]] = {
+    "created": _created,
+    "joined": _joined,
+    "left": _left,
+    "decided": _decided,
+    "note": _note,
+}

@@ -1,0 +1,52 @@
+"""The three operations of a ledger, and liveness."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from trainwright.ledger.record import Record
+
+__all__ = ["Cursor", "Dropped", "Ledger"]
+
+Cursor = Any
+"""Where a reader stands: opaque to everybody but the ledger that gave it; None is the beginning."""
+
+
+class Dropped(NamedTuple):
+    """Bytes of a journal that hold no whole record."""
+
+    path: str
+    offset: int
+    size: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.size} bytes at {self.offset} dropped ({self.why})"
+
+
+class Ledger(Protocol):
+    """What every ledger does. One object is one writer; many may be open on one study, in many processes."""
+
+    @property
+    def writer(self) -> str:
+        """The identity under which this object appends; unique for ever."""
+
+    def append(self, records: Sequence[Record]) -> list[Record]:
+        """Make the records durable, in order, and return them stamped with writer, seq and time."""
+
+    def read(self, cursor: Cursor | None = None) -> tuple[list[Record], Cursor]:
+        """Return the records since `cursor`, in order per writer, each at least once, and the new cursor."""
+
+    def claim(self, key: str, token: str) -> str:
+        """Return the token that owns `key`: the first ever given for it. You won if it is yours."""
+
+    def beat(self) -> None:
+        """Say that this writer is alive."""
+
+    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+        """Return each writer's count of beats; a writer never heard of has 0."""
+
+    def dropped(self) -> list[Dropped]:
+        """Return what the latest reads had to leave out."""
+
+    def close(self) -> None:
+        """Flush and let go of files; the ledger cannot append afterwards."""

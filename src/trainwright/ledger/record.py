@@ -1,0 +1,95 @@
+"""The unit of the ledger: one fact, by one writer, in one line."""
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainwright.errors import LedgerTooNew
+
+__all__ = ["FORMAT", "BadLine", "Record"]
+
+FORMAT = 1
+"""The newest format of records that this version reads, and the one that it writes."""
+
+
+class BadLine(ValueError):
+    """A journal line whose checksum or JSON does not hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One fact about a study.
+
+    `kind` says what happened (see `trainwright.ledger.facts`), `body` holds its particulars as JSON values. A ledger
+    stamps `writer`, `seq` (consecutive per writer) and `at` (wall seconds, shown but never compared) when it appends;
+    (writer, seq) is unique, so that a record that is read twice is folded once.
+    """
+
+    kind: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+    trial: int | None = None
+    lease: int | None = None
+    writer: str = ""
+    seq: int = -1
+    at: float = 0.0
+    v: int = FORMAT
+
+    def stamped(self, writer: str, seq: int, at: float) -> "Record":
+        """Return this record as written by `writer` as its `seq`-th, at wall time `at` (s)."""
+        return replace(self, writer=writer, seq=seq, at=at)
+
+    def line(self) -> bytes:
+        """Return the record's journal line: crc32 in 8 hex digits, a space, canonical JSON, a newline."""
+        content = {
+            "v": self.v,
+            "kind": self.kind,
+            "writer": self.writer,
+            "seq": self.seq,
+            "trial": self.trial,
+            "lease": self.lease,
+            "at": round(self.at, 6),
+            "body": self.body,
+        }
+        try:
+            text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+        except ValueError:  # a NaN or infinity somewhere: rare, so only now are they looked for
+            text = json.dumps(_spell_out(content), separators=(",", ":"), allow_nan=False)
+        data = text.encode()
+        return b"%08x %b\n" % (zlib.crc32(data), data)
+
+    @classmethod
+    def of_line(cls, line: bytes) -> "Record":
+        """Return the record of a journal line without its newline.
+
+        Raises `BadLine` if the checksum does not hold and `LedgerTooNew` if the record is of a newer format.
+        """
+        data = line[9:]
+        try:
+            if int(line[:8], 16) != zlib.crc32(data):
+                raise BadLine("checksum")
+            content = json.loads(data)
+        except ValueError as error:
+            raise BadLine(str(error)) from None
+        if content["v"] > FORMAT:
+            raise LedgerTooNew(
+                f"the ledger holds records of format {content['v']}; this version reads up to {FORMAT};"
+                " upgrade trainwright"
+            )
+        return cls(**{name: content[name] for name in _FIELDS})
+
+
+_FIELDS = ("kind", "body", "trial", "lease", "writer", "seq", "at", "v")
+
+
+def _spell_out(value: Any) -> Any:
+    """Return `value` with NaN and infinities as the strings that `float` reads back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _spell_out(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell_out(item) for item in value]
+    return value

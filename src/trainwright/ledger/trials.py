@@ -1,0 +1,211 @@
+"""One trial as its records tell it: leases, reports, ends, and the status that follows from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["MAX_RESTARTS", "Checkpoint", "End", "Failure", "Lease", "Offer", "Report", "Status", "TrialState"]
+
+MAX_RESTARTS = 3
+"""A trial that has lost more leases than this is given up."""
+
+
+class Status(StrEnum):
+    """Where a trial stands."""
+
+    PROPOSED = "proposed"
+    RUNNING = "running"
+    PAUSED = "paused"
+    LOST = "lost"
+    COMPLETE = "complete"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more work is due in this status."""
+        return self in _ENDED
+
+
+_ENDED = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The metrics of one epoch (from 1); `wall_seconds` counts from the start of `lease`, `at` is wall time (s)."""
+
+    epoch: int
+    step: int | None
+    metrics: Mapping[str, float]
+    wall_seconds: float
+    lease: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint of `size` bytes at `path`, relative to the study's folder."""
+
+    epoch: int
+    path: str
+    size: int
+    digest: str
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A library entry at `path`, relative to the study's folder, with the digest of each of its files."""
+
+    epoch: int
+    path: str
+    digests: Mapping[str, str]
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a trial failed: exception, out_of_memory, timeout, killed or bad_objective."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one lease ended. `order` breaks ties between ends of one lease: the least wins."""
+
+    kind: str  # finished, failed or paused
+    reason: str
+    values: Mapping[str, float]
+    failure: Failure | None
+    wall_seconds: float
+    at: float
+    order: tuple[int, str, int]
+
+    @property
+    def result(self) -> bool:
+        """Whether it carries a result."""
+        return self.kind == "finished" and self.reason != "cancelled"
+
+
+@dataclass(slots=True)
+class Lease:
+    """One run of a trial by one holder."""
+
+    number: int
+    writer: str = ""
+    slot: str = ""
+    devices: tuple[str, ...] = ()
+    resumed_epoch: int = 0
+    started_at: float | None = None
+    seconds: float = 0.0
+    end: End | None = None
+    lost: bool = False
+
+    @property
+    def ended_at(self) -> float | None:
+        """Wall time (s) at which the lease ended, or at which it was last heard of if it was lost; None if it runs."""
+        if self.end is not None:
+            return self.end.at
+        return (self.started_at or 0.0) + self.seconds if self.lost else None
+
+
+@dataclass(slots=True)
+class TrialState:
+    """Everything known of one trial.
+
+    `reports`, `checkpoints` and `offered` map epochs to the newest lease's entry; `leases` maps lease numbers (from 1).
+    """
+
+    number: int
+    params: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    writer: str = ""
+    reports: dict[int, Report] = field(default_factory=dict)
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    offered: dict[int, Offer] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    status: Status = Status.PROPOSED
+
+    @property
+    def lease(self) -> int:
+        """The highest lease so far; 0 if the trial never started."""
+        return max(self.leases, default=0)
+
+    @property
+    def end(self) -> End | None:
+        """The end that counts: the result of the highest lease that has one, else the end of the highest lease."""
+        with_result = [n for n, lease in self.leases.items() if lease.end is not None and lease.end.result]
+        chosen = max(with_result, default=self.lease)
+        return self.leases[chosen].end if chosen else None
+
+    @property
+    def values(self) -> Mapping[str, float] | None:
+        """The metrics that the trial ended or paused with; None if it has no result."""
+        end = self.end
+        return end.values if self.has_result and end is not None else None
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the trial counts towards the budget: complete, stopped, or paused at a rung."""
+        if self.status is Status.PAUSED:
+            return not self.preempted
+        return self.status in {Status.COMPLETE, Status.STOPPED}
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the trial is paused only because its run was interrupted, and goes on when there is room."""
+        end = self.end
+        return self.status is Status.PAUSED and end is not None and end.reason == "preempted"
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the trial failed, if it did."""
+        end = self.end
+        return end.failure if self.status is Status.FAILED and end is not None else None
+
+    @property
+    def other_results(self) -> list[Mapping[str, float]]:
+        """Results of lower leases that a higher one overrode."""
+        ends = [lease.end for _, lease in sorted(self.leases.items()) if lease.end is not None and lease.end.result]
+        return [end.values for end in ends[:-1]]
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch reported."""
+        return max(self.reports, default=0)
+
+    @property
+    def losses_of_lease(self) -> int:
+        """How many leases were lost without an end."""
+        return sum(lease.lost and lease.end is None for lease in self.leases.values())
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of all leases together."""
+        return sum(lease.seconds for lease in self.leases.values())
+
+    @property
+    def device_seconds(self) -> float:
+        """Wall seconds times devices of all leases together."""
+        return sum(lease.seconds * max(1, len(lease.devices)) for lease in self.leases.values())
+
+    def settled(self) -> Status:
+        """Return the status that the leases and their ends imply."""
+        end = self.end
+        if end is not None and end.result:
+            return Status.COMPLETE if end.reason == "completed" else Status.STOPPED
+        if not self.leases:
+            return Status.PROPOSED
+        if end is not None:
+            if end.kind == "failed":
+                return Status.FAILED
+            return Status.PAUSED if end.kind == "paused" else Status.ABANDONED
+        if self.leases[self.lease].lost:
+            return Status.ABANDONED if self.losses_of_lease > MAX_RESTARTS else Status.LOST
+        return Status.RUNNING

@@ -1,0 +1,103 @@
+"""Who writes: identities of processes, and whether the process behind one still lives."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Liveness", "Writer", "new_writer"]
+
+
+def new_writer() -> str:
+    """Return a fresh writer identity: host, process, 64 random bits. A restart never reuses one."""
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:32]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writer:
+    """The process behind a writer identity, as its `joined` record tells it."""
+
+    host: str
+    boot: str
+    pid: int
+    process_start: str
+    left: bool = False
+
+    @classmethod
+    def here(cls) -> "Writer":
+        """Return the writer that this process is."""
+        return cls(host=socket.gethostname(), boot=_boot(), pid=os.getpid(), process_start=_start_of(os.getpid()))
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the `joined` record."""
+        return {"host": self.host, "boot": self.boot, "pid": self.pid, "process_start": self.process_start}
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "Writer":
+        """Return the writer of a `joined` record's body."""
+        return cls(**{name: body[name] for name in ("host", "boot", "pid", "process_start")})
+
+    def gone(self) -> bool | None:
+        """Return whether the process is gone, or None if that cannot be known from this host."""
+        if self.left:
+            return True
+        if self.host != socket.gethostname():
+            return None
+        if self.boot != _boot():
+            return True  # this host was started anew since
+        return _start_of(self.pid) != self.process_start
+
+
+class Liveness:
+    """Holds a writer dead when its process is gone or its beats have not moved for `lease_seconds`.
+
+    Clocks of different hosts are never compared: the time is that of the observer's own monotonic clock, from when it
+    first saw the count. A newcomer therefore waits the whole time.
+    """
+
+    def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lease_seconds = lease_seconds
+        self._clock = clock
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def dead(self, name: str, writer: Writer | None, beats: int) -> bool:
+        """Return whether the writer `name`, who has beaten `beats` times, is dead."""
+        gone = writer.gone() if writer is not None else None
+        if gone is not None:
+            return gone
+        now = self._clock()
+        count, since = self._seen.get(name, (-1, now))
+        if beats != count:
+            self._seen[name] = (beats, now)
+            return False
+        return now - since >= self.lease_seconds
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str:
+    """Return when process `pid` started, in clock ticks since boot, or "" if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "" if os.path.isdir("/proc/self") else _alive_without_proc(pid)  # noqa: PTH112 -- no object wanted here
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in {"Z", "X"} else fields[19]  # a zombie runs no more
+
+
+def _alive_without_proc(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return ""
+    return "alive"
