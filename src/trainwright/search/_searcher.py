@@ -1,0 +1,70 @@
+"""The protocol of searchers, and the two things that all of them need: a label on a proposal, and a new point."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SpaceExhausted
+from trainwright.randomness import rng
+from trainwright.search.view import View
+from trainwright.space import Configuration
+
+__all__ = ["Searcher", "draw_new", "propose"]
+
+_DRAWS = 8  # single draws before a finite space is listed and the untried rest is drawn from
+_LISTABLE = 1_000_000
+
+
+class Searcher(Protocol):
+    """Who proposes: a frozen dataclass of settings without clock, I/O or state of its own."""
+
+    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+        """Return one legal configuration for each trial number: a function of (settings, view, numbers) only.
+
+        No proposal repeats another, a pending one or a tried one, save where a continuous space leaves no other.
+        Raises SpaceExhausted when every configuration of a finite space has been tried.
+        """
+        ...
+
+
+def propose(view: View, row: NDArray[np.float64], number: int, **origin: Any) -> Configuration:
+    """Return the configuration of a legal row with its trial number and with what led to it."""
+    labels: Mapping[str, Any] = origin
+    return replace(view.space.configuration(row), number=number, origin=labels)
+
+
+def draw_new(view: View, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:
+    """Return a legal random row for trial `number` that is neither tried nor in `taken`, and add its key to `taken`."""
+    space = view.space
+    for draw in range(_DRAWS):
+        row = space.sample(rng(view.seed, purpose, number, draw), 1)
+        key = space.row_keys(row)[0]
+        if key not in view.tried and key not in taken:
+            taken.add(key)
+            return row[0]
+    if space.size is None or space.size > _LISTABLE:
+        # A small part of a large space may still be crowded (priors, requirements): look wider once.
+        rows = space.sample(rng(view.seed, purpose, number, _DRAWS), 1000)
+        keys = space.row_keys(rows)
+    else:
+        rows, keys = _listed(view)
+    rest = [i for i, key in enumerate(keys) if key not in view.tried and key not in taken]
+    if not rest:
+        raise SpaceExhausted(
+            f"all {len(view.tried)} configurations found in this space have been tried; nothing new is left"
+        )
+    pick = rest[int(rng(view.seed, purpose, number, _DRAWS + 1).integers(len(rest)))]
+    taken.add(keys[pick])
+    return rows[pick]
+
+
+def _listed(view: View) -> tuple[NDArray[np.float64], list[bytes]]:
+    listed = view.memo.get("listed")
+    if not isinstance(listed, tuple):
+        rows = view.space.enumerate()
+        listed = rows, view.space.row_keys(rows)
+        view.memo["listed"] = listed
+    return listed

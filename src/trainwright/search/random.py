@@ -1,0 +1,20 @@
+"""Random search: independent draws from the space's priors, the yardstick of every comparison."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainwright.search._searcher import draw_new, propose
+from trainwright.search.view import View
+from trainwright.space import Configuration
+
+__all__ = ["RandomSearcher"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomSearcher:
+    """Draw each configuration from the space by trial number, none twice (Bergstra and Bengio, JMLR 2012)."""
+
+    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+        """Return one new random configuration per number; O(1) in the length of the study."""
+        taken: set[bytes] = set()
+        return [propose(view, draw_new(view, n, taken, "random"), n, searcher="random") for n in numbers]

@@ -1,0 +1,184 @@
+"""What a searcher sees of a study: told rows as columns, pending and tried rows, and nothing of clocks or devices."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.space import Configuration, Space
+
+__all__ = ["View"]
+
+_RUNGS = 3  # rows below the last epoch: at horizon/3, /9, /27; with the final one at most four rows a trial
+
+
+class View:
+    """The append-only state of a study that searchers read; O(1) amortised per event.
+
+    The study feeds it: in order of arrival while it runs, in order of trial numbers when it is opened again.
+    Losses are minimised and may be inf or nan (both bad). A trial gives one row when it ends, and one for each
+    rung of horizon / 3^k (k = 1 to 3) that its reports pass, so at most four. `epochs` is the number of epochs
+    of a full trial; without it the horizon is the greatest epoch seen, and rungs are told when a trial ends.
+    """
+
+    def __init__(
+        self, space: Space, seed: int, objectives: int = 1, trials: int | None = None, *, epochs: int | None = None
+    ) -> None:
+        self.space = space
+        self.seed = seed
+        self.objectives = objectives
+        self.trials = trials
+        self.epochs = epochs
+        self.tried: set[bytes] = set()  # keys of every row ever proposed
+        self.memo: dict[
+            object, object
+        ] = {}  # scratch of searchers; may be emptied at any time without changing a proposal
+        self.count_results = 0  # trials with at least one finite row
+        self.revision = 0  # goes up when an old row changes, which only a late result of a failed trial does
+        self._horizon = epochs or 1
+        self._pending: dict[int, NDArray[np.float64]] = {}
+        self._proposed: dict[int, NDArray[np.float64]] = {}
+        self._reports: dict[int, list[tuple[int, tuple[float, ...]]]] = {}  # not yet told: the horizon was unknown
+        self._last_rung: dict[int, int] = {}  # by trial: rungs told so far
+        self._failed_at: dict[int, int] = {}  # by trial: its failed row
+        self._with_result: set[int] = set()
+        self._count = 0
+        self._partial = 0  # rows that are no final result
+        self._rows = np.empty((64, space.dimension))
+        self._losses = np.empty((64, objectives))
+        self._numbers = np.empty(64, dtype=np.int64)
+        self._epoch = np.empty(64)  # inf where the row is a final result
+        self._failed = np.empty(64, dtype=np.bool_)
+
+    # Events, in the study's hands.
+
+    def propose(self, number: int, configuration: Configuration) -> None:
+        """Make trial `number` pending with this configuration."""
+        row = self.space.encode(configuration.params)
+        self._proposed[number] = row
+        self._pending[number] = row
+        self.tried.add(self.space.row_keys(row[None, :])[0])
+
+    def report(self, number: int, epoch: int, losses: Sequence[float]) -> None:
+        """Take one intermediate value of a proposed trial; it becomes a row if it is the first at or past a rung."""
+        if self.epochs is None:
+            self._reports.setdefault(number, []).append((epoch, tuple(losses)))
+        else:
+            self._tell_rung(number, epoch, losses)
+
+    def result(self, number: int, losses: Sequence[float] | None, *, epoch: int | None, complete: bool) -> None:
+        """End a proposed trial: `losses` None means that it failed, `complete` False that it was stopped at `epoch`.
+
+        May be called again for a trial that went on after a pause, or that was thought to have failed.
+        """
+        self._pending.pop(number, None)
+        reports = self._reports.pop(number, [])
+        if epoch is None and not complete and reports:
+            epoch = reports[-1][0]
+        if self.epochs is None and losses is not None and epoch is not None:
+            # A stopped trial's last epoch is never the horizon: its score is not a final one.
+            self._horizon = max(self._horizon, epoch if complete else epoch + 1)
+        for at, values in reports:
+            self._tell_rung(number, at, values)
+        if losses is None:
+            self._append(number, [np.inf] * self.objectives, np.inf)
+        elif complete:
+            self._append(number, losses, np.inf)
+        elif epoch is not None and number not in self._last_rung:
+            self._append(number, losses, epoch)  # stopped below the first rung: still worth one row
+
+    def withdraw(self, number: int) -> None:
+        """Drop a pending trial that is lost or cancelled; it gives no row and its configuration stays tried."""
+        self._pending.pop(number, None)
+        self._reports.pop(number, None)
+
+    # Columns, for searchers; all views of the same told rows, in the order of their arrival.
+
+    @property
+    def count(self) -> int:
+        """The number of told rows, failed ones included."""
+        return self._count
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """Settled rows [count, dimension] of the space, NaN where inactive."""
+        return self._rows[: self._count]
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """Losses [count, objectives], inf throughout a failed row."""
+        return self._losses[: self._count]
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Trial numbers [count]."""
+        return self._numbers[: self._count]
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """True [count] where the trial failed or an objective was not finite."""
+        return self._failed[: self._count]
+
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """True [count] where the row is a trial's end, not an intermediate value."""
+        return np.isinf(self._epoch[: self._count])
+
+    @property
+    def partial(self) -> bool:
+        """Whether any row is an intermediate value."""
+        return self._partial > 0
+
+    @property
+    def progress(self) -> NDArray[np.float64]:
+        """Fidelity z [count] = ln(epoch) / ln(horizon) in [0, 1]; 1 for final rows."""
+        progress = np.ones(self._count)
+        if self._partial:
+            epoch = self._epoch[: self._count]
+            part = np.isfinite(epoch)
+            progress[part] = np.minimum(1.0, np.log(epoch[part]) / np.log(self._horizon))
+        return progress
+
+    @property
+    def failed_rows(self) -> NDArray[np.float64]:
+        """The rows of failed trials."""
+        return self.rows[self.failed]
+
+    @property
+    def pending(self) -> NDArray[np.float64]:
+        """Rows [pending, dimension] of the trials that are under way."""
+        return np.array(list(self._pending.values())).reshape(len(self._pending), self.space.dimension)
+
+    def _tell_rung(self, number: int, epoch: int, losses: Sequence[float]) -> None:
+        passed = sum(epoch * 3**k >= self._horizon for k in range(1, _RUNGS + 1))
+        if epoch < self._horizon and passed > self._last_rung.get(number, 0):
+            self._last_rung[number] = passed
+            self._append(number, losses, epoch)
+
+    def _append(self, number: int, losses: Sequence[float], epoch: float) -> None:
+        failed = not np.all(np.isfinite(losses))
+        if not failed and number not in self._with_result:
+            self._with_result.add(number)
+            self.count_results += 1
+        at = self._failed_at.pop(number, None)
+        if at is None:
+            at = self._count
+            if at == len(self._numbers):
+                self._grow()
+            self._count += 1
+        else:
+            self.revision += 1
+            self._partial -= int(np.isfinite(self._epoch[at]))
+        if failed and np.isinf(epoch):
+            self._failed_at[number] = at
+        self._partial += int(np.isfinite(epoch))
+        self._rows[at] = self._proposed[number]
+        self._losses[at] = np.inf if failed else losses
+        self._numbers[at] = number
+        self._epoch[at] = epoch
+        self._failed[at] = failed
+
+    def _grow(self) -> None:
+        for name in ("_rows", "_losses", "_numbers", "_epoch", "_failed"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.empty_like(old)]))
