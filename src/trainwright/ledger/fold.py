@@ -66,8 +66,9 @@ class State:
             if trial is None:
                 trial = self.trials[record.trial] = TrialState(record.trial)
                 self.counts[Status.PROPOSED] += 1
+            leases = len(trial.leases)
             _TRIAL_KINDS[record.kind](trial, record)
-            if record.kind in _MOVING_KINDS:
+            if record.kind in _MOVING_KINDS or len(trial.leases) != leases:
                 self._move(trial)
         elif record.kind in _STUDY_KINDS:
             _STUDY_KINDS[record.kind](self, record)
@@ -235,7 +236,7 @@ _TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {
     "failed": _ended,
     "lost": _lost,
 }
-_MOVING_KINDS = frozenset({"started", "reported", "paused", "finished", "failed", "lost"})
+_MOVING_KINDS = frozenset({"started", "paused", "finished", "failed", "lost"})
 _STUDY_KINDS: dict[str, Callable[[State, Record], None]] = {
     "created": _created,
     "joined": _joined,

@@ -14,7 +14,7 @@ from typing import Literal
 
 from trainwright.errors import LedgerError
 from trainwright.ledger.protocol import Dropped
-from trainwright.ledger.record import BadLine, Record
+from trainwright.ledger.record import Record
 
 __all__ = ["Fsync", "JournalReader", "JournalWriter"]
 
@@ -117,16 +117,14 @@ class JournalReader:
         place = self.places.setdefault(name, _Place())
         hole = data.find(b"\0")  # a page that has not arrived yet on a network file system
         whole = data.rfind(b"\n", 0, hole if hole >= 0 else len(data)) + 1
-        start = 0
-        while start < whole:
-            end = data.index(b"\n", start)
-            try:
-                records.append(Record.of_line(data[start:end]))
-            except BadLine:
-                dropped = Dropped(name, offset + start, end + 1 - start, "its checksum does not hold")
-                if dropped not in place.bad:
-                    place.bad.append(dropped)
-            start = end + 1
+        lines = data[:whole].split(b"\n")[:-1]
+        start = offset
+        for line, record in zip(lines, Record.of_lines(lines), strict=True):
+            if record is not None:
+                records.append(record)
+            elif (dropped := Dropped(name, start, len(line) + 1, "its checksum does not hold")) not in place.bad:
+                place.bad.append(dropped)
+            start += len(line) + 1
         place.offset, place.tail = offset + whole, len(data) - whole
         return offset + whole
 

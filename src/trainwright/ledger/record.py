@@ -3,20 +3,16 @@
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainwright.errors import LedgerTooNew
 
-__all__ = ["FORMAT", "BadLine", "Record"]
+__all__ = ["FORMAT", "Record"]
 
 FORMAT = 1
 """The newest format of records that this version reads, and the one that it writes."""
-
-
-class BadLine(ValueError):
-    """A journal line whose checksum or JSON does not hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,27 +57,44 @@ class Record:
         return b"%08x %b\n" % (zlib.crc32(data), data)
 
     @classmethod
-    def of_line(cls, line: bytes) -> "Record":
-        """Return the record of a journal line without its newline.
+    def of_lines(cls, lines: Sequence[bytes]) -> "list[Record | None]":
+        """Return the record of each journal line (without its newline); None where checksum or JSON does not hold.
 
-        Raises `BadLine` if the checksum does not hold and `LedgerTooNew` if the record is of a newer format.
+        Raises `LedgerTooNew` if a record is of a newer format. The lines are parsed as one JSON array: half the time.
         """
-        data = line[9:]
+        sound = [_sound(line) for line in lines]
         try:
-            if int(line[:8], 16) != zlib.crc32(data):
-                raise BadLine("checksum")
-            content = json.loads(data)
-        except ValueError as error:
-            raise BadLine(str(error)) from None
+            parsed = iter(
+                json.loads(b"[" + b",".join([line[9:] for line, ok in zip(lines, sound, strict=True) if ok]) + b"]")
+            )
+        except ValueError:  # a checksum holds over something that is no JSON: nothing that we wrote
+            return [record for line in lines for record in (cls.of_lines([line]) if len(lines) > 1 else [None])]
+        return [cls._of(next(parsed)) if ok else None for ok in sound]
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> "Record":
         if content["v"] > FORMAT:
             raise LedgerTooNew(
                 f"the ledger holds records of format {content['v']}; this version reads up to {FORMAT};"
                 " upgrade trainwright"
             )
-        return cls(**{name: content[name] for name in _FIELDS})
+        return cls(
+            kind=content["kind"],
+            body=content["body"],
+            trial=content["trial"],
+            lease=content["lease"],
+            writer=content["writer"],
+            seq=content["seq"],
+            at=content["at"],
+            v=content["v"],
+        )
 
 
-_FIELDS = ("kind", "body", "trial", "lease", "writer", "seq", "at", "v")
+def _sound(line: bytes) -> bool:
+    try:
+        return int(line[:8], 16) == zlib.crc32(line[9:])
+    except ValueError:
+        return False
 
 
 def _spell_out(value: Any) -> Any:
