@@ -1,0 +1,65 @@
+"""A growing collection cut in two: the k least values and the rest, each insertion O(log n)."""
+
+import heapq
+from typing import NamedTuple
+
+__all__ = ["Entry", "Halves"]
+
+
+class Entry(NamedTuple):
+    """A loss and the trial that had it; ties go to the lower number."""
+
+    loss: float
+    trial: int
+
+
+class Halves:
+    """Two heaps: `kept` holds the k least entries (its greatest on top), `rest` the others (their least on top)."""
+
+    __slots__ = ("_kept", "_rest")
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[float, int]] = []  # negated, for heapq is a min-heap
+        self._rest: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._rest)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Halves):
+            return NotImplemented
+        return sorted(self._kept) == sorted(other._kept) and sorted(self._rest) == sorted(other._rest)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def push(self, entry: Entry) -> None:
+        """Add an entry to the side where it belongs, so that the cut stays a cut."""
+        if self._kept and entry < self.greatest_kept():
+            heapq.heappush(self._kept, (-entry.loss, -entry.trial))
+        else:
+            heapq.heappush(self._rest, entry)
+
+    def cut(self, k: int) -> None:
+        """Move the cut so that `k` entries are kept; O(log n) for each step that it moves."""
+        while len(self._kept) > k:
+            loss, trial = heapq.heappop(self._kept)
+            heapq.heappush(self._rest, Entry(-loss, -trial))
+        while len(self._kept) < k and self._rest:
+            loss, trial = heapq.heappop(self._rest)
+            heapq.heappush(self._kept, (-loss, -trial))
+
+    def greatest_kept(self) -> Entry:
+        """Return the greatest of the kept entries."""
+        loss, trial = self._kept[0]
+        return Entry(-loss, -trial)
+
+    def quantile(self, position: float) -> float:
+        """Return the loss at a fractional 0-based place in ascending order, linearly interpolated."""
+        below = int(position)
+        self.cut(below + 1)
+        low = self.greatest_kept().loss
+        share = position - below
+        if share == 0 or not self._rest:
+            return low
+        high = self._rest[0][0]
+        return low if high == low else low + share * (high - low)

@@ -1,0 +1,181 @@
+"""What a promotion rule is: a frozen configuration, a pure fold of events into an index, and verdicts from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from trainwright.errors import ScheduleError
+
+__all__ = [
+    "CONTINUE",
+    "WAIT",
+    "Continue",
+    "Ended",
+    "Event",
+    "Index",
+    "New",
+    "Pause",
+    "Promote",
+    "PromotionRule",
+    "Reason",
+    "Reported",
+    "Rule",
+    "Stop",
+    "TrialView",
+    "Verdict",
+    "View",
+    "Wait",
+    "check_epochs",
+]
+
+Index = Any
+"""What a rule remembers; made by `empty`, changed only by `fold`, picklable."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """A trial reported `losses` (one per objective, lower is better, +inf if not finite) at `epoch`."""
+
+    trial: int
+    epoch: int
+    losses: tuple[float, ...]
+    at_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A trial ended for good; `failed` if it has no result."""
+
+    trial: int
+    failed: bool
+    at_seconds: float = 0.0
+
+
+Event = Reported | Ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Why a rule decided as it did: the value it looked at and the threshold it held it against."""
+
+    rule: str
+    epoch: int
+    value: float | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on. A reason is given where the rule compared something."""
+
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Keep the checkpoint, give the devices back, wait for a promotion."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the trial; its last report is its result."""
+
+    reason: Reason
+
+
+Verdict = Continue | Pause | Stop
+CONTINUE = Continue()
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Let the paused `trial` go on until `until_epoch`."""
+
+    trial: int
+    until_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """Start a new trial, in `bracket` if the rule has several."""
+
+    bracket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to start until something more is known."""
+
+
+WAIT = Wait()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialView:
+    """A trial at the moment of a report: its epoch, the loss there, and the best loss so far (first objective)."""
+
+    number: int
+    epoch: int
+    losses: tuple[float, ...]
+    best_loss: float
+
+    @property
+    def loss(self) -> float:
+        """The loss of the first objective."""
+        return self.losses[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """The study as a rule may see it: how many new trials the budget still allows, and the seed of its draws."""
+
+    remaining: int
+    seed: int = 0
+
+
+@runtime_checkable
+class PromotionRule(Protocol):
+    """Who goes on. No clock, no I/O, no randomness but counter-based: a replay of the events gives the same index."""
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The full length of a trial in epochs; None if the training function decides."""
+
+    def empty(self) -> Index:
+        """Return the index of a study without events."""
+
+    def fold(self, index: Index, event: Event) -> Index:
+        """Return the index after `event`; the one passed in is used up. A repeated event changes nothing."""
+
+    def on_report(self, index: Index, view: View, trial: TrialView) -> Verdict:
+        """Judge a trial whose report has just been folded."""
+
+    def on_free(self, index: Index, view: View) -> Promote | New | Wait:
+        """Say what to do with free devices."""
+
+    def next_epoch(self, index: Index, trial: TrialView) -> int:
+        """Return the next epoch whose report can change a verdict."""
+
+    def survival(self, index: Index, view: View, trial: TrialView) -> tuple[float, ...]:
+        """Return the probability that the trial reaches each later rung."""
+
+
+class Rule:
+    """The answers that most rules share: never pause, start new trials while the budget lasts."""
+
+    def on_free(self, index: Index, view: View) -> Promote | New | Wait:  # noqa: ARG002 -- the protocol's arguments
+        """Start a new trial if the budget allows one."""
+        return New() if view.remaining > 0 else WAIT
+
+    def survival(self, index: Index, view: View, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
+        """Without rungs there is nothing to survive."""
+        return ()
+
+
+def check_epochs(rule: str, values: Sequence[tuple[str, int | None]]) -> None:
+    """Refuse anything but whole numbers >= 1 (None is let through)."""
+    for name, value in values:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ScheduleError(f"{rule}.{name}: got {value!r}; allowed: a whole number of epochs >= 1")

@@ -1,0 +1,35 @@
+"""A scheduler is a promotion rule times an allocation policy."""
+
+from dataclasses import dataclass, field
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule._policy import AllocationPolicy
+from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule.fixed import Fixed
+from trainwright.schedule.fixed_epochs import FixedEpochs
+
+__all__ = ["Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """Who goes on (`rule`) and with how much (`policy`): independent choices."""
+
+    rule: PromotionRule = field(default_factory=FixedEpochs)
+    policy: AllocationPolicy = field(default_factory=Fixed)
+
+    @classmethod
+    def of(cls, given: "Scheduler | PromotionRule | AllocationPolicy | None") -> "Scheduler":
+        """Return `given` as a scheduler: a rule alone runs on one slot a trial, a policy alone stops nobody."""
+        if given is None:
+            return cls()
+        if isinstance(given, Scheduler):
+            return given
+        if isinstance(given, PromotionRule):
+            return cls(rule=given)
+        if isinstance(given, AllocationPolicy):
+            return cls(policy=given)
+        raise ScheduleError(
+            f"scheduler: got {given!r}; allowed: a rule such as ASHA(max_epochs=27), a policy such as Fixed(2), "
+            "or Scheduler(rule, policy)"
+        )
