@@ -1,0 +1,40 @@
+"""Identity of plain values: canonical JSON and its digest.
+
+Two values are the same exactly when their canonical JSON is. So `1`, `1.0`, `True` and `"1"` are four different
+values of a `Choice` (JSON writes 1, 1.0, true and "1"), and a tuple equals the list that JSON makes of it.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+__all__ = ["canonical", "digest", "is_number", "plain", "short"]
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def canonical(value: Any) -> str:
+    """Return the one JSON text of a plain value: sorted keys, no blanks, shortest floats."""
+    return _encode(value)
+
+
+def digest(value: Any) -> str:
+    """Return BLAKE2b-128 of the canonical JSON, as 32 hex digits."""
+    return hashlib.blake2b(_encode(value).encode(), digest_size=16).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return the Python scalar of a numpy scalar; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is an int or float; True and False are not numbers here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def short(number: float) -> str:
+    """Return a number for a message: 1.0 as 1, others in full."""
+    return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else repr(number)

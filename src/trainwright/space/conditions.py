@@ -1,0 +1,178 @@
+"""When a parameter is active: a small tree of comparisons with other parameters, kept as data.
+
+A comparison on an inactive parameter is false, under `not_` too; so `not_` is pushed down to the comparisons, and
+each of them is false where its column holds NaN. Columns compare in units, which order as the values do.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from trainwright.errors import SpaceError
+from trainwright.space.axes import Array, Mask
+from trainwright.space.canonical import plain
+
+__all__ = [
+    "Combination",
+    "Comparison",
+    "Condition",
+    "Holds",
+    "all_of",
+    "any_of",
+    "condition_from_json",
+    "equals",
+    "greater",
+    "less",
+    "not_",
+    "one_of",
+]
+
+Holds = Callable[[Array], Mask]  # settled rows to the rows in which a condition holds
+Binder = Callable[["Comparison", bool], Holds]  # (comparison, negated) to its evaluation over the columns of a space
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A parameter compared with one value or, for `one_of`, several."""
+
+    operation: str  # "equals", "one_of", "less" or "greater"
+    name: str
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        values = [repr(value) for value in self.values]
+        signs = {"equals": "==", "less": "<", "greater": ">"}
+        if self.operation == "one_of":
+            return f"{self.name} in ({', '.join(values)})"
+        return f"{self.name} {signs[self.operation]} {values[0]}"
+
+    def comparisons(self) -> list["Comparison"]:
+        """Return the comparisons of the tree, from left to right."""
+        return [self]
+
+    def bind(self, binder: Binder, *, negated: bool = False) -> Holds:
+        """Return the evaluation of this tree."""
+        return binder(self, negated)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tree as data."""
+        return {self.operation: [self.name, list(self.values) if self.operation == "one_of" else self.values[0]]}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Conditions joined by `all_of` or `any_of`, or one under `not_`."""
+
+    operation: str
+    parts: tuple["Condition", ...]
+
+    def __str__(self) -> str:
+        if self.operation == "not_":
+            return f"not ({self.parts[0]})"
+        return (" and " if self.operation == "all_of" else " or ").join(f"({part})" for part in self.parts)
+
+    def comparisons(self) -> list[Comparison]:
+        """Return the comparisons of the tree, from left to right."""
+        return [comparison for part in self.parts for comparison in part.comparisons()]
+
+    def bind(self, binder: Binder, *, negated: bool = False) -> Holds:
+        """Return the evaluation of this tree."""
+        if self.operation == "not_":
+            return self.parts[0].bind(binder, negated=not negated)
+        parts = [part.bind(binder, negated=negated) for part in self.parts]
+        join: Callable[[Any, Any], Any] = (  # De Morgan
+            operator.and_ if (self.operation == "all_of") is not negated else operator.or_
+        )
+        return lambda U: reduce(join, [part(U) for part in parts])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tree as data."""
+        parts = [part.to_json() for part in self.parts]
+        return {self.operation: parts[0] if self.operation == "not_" else parts}
+
+
+Condition = Comparison | Combination
+
+
+def equals(name: str, value: Any) -> Condition:
+    """Hold where the parameter `name` has this value."""
+    return Comparison("equals", name, (plain(value),))
+
+
+def one_of(name: str, *values: Any) -> Condition:
+    """Hold where the parameter `name` has one of these values; a single list or tuple is taken as the values."""
+    if len(values) == 1 and isinstance(values[0], list | tuple):
+        values = tuple(values[0])
+    if not values:
+        raise SpaceError(f"one_of({name!r}): at least one value is needed")
+    return Comparison("one_of", name, tuple(plain(value) for value in values))
+
+
+def less(name: str, value: Any) -> Condition:
+    """Hold where the number or ordered choice `name` is below this value."""
+    return Comparison("less", name, (plain(value),))
+
+
+def greater(name: str, value: Any) -> Condition:
+    """Hold where the number or ordered choice `name` is above this value."""
+    return Comparison("greater", name, (plain(value),))
+
+
+def all_of(*conditions: Condition) -> Condition:
+    """Hold where every condition holds."""
+    return _combine("all_of", conditions)
+
+
+def any_of(*conditions: Condition) -> Condition:
+    """Hold where at least one condition holds."""
+    return _combine("any_of", conditions)
+
+
+def not_(condition: Condition) -> Condition:
+    """Hold where the condition does not, as far as the parameters that it compares are active."""
+    return _combine("not_", (condition,))
+
+
+def condition_from_json(document: Any) -> Condition:
+    """Return the condition that `to_json` wrote."""
+    if isinstance(document, dict) and len(document) == 1:
+        [(operation, body)] = document.items()
+        if operation == "not_":
+            return not_(condition_from_json(body))
+        if operation in ("all_of", "any_of") and isinstance(body, list | tuple):
+            return _combine(operation, tuple(condition_from_json(part) for part in body))
+        if operation in ("equals", "one_of", "less", "greater") and isinstance(body, list | tuple) and len(body) == 2:
+            name, value = body
+            values = list(value) if operation == "one_of" and isinstance(value, list | tuple) else [value]
+            return Comparison(operation, name, tuple(tuple(v) if isinstance(v, list) else v for v in values))
+    raise SpaceError(f'condition {document!r} cannot be read; write for example {{"equals": ["optimizer", "sgd"]}}')
+
+
+def compare_column(column: int, operation: str, units: list[float], *, negated: bool) -> Holds:
+    """Return the evaluation of one comparison over a column; NaN, which is inactive, compares false either way."""
+    if operation == "less":
+        return (lambda U: U[:, column] >= units[0]) if negated else (lambda U: U[:, column] < units[0])
+    if operation == "greater":
+        return (lambda U: U[:, column] <= units[0]) if negated else (lambda U: U[:, column] > units[0])
+
+    def holds(U: Array) -> Mask:
+        u = U[:, column]
+        found: Mask = reduce(np.logical_or, [u == unit for unit in units])
+        return ~found & ~np.isnan(u) if negated else found
+
+    return holds
+
+
+def _combine(operation: str, conditions: tuple[Condition, ...]) -> Condition:
+    if not conditions:
+        raise SpaceError(f"{operation}: at least one condition is needed")
+    for condition in conditions:
+        if not isinstance(condition, Comparison | Combination):
+            raise SpaceError(
+                f"{operation}: {condition!r} is no condition; write for example equals('optimizer', 'sgd')"
+            )
+    return Combination(operation, conditions)

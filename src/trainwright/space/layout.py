@@ -1,0 +1,142 @@
+"""How the parameters of a space lie in a row: which column is whose, and which are active.
+
+All methods map whole matrices [rows, columns]; a settled matrix holds canonical units, and NaN exactly where the
+conditions make a parameter inactive.
+"""
+
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+
+import numpy as np
+
+from trainwright.errors import SpaceError, TrialError, closest
+from trainwright.space.axes import Array, Mask
+from trainwright.space.canonical import canonical, is_number
+from trainwright.space.columns import Columns, column_of
+from trainwright.space.conditions import Comparison, Condition, Holds, compare_column
+from trainwright.space.parameters import Choice, Constant, Derived, Parameter, Varying
+
+__all__ = ["Layout", "in_order"]
+
+
+class Layout:
+    """The columns of named parameters and the conditions between them."""
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        self.parameters = parameters
+        self.varying = {name: p for name, p in parameters.items() if isinstance(p, Varying)}
+        self.index = {name: index for index, name in enumerate(self.varying)}
+        self.columns = tuple(column_of(name, parameter) for name, parameter in self.varying.items())
+        self.maps = Columns(list(self.varying.values()))
+        needs = {name: _names(p.when) if isinstance(p, Varying | Derived) else () for name, p in parameters.items()}
+        for name, others in needs.items():
+            for other in others:
+                self._refuse_name(name, other)
+        self.order = [name for name in in_order(needs, "conditions") if name in self.index]
+        self.conditions: dict[str, Holds] = {}  # of conditional columns, parents first
+        for name in self.order:
+            when = self.varying[name].when
+            if when is not None:
+                self.conditions[name] = self.bind(name, when)
+
+    def bind(self, owner: str, condition: Condition) -> Holds:
+        """Return the evaluation of a condition of the parameter `owner` over settled rows."""
+        return condition.bind(lambda comparison, negated: self._compare(owner, comparison, negated=negated))
+
+    def settle(self, U: Array) -> Array:
+        """Return the settled rows of latent ones."""
+        out = self.maps.snap(np.asarray(U, dtype=np.float64))
+        for name, holds in self.conditions.items():
+            out[~holds(out), self.index[name]] = np.nan
+        self._refuse_gaps(out)
+        return out
+
+    def settle_columns(self, names: Iterable[str], U: Array) -> None:
+        """Put NaN where the conditions of these columns fail, in place."""
+        for name in names:
+            if name in self.conditions:
+                U[~self.conditions[name](U), self.index[name]] = np.nan
+
+    def _refuse_gaps(self, U: Array) -> None:
+        gaps = np.isnan(U)
+        if not gaps.any():
+            return
+        for name, index in self.index.items():
+            gap = gaps[:, index]
+            if name in self.conditions:
+                gap = gap & self.conditions[name](U)
+            if gap.any():
+                raise SpaceError(
+                    f"settle: {name!r} is active in row {int(np.argmax(gap))} but has no value there; start from latent rows"
+                )
+
+    def _compare(self, owner: str, comparison: Comparison, *, negated: bool) -> Holds:
+        parent, name, operation = self.parameters[comparison.name], comparison.name, comparison.operation
+        if isinstance(parent, Constant):
+            fixed = self._compare_constant(owner, comparison, parent) is not negated
+            return lambda U: np.full(len(U), fixed)
+        if not isinstance(parent, Varying):
+            raise SpaceError(f"{owner}: condition names {name!r}, which is derived; name what it is computed from")
+        if operation in ("less", "greater"):
+            units = [self._threshold(owner, comparison, parent)]
+        else:
+            numbers = []
+            for value in comparison.values:
+                try:
+                    numbers.append(parent.number(parent.clean(name, value)))
+                except TrialError as error:
+                    sentence = str(error).removeprefix(f"{name}={value!r} ")
+                    raise SpaceError(
+                        f"{owner}: {value!r} {sentence if name in sentence else f'of {name} {sentence}'}"
+                    ) from None
+            units = parent.axis.units(np.array(numbers)).tolist()
+        return compare_column(self.index[name], operation, units, negated=negated)
+
+    def _threshold(self, owner: str, comparison: Comparison, parent: Varying) -> float:
+        name, [value] = comparison.name, comparison.values
+        if isinstance(parent, Choice):
+            if not parent.ordered:
+                raise SpaceError(
+                    f"{owner}: {comparison.operation}({name!r}, {value!r}) needs an order; "
+                    f"use one_of, or Choice(..., ordered=True) for {name}"
+                )
+            try:
+                number = parent.number(parent.clean(name, value))
+            except TrialError as error:
+                raise SpaceError(f"{owner}: {str(error).removeprefix(f'{name}=')}") from None
+        else:
+            low, high = parent.low, parent.high  # type: ignore[attr-defined]  # Float or Int
+            if not is_number(value) or not low <= value <= high:
+                raise SpaceError(
+                    f"{owner}: {value!r} is not a value of {name}; allowed: a number in [{low!r}, {high!r}]"
+                )
+            number = float(value)
+        return parent.axis.place(number)
+
+    def _compare_constant(self, owner: str, comparison: Comparison, constant: Constant) -> bool:
+        if comparison.operation in ("equals", "one_of"):
+            return canonical(constant.value) in [canonical(value) for value in comparison.values]
+        [value] = comparison.values
+        if not is_number(value) or not is_number(constant.value):
+            raise SpaceError(f"{owner}: {comparison} compares {constant.value!r} with {value!r}; both must be numbers")
+        return bool(constant.value < value if comparison.operation == "less" else constant.value > value)
+
+    def _refuse_name(self, owner: str, name: str) -> None:
+        if name not in self.parameters:
+            known = [other for other in self.parameters if other != owner]
+            raise SpaceError(f"{owner}: condition names {name!r}; known: {', '.join(known)}{closest(name, known)}")
+
+
+def in_order(needs: Mapping[str, Iterable[str]], what: str) -> list[str]:
+    """Return the names so that each comes after those it needs, or raise SpaceError that shows the cycle."""
+    try:
+        return list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        cycle = error.args[1][:0:-1]  # each needs the next; the last one repeats the first
+        first = min(range(len(cycle)), key=lambda index: list(needs).index(cycle[index]))
+        path = [*cycle[first:], *cycle[: first + 1]]
+        raise SpaceError(f"{what} form a cycle: {' -> '.join(path)}") from None
+
+
+def _names(condition: Condition | None) -> list[str]:
+    return [] if condition is None else [comparison.name for comparison in condition.comparisons()]
