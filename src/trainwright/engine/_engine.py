@@ -1,0 +1,88 @@
+"""What an engine is: it runs assignments on blocks of its slots, and chooses neither trials nor sizes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainwright.ledger import Record
+from trainwright.train import Assignment, Trial
+
+__all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Quiet", "Raised", "Returned", "TrainFunction"]
+
+TrainFunction = Callable[[Trial], Any]
+Block = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ended:
+    """What every end carries: the last metrics reported, their epoch, the seconds that the run took."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    epoch: int = 0
+    seconds: float = 0.0
+    records: tuple[Record, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Returned(_Ended):
+    """The training function came to its end and returned `value`."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quiet(_Ended):
+    """The trial was told not to go on and ended quietly."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Raised(_Ended):
+    """The trial failed: exception, out_of_memory, timeout or killed; `message` is one sentence."""
+
+    failure: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Died(_Ended):
+    """The process went away through no fault of the trial's own: it may run again."""
+
+    why: str
+
+
+Outcome = Returned | Quiet | Raised | Died
+
+
+class Handler(Protocol):
+    """Whoever keeps the ledger, called back by an engine's `poll`."""
+
+    def facts(self, trial: int, records: list[Record]) -> bool:
+        """Take a trial's records; return whether it goes on."""
+
+    def exited(self, trial: int, outcome: Outcome) -> None:
+        """Take a trial's end; exactly one comes for each launch, after its facts."""
+
+
+class Engine(Protocol):
+    """Where trials run. `open`, then `launch` and `poll` in turn, then `close`, which leaves no process behind."""
+
+    @property
+    def slots(self) -> int:
+        """How many blocks of one slot it has."""
+
+    def open(self, train: TrainFunction, directory: Path | None) -> None:
+        """Make ready to run `train`; logs go below `directory`. Raises `EngineError` if it cannot be shipped."""
+
+    def devices(self, block: Block) -> tuple[str, ...]:
+        """Return the names of a block's devices, such as ("cuda:0",)."""
+
+    def launch(self, assignment: Assignment, block: Block) -> None:
+        """Start an assignment on free slots."""
+
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:
+        """Hand what has happened to `handler`, waiting for at most `timeout_seconds` if nothing has."""
+
+    def close(self) -> None:
+        """End whatever still runs, without an outcome, and every process."""

@@ -1,0 +1,130 @@
+"""One worker process as its driver sees it: started, told what to run, watched, killed if need be."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainwright.engine._engine import Died, Outcome, Raised
+from trainwright.engine._function import IN_WORKER
+
+__all__ = ["WorkerProcess"]
+
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
+"""Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
+
+
+class WorkerProcess:
+    """A worker in a session of its own, so that it can be killed with all its children."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainwright.engine.worker", str(theirs.fileno()), str(os.getpid())],
+                env={**os.environ, **environment, IN_WORKER: "1", "PYTHONPATH": _path()},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+        self.started = 0.0
+        self._verdict: tuple[str, str] | None = None  # failure and message of a kill that we decided
+        self._kill_at: float | None = None
+
+    def run(self, message: tuple[Any, ...]) -> None:
+        """Send an assignment."""
+        self.started = time.monotonic()
+        self._verdict = self._kill_at = None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: its silence will say so
+            self.connection.send(message)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the assignment was sent."""
+        return time.monotonic() - self.started
+
+    def condemn(self, failure: str, message: str, grace_seconds: float) -> None:
+        """Ask the process to end, and kill its group after `grace_seconds`; `outcome` will tell this reason."""
+        if self._verdict is None:
+            self._verdict = failure, message
+            self._kill_at = time.monotonic() + grace_seconds
+            self._signal(signal.SIGTERM)
+
+    def enforce(self) -> None:
+        """Kill the group if it was condemned and its grace is over."""
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._signal(signal.SIGKILL)
+
+    @property
+    def condemned(self) -> bool:
+        """Whether an end was decided for it."""
+        return self._verdict is not None
+
+    def outcome(self) -> Outcome:
+        """Return what the end of the process means for its trial. Waits for the process."""
+        self._signal(signal.SIGKILL)  # children that outlived it
+        code = self._process.wait()
+        if self._verdict is not None:
+            failure, message = self._verdict
+            return Raised(failure=failure, message=message, seconds=self.seconds)
+        if code < 0 and signal.Signals(-code) in _CRASHES:
+            message = f"the worker process crashed with {signal.Signals(-code).name}"
+            return Raised(failure="killed", message=message, seconds=self.seconds)
+        if code < 0:
+            return Died(why=f"the worker process was killed by {signal.Signals(-code).name}", seconds=self.seconds)
+        message = f"the worker process ended by itself with exit status {code}"
+        return Raised(failure="killed", message=message, seconds=self.seconds)
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the process and all its descendants; 0 where /proc does not tell."""
+        return sum(_resident(pid) for pid in _family(self._process.pid))
+
+    def close(self, *, kill: bool) -> None:
+        """End the process: at once, or by closing its connection and waiting up to two seconds."""
+        self.connection.close()
+        if not kill:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(2.0)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _path() -> str:
+    """Return a PYTHONPATH with which a child finds this very package."""
+    home = str(Path(__file__).parents[2])
+    given = os.environ.get("PYTHONPATH", "")
+    return home if not given else f"{home}{os.pathsep}{given}"
+
+
+def _family(pid: int) -> list[int]:
+    pids, front = [pid], [pid]
+    while front:
+        parent = front.pop()
+        try:
+            text = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
+        except OSError:
+            continue
+        children = [int(child) for child in text.split()]
+        pids.extend(children)
+        front.extend(children)
+    return pids
+
+
+def _resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,66 @@
+"""Running one assignment in this process: seeding, the call, and what its end means."""
+
+import gc
+import sys
+import time
+import traceback
+from typing import Any
+
+from trainwright.engine._engine import Outcome, Quiet, Raised, Returned, TrainFunction
+from trainwright.errors import InputError
+from trainwright.train import Assignment, Channel, Trial, TrialEnd, seed_all, visible_device
+
+__all__ = ["run_assignment"]
+
+
+def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channel, *, gpu: bool) -> Outcome:
+    """Call `train` on a trial of `assignment` and return how it ended. KeyboardInterrupt is let through."""
+    started = time.monotonic()
+    seed_all(assignment.seed)
+    trial = Trial(assignment, channel, device=visible_device(gpu=gpu))
+    outcome: Outcome
+    try:
+        value = train(trial)
+        outcome = Returned(value=value, **_closing(trial, started))
+    except TrialEnd:
+        outcome = Quiet(**_closing(trial, started))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
+        text = "".join(traceback.format_exception(error))
+        outcome = Raised(failure=_kind(error), message=_sentence(error), traceback=text, **_closing(trial, started))
+    _free(trial)
+    return outcome
+
+
+def _closing(trial: Trial, started: float) -> dict[str, Any]:
+    records, metrics, epoch = trial.close()
+    return {
+        "records": tuple(records),
+        "metrics": metrics,
+        "epoch": epoch,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _kind(error: BaseException) -> str:
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return "out_of_memory"
+    return "exception"
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    first = text[0] if text else ""
+    return first if isinstance(error, InputError) else f"{type(error).__name__}: {first}".removesuffix(": ")
+
+
+def _free(trial: Trial) -> None:
+    """Let go of models and batches before the process takes its next trial."""
+    trial.scratch.clear()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()

@@ -1,0 +1,59 @@
+"""The engine for debugging: trials run one after another in the calling process, where breakpoints work."""
+
+from collections import deque
+from pathlib import Path
+
+from trainwright.engine._engine import Block, Handler, TrainFunction
+from trainwright.engine._run import run_assignment
+from trainwright.engine.devices import visible_gpus
+from trainwright.ledger import Record
+from trainwright.train import Assignment
+
+__all__ = ["InProcess"]
+
+
+class InProcess:
+    """Runs trials in the calling process; `tw.Local(workers=0)` is this."""
+
+    def __init__(self) -> None:
+        self._train: TrainFunction | None = None
+        self._queue: deque[Assignment] = deque()
+        self._gpus = visible_gpus()
+
+    @property
+    def slots(self) -> int:
+        """One."""
+        return 1
+
+    def open(self, train: TrainFunction, directory: Path | None) -> None:  # noqa: ARG002 -- output stays where it is
+        """Keep the function; anything callable will do."""
+        self._train = train
+
+    def devices(self, block: Block) -> tuple[str, ...]:  # noqa: ARG002 -- there is one block
+        """Return the first GPU, if there is one, else the CPU."""
+        return (f"cuda:{self._gpus[0]}",) if self._gpus else ("cpu:0",)
+
+    def launch(self, assignment: Assignment, block: Block) -> None:  # noqa: ARG002 -- likewise
+        """Put the assignment in the queue of `poll`."""
+        self._queue.append(assignment)
+
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:  # noqa: ARG002 -- the work is the waiting
+        """Run one assignment to its end."""
+        if self._queue and self._train is not None:
+            assignment = self._queue.popleft()
+            channel = _Direct(handler, assignment.trial)
+            outcome = run_assignment(self._train, assignment, channel, gpu=bool(self._gpus))
+            handler.exited(assignment.trial, outcome)
+
+    def close(self) -> None:
+        """Forget what was not started."""
+        self._queue.clear()
+
+
+class _Direct:
+    def __init__(self, handler: Handler, trial: int) -> None:
+        self._handler = handler
+        self._trial = trial
+
+    def exchange(self, records: list[Record]) -> bool:
+        return self._handler.facts(self._trial, records)

@@ -1,0 +1,81 @@
+"""The Local engine: trials on this machine, each alone in a worker process, or in this process for debugging."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainwright.engine._engine import Block, Engine, Handler, TrainFunction
+from trainwright.engine._pool import Pool
+from trainwright.engine.devices import visible_gpus
+from trainwright.engine.in_process import InProcess
+from trainwright.errors import EngineError
+from trainwright.train import Assignment
+
+__all__ = ["Local"]
+
+
+class Local:
+    """Run up to `workers` trials at once, each alone in a spawned process that its slot's next trial reuses.
+
+    Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
+    `gpus` names other ones, `gpus=()` none. A run longer than `timeout_seconds` or with more resident memory than
+    `memory_bytes`, children included, is asked to end and killed `grace_seconds` later: the trial has failed.
+    `fresh_process=True` gives each trial a new process. `workers=0` runs trials one after another in the calling
+    process, where breakpoints work and no limit can be enforced.
+    """
+
+    def __init__(
+        self,
+        workers: int = 1,
+        *,
+        gpus: Sequence[str | int] | None = None,
+        timeout_seconds: float | None = None,
+        memory_bytes: int | None = None,
+        grace_seconds: float = 5.0,
+        fresh_process: bool = False,
+    ) -> None:
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+            raise EngineError(f"Local.workers: got {workers!r}; allowed: a whole number >= 0 (0 runs in this process)")
+        for name, value in (("timeout_seconds", timeout_seconds), ("memory_bytes", memory_bytes)):
+            if value is not None and not value > 0:
+                raise EngineError(f"Local.{name}: got {value!r}; allowed: a number > 0, or None for no limit")
+            if value is not None and workers == 0:
+                raise EngineError(f"Local.{name}: got {value!r} with workers=0; a limit needs a process to kill")
+        if not grace_seconds >= 0:
+            raise EngineError(f"Local.grace_seconds: got {grace_seconds!r}; allowed: a number >= 0")
+        self._engine: Engine = (
+            Pool(
+                workers,
+                gpus=visible_gpus() if gpus is None else tuple(str(gpu) for gpu in gpus),
+                timeout_seconds=timeout_seconds,
+                memory_bytes=memory_bytes,
+                grace_seconds=grace_seconds,
+                fresh_process=fresh_process,
+            )
+            if workers
+            else InProcess()
+        )
+
+    @property
+    def slots(self) -> int:
+        """The number of trials that run at once."""
+        return self._engine.slots
+
+    def open(self, train: TrainFunction, directory: Path | None) -> None:
+        """Find out how workers will find `train`; no process is started before the first launch."""
+        self._engine.open(train, directory)
+
+    def devices(self, block: Block) -> tuple[str, ...]:
+        """Return the GPUs of the block's slots, or their CPU shares."""
+        return self._engine.devices(block)
+
+    def launch(self, assignment: Assignment, block: Block) -> None:
+        """Hand the assignment to the block's worker, starting one if there is none."""
+        self._engine.launch(assignment, block)
+
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:
+        """Serve the workers that have something to say, and watch the limits of the others."""
+        self._engine.poll(handler, timeout_seconds)
+
+    def close(self) -> None:
+        """Kill what runs, let idle workers go, leave no process behind."""
+        self._engine.close()

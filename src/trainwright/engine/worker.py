@@ -1,0 +1,93 @@
+"""The worker process of the Local engine: `python -m trainwright.engine.worker FD PARENT`.
+
+It takes assignments from a socket, runs each with its output in the trial's log, and dies with its driver.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainwright.engine._function import FunctionReference
+from trainwright.engine._run import run_assignment
+from trainwright.ledger import Record
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _Remote:
+    """The channel of a trial whose ledger is kept by the driver."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+
+    def exchange(self, records: list[Record]) -> bool:
+        self._connection.send(("facts", records))
+        return bool(self._connection.recv())
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve assignments until the driver closes the connection or dies."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
+    connection: Connection[Any, Any] = Connection(descriptor)
+    functions: dict[FunctionReference, Any] = {}
+    while True:
+        try:
+            path, reference, assignment, log, gpu = connection.recv()
+        except (EOFError, OSError):
+            return
+        sys.path[:] = path
+        if log is not None:
+            _redirect(Path(log))
+        try:
+            if reference not in functions:
+                functions[reference] = reference.load()
+            train = functions[reference]
+        except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
+            train = _raiser(error)
+        outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            connection.send(("exited", outcome))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        except Exception as error:  # noqa: BLE001 -- a returned value that cannot be pickled
+            connection.send(("unsendable", repr(error)))
+
+
+def _raiser(error: BaseException) -> Any:
+    def train(_: object) -> None:
+        raise error
+
+    return train
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its driver is gone, and look whether it is gone already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _redirect(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text files on descriptors 1 and 2
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,7 @@
+"""Inside a trial: reporting, epochs, devices, seeds, checkpoints."""
+
+from trainwright.train.run import Run
+from trainwright.train.seeding import seed_all
+from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, visible_device
+
+__all__ = ["Assignment", "Channel", "Run", "Trial", "TrialEnd", "seed_all", "visible_device"]

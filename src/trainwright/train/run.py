@@ -1,0 +1,93 @@
+"""What `trial.prepare` hands back: the model, the optimizer and the batches, placed on the trial's device."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from trainwright.errors import TrialError
+from trainwright.train.seeding import random_states, restore_random_states
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A model in training. `loader` yields batches on `device`; `step` does forward, backward and update."""
+
+    def __init__(
+        self,
+        model: "torch.nn.Module",
+        optimizer: "torch.optim.Optimizer",
+        loader: Any = None,
+        *,
+        loss: "Callable[[torch.nn.Module, Any], torch.Tensor] | None" = None,
+        schedule: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.device = device
+        self.model = model.to(device)
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.loader = None if loader is None else _Placed(loader, device)
+        self._loss = loss
+        self._generator = getattr(loader, "generator", None)
+
+    def step(self, batch: Any) -> "torch.Tensor":
+        """Take one optimizer step on `batch` and return the loss, detached. Needs `prepare(..., loss=)`."""
+        if self._loss is None:
+            raise TrialError("run.step needs a loss; give trial.prepare(..., loss=f) with f(model, batch) a scalar")
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        self.optimizer.step()
+        return loss.detach()
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs, between two epochs."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": random_states(),
+        }
+        if self.schedule is not None:
+            state["schedule"] = self.schedule.state_dict()
+        if self._generator is not None:
+            state["loader"] = self._generator.get_state()
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put everything back; the random states last, so that loading leaves no trace in them."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        if self._generator is not None:
+            self._generator.set_state(state["loader"].cpu())
+        restore_random_states(state["random"])
+
+
+class _Placed:
+    """A loader whose batches arrive on a device."""
+
+    def __init__(self, loader: Any, device: str) -> None:
+        self._loader = loader
+        self._device = device
+
+    def __iter__(self) -> Iterator[Any]:
+        return (_place(batch, self._device) for batch in self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def _place(batch: Any, device: str) -> Any:
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: _place(item, device) for key, item in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_place(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_place(item, device) for item in batch)
+    return batch

@@ -1,0 +1,47 @@
+"""The random states of one process: seeded per trial, saved and restored with its checkpoints."""
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+__all__ = ["random_states", "restore_random_states", "seed_all"]
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's and, if it is loaded, torch's global generators with a 63-bit seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 -- the user's libraries draw from the global state
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all global generators as tensors and plain values."""
+    import torch
+
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 -- likewise
+    version, internal, gauss_next = random.getstate()
+    states = {
+        "python": [version, list(internal), gauss_next],
+        "numpy": [str(name), torch.from_numpy(np.array(keys)), int(position), int(has_gauss), float(gauss)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Put the generators back where `random_states` found them."""
+    import torch
+
+    version, internal, gauss_next = states["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, keys.cpu().numpy(), position, has_gauss, gauss))  # noqa: NPY002 -- likewise
+    torch.set_rng_state(states["torch"].cpu())
+    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])

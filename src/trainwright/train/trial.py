@@ -1,0 +1,248 @@
+"""Trial: what a training function holds. It reports, is told whether to go on, and resumes where it stood."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainwright.checkpoint import CheckpointStore, Saved
+from trainwright.errors import TrialError
+from trainwright.ledger import Record, facts
+from trainwright.train.run import Run
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "visible_device"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """One lease of one trial, as an engine is asked to run it.
+
+    `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows.
+    """
+
+    trial: int
+    lease: int
+    params: Mapping[str, Any]
+    seed: int
+    max_epochs: int | None = None
+    metrics: tuple[str, ...] = ()
+    directory: str | None = None
+    reported_epoch: int = 0
+
+
+class Channel(Protocol):
+    """How a trial speaks with whoever keeps the ledger."""
+
+    def exchange(self, records: list[Record]) -> bool:
+        """Hand over records for the ledger; return whether to go on."""
+
+
+class TrialEnd(BaseException):
+    """Ends a training function quietly. No `Exception`, so that a user's `except Exception` lets it pass."""
+
+
+@dataclass
+class Trial:
+    """One configuration in training.
+
+    `params` holds its values, `number` its place in the study, `seed` a 63-bit seed of its own, `device` where to
+    train ("cpu", "cuda:0"). `scratch` is for anything that should live as long as this run of the trial.
+    """
+
+    assignment: Assignment
+    channel: Channel
+    device: str = "cpu"
+    scratch: dict[str, Any] = field(default_factory=dict)
+    _run: Run | None = None
+    _restored: Saved | None = None
+    _epoch: int = 0  # the last one reported, or restored
+    _in_work: int = 0  # the one that epochs() has handed out
+    _waiting: list[Record] = field(default_factory=list)
+    _started: float = field(default_factory=time.monotonic)
+    _last: Mapping[str, float] = field(default_factory=dict)
+    _closed: bool = False
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The configuration's values by name; inactive parameters are absent."""
+        return self.assignment.params
+
+    @property
+    def number(self) -> int:
+        """The trial's number in its study."""
+        return self.assignment.trial
+
+    @property
+    def seed(self) -> int:
+        """A seed of this trial's own, the same in every run of it. Global generators are seeded with it already."""
+        return self.assignment.seed
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The full length of a trial as the study's scheduler says, if it says so."""
+        return self.assignment.max_epochs
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch in work: the one that the next report will be for."""
+        return max(self._in_work, self._epoch + 1)
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield the epochs still to do, from 1 or from after the restored checkpoint, up to `count` or `max_epochs`."""
+        last = count if count is not None else self.max_epochs
+        if last is None:
+            raise TrialError(
+                "trial.epochs() needs a length: give trial.epochs(27), or a scheduler with max_epochs such as "
+                "ASHA(max_epochs=27)"
+            )
+        if self.max_epochs is not None:
+            last = min(last, self.max_epochs)
+        self._catch_up()
+        for epoch in range(self._epoch + 1, last + 1):
+            self._in_work = epoch
+            yield epoch
+            self._epoch = max(self._epoch, epoch)  # an epoch without a report still passes
+
+    def report(self, *, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
+        """Report the metrics of an epoch (from 1; default: the one in work). May end the trial here, quietly.
+
+        With `prepare`, a checkpoint of this epoch is saved first, so that no reported epoch is ever repeated. `step`
+        counts optimizer steps. Raises `TrialError` if a metric is no number or nothing is reported.
+        """
+        if self._closed:
+            raise TrialError(f"trial {self.number} has ended; report before the training function returns")
+        numbers = _numbers(metrics, self.number)
+        at = self.next_epoch if epoch is None else epoch
+        if isinstance(at, bool) or not isinstance(at, int) or at < 1:
+            raise TrialError(f"trial {self.number}: epoch must be a whole number >= 1, got {at!r}")
+        seconds = time.monotonic() - self._started
+        record = facts.reported(
+            self.number, self.assignment.lease, epoch=at, step=step, metrics=numbers, wall_seconds=seconds
+        )
+        self._epoch = max(self._epoch, at)
+        if self._run is not None and self.assignment.directory is not None:
+            self._save(at, step, numbers)
+        self._last = numbers
+        self._send([record])
+
+    def prepare(
+        self,
+        model: "torch.nn.Module",
+        optimizer: "torch.optim.Optimizer",
+        loader: Any = None,
+        *,
+        loss: "Callable[[torch.nn.Module, Any], torch.Tensor] | None" = None,
+        schedule: Any = None,
+    ) -> Run:
+        """Place model and batches on the trial's device and restore the newest good checkpoint, if there is one.
+
+        `loss(model, batch)` gives a scalar and is needed for `run.step` only; `schedule` is a learning-rate scheduler
+        of torch, stepped by you. From here on every report saves a checkpoint.
+        """
+        if self._run is not None:
+            raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
+        self._run = Run(model, optimizer, loader, loss=loss, schedule=schedule, device=self.device)
+        found = self._store().restore(self.device) if self.assignment.directory is not None else None
+        if found is not None:
+            self._restored, state = found
+            self._run.restore(state)
+            self._epoch = self._restored.epoch
+        return self._run
+
+    def library_directory(self) -> Path:
+        """Return the folder for what this run offers to the ensemble library."""
+        return self._folder("library") / f"lease-{self.assignment.lease}"
+
+    def offer(self, path: Path, digests: Mapping[str, str], epoch: int) -> None:
+        """Make the library entry at `path` visible with the next report, or when the trial ends."""
+        relative = path.relative_to(self._study()).as_posix()
+        self._waiting.append(
+            facts.offered(self.number, self.assignment.lease, epoch=epoch, path=relative, digests=digests)
+        )
+
+    def close(self) -> tuple[list[Record], Mapping[str, float], int]:
+        """Return the records not yet sent, the last metrics reported and their epoch. For engines."""
+        self._closed = True
+        waiting, self._waiting = self._waiting, []
+        return waiting, self._last, self._epoch
+
+    def _catch_up(self) -> None:
+        """Report what the restored checkpoint knows and the ledger does not: the run died between the two."""
+        restored = self._restored
+        if restored is None or restored.epoch <= self.assignment.reported_epoch:
+            return
+        self._last = restored.report["metrics"]
+        self._send(
+            [
+                self._checkpointed(restored),
+                facts.reported(
+                    self.number,
+                    self.assignment.lease,
+                    epoch=restored.epoch,
+                    step=restored.report["step"],
+                    metrics=self._last,
+                    wall_seconds=0.0,
+                ),
+            ]
+        )
+
+    def _save(self, epoch: int, step: int | None, numbers: Mapping[str, float]) -> None:
+        assert self._run is not None  # noqa: S101 -- the caller looked
+        saved = self._store().save(epoch, self._run.state(), {"step": step, "metrics": dict(numbers)})
+        self._waiting.append(self._checkpointed(saved))
+
+    def _checkpointed(self, saved: Saved) -> Record:
+        path = saved.path.relative_to(self._study()).as_posix()
+        lease = self.assignment.lease
+        return facts.checkpointed(
+            self.number, lease, epoch=saved.epoch, path=path, size=saved.size, digest=saved.digest
+        )
+
+    def _send(self, records: list[Record]) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not self.channel.exchange(waiting + records):
+            raise TrialEnd
+
+    def _store(self) -> CheckpointStore:
+        return CheckpointStore(self._folder("checkpoints"), self.assignment.lease)
+
+    def _folder(self, name: str) -> Path:
+        return self._study() / name / f"trial-{self.number:06d}"
+
+    def _study(self) -> Path:
+        if self.assignment.directory is None:
+            raise TrialError(
+                f"trial {self.number}: the study keeps nothing on disk; give tw.Study(..., directory='runs/name')"
+            )
+        return Path(self.assignment.directory)
+
+
+def _numbers(metrics: Mapping[str, Any], trial: int) -> dict[str, float]:
+    if not metrics:
+        raise TrialError(f"trial {trial}: report needs at least one metric, such as trial.report(val_loss=0.3)")
+    numbers = {}
+    for name, value in metrics.items():
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise TrialError(
+                f"trial {trial}: {name} must be a number, got {value!r} ({type(value).__name__})"
+            ) from None
+    return numbers
+
+
+def visible_device(*, gpu: bool) -> str:
+    """Return the torch device of a process that was given a GPU or not, without loading torch where there is none."""
+    if not gpu:
+        return "cpu"
+    torch = sys.modules.get("torch")
+    if torch is None:
+        import torch
+    return "cuda:0" if torch is not None and torch.cuda.is_available() else "cpu"
