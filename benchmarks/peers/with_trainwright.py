@@ -1,0 +1,79 @@
+"""Trainwright's own searchers behind the same ask and tell as its peers, through the public face only."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.columns import Column
+
+import trainwright as tw
+
+__all__ = ["METHODS", "Own", "digest"]
+
+
+class Own:
+    """A study in memory, or in a directory, with one of our searchers."""
+
+    def __init__(
+        self, columns: Sequence[Column], seed: int, *, searcher: str = "ForestSearcher", directory: str | None = None
+    ) -> None:
+        self._columns = columns
+        self._space = tw.Space.of({column.name: _parameter(column) for column in columns})
+        self._positions = [{value: index for index, value in enumerate(column.values)} for column in columns]
+        self._study = tw.Study(
+            self._space, objectives="min loss", directory=directory, seed=seed, searcher=getattr(tw, searcher)()
+        )
+        self.version = f"trainwright {tw.__version__}; {searcher} defaults; sources {digest()}"
+
+    def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
+        """Tell results of configurations that nobody asked for."""
+        for row, loss in zip(rows, losses, strict=True):
+            self._study.tell(self._space.configuration_of(self._params(row)), loss=loss)
+
+    def ask(self, count: int) -> list[tuple[Any, list[float]]]:
+        """Propose rows."""
+        return [(asked, self._row(asked.params)) for asked in self._study.ask(count)]
+
+    def tell(self, tokens: Sequence[Any], losses: Sequence[float]) -> None:
+        """Tell losses."""
+        for configuration, loss in zip(tokens, losses, strict=True):
+            self._study.tell(configuration, loss=loss)
+
+    def _row(self, params: dict[str, Any]) -> list[float]:
+        return [
+            params[column.name] if column.numeric else positions[params[column.name]]
+            for column, positions in zip(self._columns, self._positions, strict=True)
+        ]
+
+    def _params(self, row: Sequence[float]) -> dict[str, Any]:
+        return {
+            column.name: value if column.numeric else column.values[int(value)]
+            for column, value in zip(self._columns, row, strict=True)
+        }
+
+
+def digest() -> str:
+    """Hash the sources that decide what is proposed, so that a kept result is dropped when they change."""
+    package = Path(tw.__file__).parent
+    hashed = hashlib.blake2b(digest_size=8)
+    for folder in ("space", "search", "ledger", "study"):
+        for path in sorted((package / folder).rglob("*.py")):
+            hashed.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()
+
+
+def _parameter(column: Column) -> Any:
+    if column.kind == "int":
+        return tw.Int(int(column.low), int(column.high))
+    if column.numeric:
+        return tw.Float(column.low, column.high, log=column.kind == "log_float")
+    return tw.Choice(*column.values, ordered=column.kind == "ordinal")
+
+
+METHODS = {
+    "trainwright-forest": Own,
+    "trainwright-quasirandom": partial(Own, searcher="QuasiRandomSearcher"),
+    "trainwright-random": partial(Own, searcher="RandomSearcher"),
+}

@@ -1,0 +1,41 @@
+"""Tables of the pages come from the result files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tables
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    environment = {"cpu": "Any", "cores": 2, "python": "3.11.7", "revision": "abc"}
+    result = {"table": {"header": ["searcher", "regret"], "rows": [["forest", "0.1"]]}, "environment": environment}
+    (tmp_path / "search.json").write_text(json.dumps(result))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- benchmark:search -->\nold\n<!-- end -->\nafter\n")
+    return page
+
+
+def test_a_block_is_filled_once_and_then_left(page: Path):
+    assert tables.main([str(page)]) == 0
+    text = page.read_text()
+    assert "| forest   |    0.1 |" in text
+    assert "old" not in text
+    assert text.startswith("before\n<!-- benchmark:search -->\n")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert tables.main([str(page), "--check"]) == 0
+
+
+def test_check_finds_a_page_that_differs_and_leaves_it(page: Path):
+    before = page.read_text()
+    assert tables.main([str(page), "--check"]) == 1
+    assert page.read_text() == before
+
+
+def test_a_block_without_result_is_named(page: Path):
+    page.write_text("<!-- benchmark:speed -->\n<!-- end -->\n")
+    with pytest.raises(SystemExit, match="benchmark 'speed'"):
+        tables.main([str(page)])
