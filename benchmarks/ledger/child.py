@@ -66,6 +66,7 @@ def _write_own(path: Path, trials: int, fsync: Any = "lifecycle") -> float:
 def _write_optuna(path: Path, trials: int) -> float:
     import optuna
 
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = _optuna_storage(path)
     study = storage.create_new_study([optuna.study.StudyDirection.MINIMIZE])
     floats, ints = optuna.distributions.FloatDistribution(0, 1), optuna.distributions.IntDistribution(0, 1000)

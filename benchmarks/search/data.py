@@ -79,6 +79,9 @@ def _read(path: Path, space: dict[str, Any]) -> Table:
         raise SystemExit(f"{path} is no complete grid: {len(index)} rows for {sizes.prod()} configurations")
     if np.isnan(losses).all(axis=1).any():
         raise SystemExit(f"{path} has configurations without any value of {metric}")
+    truth = np.nanmean(losses, axis=1)
+    if not truth.min() < np.median(truth) < np.inf:
+        raise SystemExit(f"{path}: regret has no scale, since the median configuration is as good as the best")
     order = np.empty(len(codes), dtype=np.int64)
     order[codes] = np.arange(len(codes))
     family = path.parent.name
@@ -90,7 +93,7 @@ def _read(path: Path, space: dict[str, Any]) -> Table:
         family=family,
         columns=columns,
         losses=losses,
-        truth=np.nanmean(losses, axis=1),
+        truth=truth,
         digest=hashed.hexdigest(),
         _strides=strides,
         _order=order,

@@ -55,14 +55,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     arguments = parser.parse_args(argv)
     if min(arguments.evaluations, arguments.seeds, arguments.workers) < 1:
         parser.error("--evaluations, --seeds and --workers must be at least 1")
+    wanted = _wanted(arguments)
     tables = find_tables(arguments.tables)
-    wanted = {
-        name: int(seeds or arguments.seeds)
-        for name, _, seeds in (s.partition(":") for s in arguments.searchers.split(","))
-    }
+    for t in tables:
+        if arguments.evaluations > len(t.truth):
+            raise SystemExit(f"--evaluations {arguments.evaluations}: {t.name} has only {len(t.truth)} configurations")
 
-    for name in wanted.keys() - METHODS.keys():
-        raise SystemExit(f"{name!r} is no searcher; known are {', '.join(METHODS)}")
     regrets: Regrets = {}
     facts: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
@@ -94,6 +92,19 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     print(table(header, rows))
     finish(result, arguments)
     return result
+
+
+def _wanted(arguments: argparse.Namespace) -> dict[str, int]:
+    """How many seeds of which searchers."""
+    wanted: dict[str, int] = {}
+    for item in arguments.searchers.split(","):
+        name, _, seeds = item.partition(":")
+        if name not in METHODS:
+            raise SystemExit(f"{name!r} is no searcher; known are {', '.join(METHODS)}")
+        if seeds and not (seeds.isdecimal() and int(seeds)):
+            raise SystemExit(f"{item!r}: the number of seeds after the colon must be at least 1")
+        wanted[name] = int(seeds or arguments.seeds)
+    return wanted
 
 
 def _cells(
@@ -190,7 +201,7 @@ def _judge(regrets: Regrets, facts: dict[str, Any], tables: list[Table], wanted:
         }
         for group, keys in groups.items()
     }
-    return {"benchmark": "search", "summary": summary, "detail": detail, "searchers": facts}
+    return {"benchmark": "search", "summary": summary, "detail": detail, "searchers": facts, "reference": reference}
 
 
 def _ranks(values: dict[str, dict[str, NDArray[np.float64]]], wanted: dict[str, int], full: int) -> dict[str, float]:
@@ -205,13 +216,15 @@ def _ranks(values: dict[str, dict[str, NDArray[np.float64]]], wanted: dict[str, 
 
 
 def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    summary = result["summary"]
+    summary, reference = result["summary"], result["reference"]
+    differences = summary[f"mean_difference_to_{reference}"]
     rows = [
         [
             name,
             str(fact["seeds"]),
             f"{summary['mean_regret'][name]:.4f}",
             "{:.4f}..{:.4f}".format(*summary["mean_regret_interval"][name]),
+            "{:+.4f} ({:+.4f}..{:+.4f})".format(*differences[name]) if name in differences else "",
             f"{summary['average_rank'][name]:.2f}",
             f"{summary['final_regret'][name]:.4f}",
             "{:.4f}..{:.4f}".format(*summary["final_regret_interval"][name]),
@@ -220,7 +233,8 @@ def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ]
         for name, fact in result["searchers"].items()
     ]
-    header = ["searcher", "seeds", "mean regret", "95 %", "rank", "final regret", "95 %", "rank", "ms per ask + tell"]
+    header = ["searcher", "seeds", "mean regret", "95 %", f"minus {reference}", "rank"]
+    header += ["final regret", "95 %", "rank", "ms per ask + tell"]
     return header, rows
 
 

@@ -15,7 +15,7 @@ def arguments(tables: Path, tmp_path: Path) -> list[str]:
     given = {
         "--tables": tables,
         "--searchers": "random",
-        "--evaluations": 6,
+        "--evaluations": 5,
         "--seeds": 3,
         "--cells": tmp_path / "cells",
     }
@@ -59,7 +59,7 @@ def test_mean_regret_is_that_of_the_kept_rows(arguments: list[str], tables: Path
 def test_several_workers_keep_the_budget(arguments: list[str], tmp_path: Path):
     run.main([*arguments, "--workers", "4"])
     cells = Cells(tmp_path / "cells" / "random.jsonl")
-    assert {len(cell.rows) for cell in cells._kept.values()} == {6}
+    assert {len(cell.rows) for cell in cells._kept.values()} == {5}
     assert {key.workers for key in cells._kept} == {4}
 
 
@@ -72,7 +72,7 @@ def test_an_absent_peer_is_named_or_stood_for_by_its_kept_searches(
     assert after["mean_regret"] == before["mean_regret"]
     assert after["skipped"]["random"] == "no .peers/any; kept searches of uniform 1 stand for it"
     with pytest.raises(SystemExit, match="nothing was measured"):
-        run.main([*arguments, "--evaluations", "7"])
+        run.main([*arguments, "--evaluations", "6"])
 
 
 def test_a_searcher_with_fewer_seeds_is_ranked_among_all_and_leaves_the_others_ranks_alone():
@@ -87,3 +87,10 @@ def test_a_searcher_with_fewer_seeds_is_ranked_among_all_and_leaves_the_others_r
 def test_an_unknown_searcher_is_refused_by_name(arguments: list[str]):
     with pytest.raises(SystemExit, match="'forrest' is no searcher; known are forest, "):
         run.main([*arguments, "--searchers", "forrest"])
+
+
+def test_a_budget_above_the_table_and_a_bad_number_of_seeds_are_refused(arguments: list[str]):
+    with pytest.raises(SystemExit, match="losses/first has only 6 configurations"):
+        run.main([*arguments, "--evaluations", "7"])
+    with pytest.raises(SystemExit, match="'random:x': the number of seeds"):
+        run.main([*arguments, "--searchers", "random:x"])
