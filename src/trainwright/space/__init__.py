@@ -1,10 +1,16 @@
 """What may vary: parameters, conditions and requirements; columns in, configurations out."""
 
+from trainwright.space.checking import Violation
+from trainwright.space.choice import Choice
 from trainwright.space.columns import Column
 from trainwright.space.conditions import Condition, all_of, any_of, equals, greater, less, not_, one_of
 from trainwright.space.configuration import Configuration
-from trainwright.space.parameters import Choice, Constant, Derived, Float, Int, Parameter
+from trainwright.space.documents import parameter_from_json
+from trainwright.space.fixed import Constant, Derived
+from trainwright.space.numeric import Float, Int
+from trainwright.space.parameters import Parameter
 from trainwright.space.priors import Beta, Normal
+from trainwright.space.requirements import Requirement, require
 from trainwright.space.space import Space
 
 __all__ = [
@@ -19,7 +25,9 @@ __all__ = [
     "Int",
     "Normal",
     "Parameter",
+    "Requirement",
     "Space",
+    "Violation",
     "all_of",
     "any_of",
     "equals",
@@ -27,4 +35,6 @@ __all__ = [
     "less",
     "not_",
     "one_of",
+    "parameter_from_json",
+    "require",
 ]

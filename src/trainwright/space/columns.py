@@ -70,7 +70,7 @@ class Columns:
 
     def snap(self, U: Array) -> Array:
         """Return canonical units; NaN stays NaN."""
-        out = np.minimum(np.maximum(U, 0.0), self._tops)
+        out: Array = np.minimum(np.maximum(U, 0.0), self._tops)
         for where, axis in self._groups:
             if not axis.continuous:
                 out[:, where] = axis.snap(out[:, where])

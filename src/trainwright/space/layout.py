@@ -10,13 +10,14 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from trainwright.errors import SpaceError, TrialError, closest
-from trainwright.space.axes import Array, Mask
+from trainwright.space.axes import Array
 from trainwright.space.canonical import canonical, is_number
 from trainwright.space.columns import Columns, column_of
 from trainwright.space.conditions import Comparison, Condition, Holds, compare_column
-from trainwright.space.parameters import Choice, Constant, Derived, Parameter, Varying
+from trainwright.space.fixed import Constant
+from trainwright.space.parameters import Parameter, Varying
 
-__all__ = ["Layout", "in_order"]
+__all__ = ["Layout", "in_order", "named_by"]
 
 
 class Layout:
@@ -28,7 +29,7 @@ class Layout:
         self.index = {name: index for index, name in enumerate(self.varying)}
         self.columns = tuple(column_of(name, parameter) for name, parameter in self.varying.items())
         self.maps = Columns(list(self.varying.values()))
-        needs = {name: _names(p.when) if isinstance(p, Varying | Derived) else () for name, p in parameters.items()}
+        needs = {name: named_by(p.when) for name, p in parameters.items()}
         for name, others in needs.items():
             for other in others:
                 self._refuse_name(name, other)
@@ -51,12 +52,6 @@ class Layout:
         self._refuse_gaps(out)
         return out
 
-    def settle_columns(self, names: Iterable[str], U: Array) -> None:
-        """Put NaN where the conditions of these columns fail, in place."""
-        for name in names:
-            if name in self.conditions:
-                U[~self.conditions[name](U), self.index[name]] = np.nan
-
     def _refuse_gaps(self, U: Array) -> None:
         gaps = np.isnan(U)
         if not gaps.any():
@@ -67,7 +62,7 @@ class Layout:
                 gap = gap & self.conditions[name](U)
             if gap.any():
                 raise SpaceError(
-                    f"settle: {name!r} is active in row {int(np.argmax(gap))} but has no value there; start from latent rows"
+                    f"settle: {name!r} is active in row {int(np.argmax(gap))} but NaN there; start from latent rows"
                 )
 
     def _compare(self, owner: str, comparison: Comparison, *, negated: bool) -> Holds:
@@ -77,41 +72,17 @@ class Layout:
             return lambda U: np.full(len(U), fixed)
         if not isinstance(parent, Varying):
             raise SpaceError(f"{owner}: condition names {name!r}, which is derived; name what it is computed from")
-        if operation in ("less", "greater"):
-            units = [self._threshold(owner, comparison, parent)]
-        else:
-            numbers = []
-            for value in comparison.values:
-                try:
-                    numbers.append(parent.number(parent.clean(name, value)))
-                except TrialError as error:
-                    sentence = str(error).removeprefix(f"{name}={value!r} ")
-                    raise SpaceError(
-                        f"{owner}: {value!r} {sentence if name in sentence else f'of {name} {sentence}'}"
-                    ) from None
-            units = parent.axis.units(np.array(numbers)).tolist()
+        try:
+            if operation in ("less", "greater"):
+                [value] = comparison.values
+                units = [parent.axis.place(parent.rank(name, value))]
+            else:
+                numbers = [parent.number(parent.clean(name, value)) for value in comparison.values]
+                units = parent.axis.units(np.array(numbers)).tolist()
+        except TrialError as error:
+            sentence = str(error).removeprefix(f"{name}=")  # unless the parent would then be named nowhere
+            raise SpaceError(f"{owner}: {sentence if name in sentence else error}") from None
         return compare_column(self.index[name], operation, units, negated=negated)
-
-    def _threshold(self, owner: str, comparison: Comparison, parent: Varying) -> float:
-        name, [value] = comparison.name, comparison.values
-        if isinstance(parent, Choice):
-            if not parent.ordered:
-                raise SpaceError(
-                    f"{owner}: {comparison.operation}({name!r}, {value!r}) needs an order; "
-                    f"use one_of, or Choice(..., ordered=True) for {name}"
-                )
-            try:
-                number = parent.number(parent.clean(name, value))
-            except TrialError as error:
-                raise SpaceError(f"{owner}: {str(error).removeprefix(f'{name}=')}") from None
-        else:
-            low, high = parent.low, parent.high  # type: ignore[attr-defined]  # Float or Int
-            if not is_number(value) or not low <= value <= high:
-                raise SpaceError(
-                    f"{owner}: {value!r} is not a value of {name}; allowed: a number in [{low!r}, {high!r}]"
-                )
-            number = float(value)
-        return parent.axis.place(number)
 
     def _compare_constant(self, owner: str, comparison: Comparison, constant: Constant) -> bool:
         if comparison.operation in ("equals", "one_of"):
@@ -138,5 +109,6 @@ def in_order(needs: Mapping[str, Iterable[str]], what: str) -> list[str]:
         raise SpaceError(f"{what} form a cycle: {' -> '.join(path)}") from None
 
 
-def _names(condition: Condition | None) -> list[str]:
+def named_by(condition: Condition | None) -> list[str]:
+    """Return the names that a condition compares."""
     return [] if condition is None else [comparison.name for comparison in condition.comparisons()]

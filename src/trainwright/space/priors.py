@@ -38,7 +38,8 @@ class Normal:
         from scipy.special import ndtr, ndtri
 
         below, above = ndtr(-self.mean / self.sd), ndtr((1 - self.mean) / self.sd)
-        return np.minimum(np.maximum(self.mean + self.sd * ndtri(below + p * (above - below)), 0.0), 1.0)
+        units: Array = self.mean + self.sd * ndtri(below + p * (above - below))
+        return np.minimum(np.maximum(units, 0.0), 1.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the prior as data."""
@@ -75,7 +76,7 @@ Prior = Normal | Beta
 
 def prior_from_json(document: Any) -> Prior:
     """Return the prior that `to_json` wrote."""
-    laws = {"normal": Normal, "beta": Beta}
+    laws: dict[str, type[Normal | Beta]] = {"normal": Normal, "beta": Beta}
     if isinstance(document, dict) and len(document) == 1:
         [(law, numbers)] = document.items()
         if law in laws and isinstance(numbers, list | tuple) and len(numbers) == 2:

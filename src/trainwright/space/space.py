@@ -1,6 +1,12 @@
-"""A space: named parameters, conditions and requirements; columns in, configurations out."""
+"""A space: named parameters, conditions and requirements; columns in, configurations out.
 
+The searcher sees float64 matrices only: `sample` and `latent` draw them, `settle` and `legal` judge them,
+`model_matrix` and `row_keys` give the model's and the duplicates' view, `decode` makes parameters of them.
+"""
+
+import math
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -9,10 +15,17 @@ import numpy as np
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Mask
 from trainwright.space.canonical import digest
+from trainwright.space.checking import Violation, breach, read
 from trainwright.space.columns import Column
 from trainwright.space.configuration import Configuration
+from trainwright.space.documents import differences, document_of, parts_of
+from trainwright.space.enumeration import MOST_LEGAL, legal_points
+from trainwright.space.fixed import Constant, Derived
 from trainwright.space.layout import Layout
-from trainwright.space.parameters import Constant, Derived, Parameter, parameter_from_json
+from trainwright.space.parameters import Parameter
+from trainwright.space.requirements import FunctionRequirement, Requirement, TextRequirement
+from trainwright.space.rules import Rows, Rules
+from trainwright.space.sampling import draw_legal
 
 __all__ = ["Space"]
 
@@ -20,23 +33,32 @@ _ABSENT = object()
 
 
 class Space:
-    """What may vary: `Space(requirement, ..., lr=Float(...), width=Int(...))`."""
+    """What may vary: `Space(require("batch * accumulation <= 4096"), lr=Float(1e-5, 1e-1, log=True), ...)`.
 
-    def __init__(self, /, *requirements: Any, **parameters: Parameter) -> None:
+    Immutable; two spaces are equal when their fingerprints are.
+    """
+
+    def __init__(self, /, *requirements: Requirement, **parameters: Parameter) -> None:
         for name, parameter in parameters.items():
-            if not isinstance(parameter, Parameter):
-                raise SpaceError(
-                    f"{name}: {parameter!r} is no parameter; give Float, Int, Choice, Constant or Derived, "
-                    f"such as Constant({parameter!r})"
-                )
-            parameter.refuse(name)
-        self._layout = Layout(parameters)
-        self._requirements = requirements
+            _refuse_parameter(name, parameter)
+        for requirement in requirements:
+            if not isinstance(requirement, TextRequirement | FunctionRequirement):
+                raise SpaceError(f"{requirement!r} is no requirement; write require('a <= b'), and parameters by name")
         self.parameters: Mapping[str, Parameter] = MappingProxyType(parameters)
+        self.requirements = requirements
+        self._layout = Layout(parameters)
+        if not self._layout.columns:
+            raise SpaceError("the space holds nothing that varies; give at least one Float, Int or Choice")
+        self._rules = Rules(self._layout, requirements)
+        self._partial = bool(self._layout.conditions) or any(f.support.gates for f in self._rules.formulas.values())
+        self._refuse_default()
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Parameter], /, *requirements: Any) -> Self:
+    def of(cls, parameters: Mapping[str, Parameter], /, *requirements: Requirement) -> Self:
         """Return the space of a mapping, for names that are no identifiers."""
+        for name in parameters:
+            if not isinstance(name, str) or not name:
+                raise SpaceError(f"parameter name {name!r} is not allowed; use a text of at least one character")
         return cls(*requirements, **parameters)
 
     @property
@@ -50,27 +72,33 @@ class Space:
         return len(self._layout.columns)
 
     def quantile(self, p: Array) -> Array:
-        """Return the latent rows of points in the unit cube, through the priors and weights."""
+        """Return the latent rows of points of the unit cube, column by column through the priors and weights."""
         return self._layout.maps.quantile(p)
 
     def latent(self, generator: np.random.Generator, count: int) -> Array:
         """Return `count` draws from the priors in which every column has a value; `settle` makes rows of them."""
+        if count < 0:
+            raise SpaceError(f"latent: count must be >= 0, got {count}")
         return self._layout.maps.quantile(generator.random((count, self.dimension)))
+
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        """Return `count` legal rows drawn from the priors, or raise SpaceInfeasible."""
+        if self._rules.rules:
+            return draw_legal(self._rules, lambda size: self.latent(generator, size), count)
+        return self.settle(self.latent(generator, count))
 
     def settle(self, U: Array) -> Array:
         """Return rows with canonical units, and NaN where conditions make a parameter inactive."""
         return self._layout.settle(U)
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
-        """Return `count` legal rows drawn from the priors."""
-        return self.settle(self.latent(generator, count))
-
     def legal(self, U: Array) -> Mask:
         """Return which settled rows meet every requirement."""
-        return np.ones(len(U), dtype=np.bool_)
+        if not self._rules.rules:
+            return np.ones(len(U), dtype=np.bool_)
+        return self._rules.legal(Rows(self._rules, U))
 
     def model_matrix(self, U: Array) -> Array:
-        """Return settled rows without NaN: inactive units are -1, inactive choices the number of values."""
+        """Return settled rows without NaN: inactive units are -1, inactive choices the number of their values."""
         return self._layout.maps.fill(U)
 
     def row_keys(self, U: Array) -> list[bytes]:
@@ -81,69 +109,94 @@ class Space:
         return keys
 
     def decode(self, U: Array) -> list[dict[str, Any]]:
-        """Return the parameters of settled rows: active ones only, constants included."""
-        numbers = self._layout.maps.numbers(np.asarray(U, dtype=np.float64))
-        lists: list[Any] = []
-        partial = False
-        for name, parameter in self.parameters.items():
-            if name in self._layout.index:
-                column = numbers[:, self._layout.index[name]].tolist()
-                varying = self._layout.varying[name]
-                if name in self._layout.conditions:
-                    partial = True
-                    found = iter(varying.restore([x for x in column if x == x]))
-                    lists.append([next(found) if x == x else _ABSENT for x in column])
-                else:
-                    lists.append(varying.restore(column))
-            elif isinstance(parameter, Constant):
-                lists.append([parameter.value] * len(U))
-        names = [name for name, p in self.parameters.items() if not isinstance(p, Derived)]
-        if partial:
-            return [
-                {n: v for n, v in zip(names, row, strict=True) if v is not _ABSENT} for row in zip(*lists, strict=True)
-            ]
-        return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
+        """Return the parameters of settled rows: the active ones, constants and derived values."""
+        U = np.asarray(U, dtype=np.float64)
+        numbers = self._layout.maps.numbers(U)
+        rows = Rows(self._rules, U, numbers)
+        columns = [self._values(name, rows, numbers) for name in self.parameters]
+        names = list(self.parameters)
+        if self._partial:
+            pairs = (zip(names, row, strict=True) for row in zip(*columns, strict=True))
+            return [{name: value for name, value in row if value is not _ABSENT} for row in pairs]
+        return [dict(zip(names, row, strict=False)) for row in zip(*columns, strict=True)]
 
     def encode(self, params: Mapping[str, Any]) -> Array:
-        """Return the row of parameters."""
-        numbers = np.full((1, self.dimension), np.nan)
-        for name, index in self._layout.index.items():
-            if name in params:
-                varying = self._layout.varying[name]
-                numbers[0, index] = varying.number(varying.clean(name, params[name]))
-        row: Array = self._layout.maps.units(numbers)[0]
-        return row
+        """Return the row of parameters, NaN where inactive; raises TrialError where they are no row of this space."""
+        reading = read(self._rules, params)
+        outside = [str(v) for v in reading.violations if v.rule in self.parameters or v.rule in params]
+        if outside:
+            raise TrialError("; ".join(outside))
+        return reading.row
+
+    def check(self, params: Mapping[str, Any]) -> list[Violation]:
+        """Return every way in which parameters are not a configuration of this space."""
+        return read(self._rules, params).violations
 
     def configuration(self, row: Array) -> Configuration:
         """Return the configuration of a settled row."""
-        params = self.decode(np.asarray(row)[None, :])[0]
+        [params] = self.decode(np.asarray(row, dtype=np.float64)[None, :])
         return Configuration(params=params, key=self._key(params))
 
     def configuration_of(self, params: Mapping[str, Any]) -> Configuration:
-        """Return the configuration of parameters given by a user, or raise TrialError."""
-        row = self.encode(params)
-        if not self.legal(row[None, :])[0]:
-            raise TrialError(f"{dict(params)!r} is not legal")
-        params = self.decode(row[None, :])[0] | dict(params)
-        return Configuration(params=params, key=self._key(params))
+        """Return the configuration of parameters that a user gives, or raise TrialError that says what is wrong."""
+        reading = read(self._rules, params)
+        if reading.violations:
+            raise TrialError("; ".join(map(str, reading.violations)))
+        return Configuration(params=reading.params, key=self._key(reading.params))
+
+    def default(self) -> Configuration | None:
+        """Return the configuration of all defaults, or None if an active parameter has none."""
+        defaults, row = self._defaults()
+        for name, index in self._layout.index.items():
+            active = name not in self._layout.conditions or self._layout.conditions[name](row)[0]
+            if active and np.isnan(row[0, index]):
+                return None
+        active_defaults = {name: defaults[name] for name, i in self._layout.index.items() if not np.isnan(row[0, i])}
+        return self.configuration_of(active_defaults)
+
+    @cached_property
+    def size(self) -> int | None:
+        """Number of legal configurations; None if a parameter is continuous.
+
+        Above a million, the number before conditions and requirements.
+        """
+        points = [column.points for column in self.columns]
+        if any(count is None for count in points):
+            return None
+        product = math.prod(count or 0 for count in points)
+        if not self._rules.rules and not self._layout.conditions:
+            return product
+        return product if self._points is None else len(self._points)
+
+    def enumerate(self) -> Array:
+        """Return all legal rows of a finite space of at most a million, always in the same order."""
+        if self.size is None or self.size > MOST_LEGAL or self._points is None:
+            size = "infinitely many" if self.size is None else f"up to {self.size}"
+            raise SpaceError(f"enumerate: the space has {size} configurations; at most {MOST_LEGAL} can be listed")
+        return self._points.copy()
+
+    @cached_property
+    def _points(self) -> Array | None:
+        return legal_points(self._rules)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the space as data."""
-        return {"parameters": [{"name": name} | p.to_json() for name, p in self.parameters.items()]}
+        """Return the space as data; conditions and requirements too, functions by their import path."""
+        return document_of(self.parameters, self.requirements)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the space that `to_json` wrote."""
-        parameters = {}
-        for entry in document["parameters"]:
-            rest = {key: value for key, value in entry.items() if key != "name"}
-            parameters[entry["name"]] = parameter_from_json(entry["name"], rest)
-        return cls.of(parameters)
+        parameters, requirements = parts_of(document)
+        return cls.of(parameters, *requirements)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """BLAKE2b-128 of the canonical JSON."""
+        """BLAKE2b-128 of the canonical JSON: equal for equal spaces, in every process."""
         return digest(self.to_json())
+
+    def differences(self, other: "Space") -> list[str]:
+        """Return what `other` has otherwise: "width in [16, 256], now [16, 512]"."""
+        return differences(self.to_json(), other.to_json())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Space) and self.fingerprint == other.fingerprint
@@ -151,8 +204,66 @@ class Space:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
+    def __repr__(self) -> str:
+        parts = [f"require({str(requirement)!r})" for requirement in self.requirements]
+        return f"Space({', '.join([*parts, *(f'{name}={p!r}' for name, p in self.parameters.items())])})"
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_json, (self.to_json(),)
+        return type(self).from_json, (self.to_json(),)  # the bound rules are closures, which no process can send
+
+    def _values(self, name: str, rows: Rows, numbers: Array) -> list[Any]:
+        """Return one parameter's values in all rows, with a mark where it is inactive."""
+        parameter = self.parameters[name]
+        if isinstance(parameter, Constant):
+            return [parameter.value] * len(rows)
+        if isinstance(parameter, Derived):
+            formula = self._rules.formulas[name]
+            active = rows.where(formula.support.gates)
+            some = rows if active is None else rows.take(active)
+            return _spread(formula.values(some[name]), active)
+        column = numbers[:, self._layout.index[name]]
+        varying = self._layout.varying[name]
+        if name not in self._layout.conditions:
+            return varying.restore(column)
+        active = ~np.isnan(column)
+        return _spread(varying.restore(column[active]), active)
 
     def _key(self, params: Mapping[str, Any]) -> str:
-        return digest({n: v for n, v in params.items() if not isinstance(self.parameters[n], Derived)})
+        return digest({name: v for name, v in params.items() if not isinstance(self.parameters[name], Derived)})
+
+    def _defaults(self) -> tuple[dict[str, Any], Array]:
+        """Return the defaults, and their row: NaN where there is none or where it is inactive."""
+        varying = self._layout.varying.items()
+        defaults = {name: p.clean(name, p.default) for name, p in varying if p.has_default}
+        numbers = [p.number(defaults[name]) if name in defaults else np.nan for name, p in varying]
+        row = self._layout.maps.units(np.array([numbers]))
+        for name, holds in self._layout.conditions.items():
+            if not holds(row)[0]:
+                row[0, self._layout.index[name]] = np.nan
+        return defaults, row
+
+    def _refuse_default(self) -> None:
+        defaults, row = self._defaults()
+        rows = Rows(self._rules, row)
+        for rule in self._rules.rules:
+            passed = np.ones(1, dtype=np.bool_)
+            if not np.isnan(row[0, list(rule.support.columns)]).any():
+                self._rules.judge(rule, rows, passed)
+            if not passed[0]:
+                raise SpaceError(f"default {breach(rule, defaults)}")
+
+
+def _spread(values: list[Any], active: Mask | None) -> list[Any]:
+    if active is None or len(values) == len(active):
+        return values
+    found = iter(values)
+    return [next(found) if here else _ABSENT for here in active.tolist()]
+
+
+def _refuse_parameter(name: str, parameter: Any) -> None:
+    if not isinstance(parameter, Parameter):
+        raise SpaceError(
+            f"{name}: {parameter!r} is no parameter; give Float, Int, Choice, Constant or Derived, "
+            f"such as Constant({parameter!r})"
+        )
+    parameter.refuse(name)

@@ -1,0 +1,142 @@
+"""What is wrong with parameters that somebody wrote: every violation names the rule and the values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainwright.errors import TrialError, closest
+from trainwright.space.axes import Array
+from trainwright.space.canonical import canonical, plain
+from trainwright.space.conditions import Condition
+from trainwright.space.fixed import Constant
+from trainwright.space.layout import named_by
+from trainwright.space.rules import Rows, Rule, Rules
+
+__all__ = ["Reading", "Violation", "breach", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One rule that parameters break, and the sentence that says so."""
+
+    rule: str  # the parameter's name, or the requirement's text
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Parameters as the space understands them."""
+
+    row: Array  # NaN where inactive, absent or refused
+    params: dict[str, Any]  # the clean values of active parameters, with constants and derived values
+    violations: list[Violation]
+
+
+def read(rules: Rules, params: Mapping[str, Any]) -> Reading:
+    """Return what parameters mean in the space; constants and derived values may be left out."""
+    return _Reader(rules, params).reading()
+
+
+def breach(rule: Rule, values: Mapping[str, Any]) -> str:
+    """Return the sentence of a broken rule."""
+    named = ", ".join(f"{name}={values[name]!r}" for name in rule.names if name in values)
+    return f"{named} breaks {rule.text!r}"
+
+
+class _Reader:
+    """Reads one configuration, value by value."""
+
+    def __init__(self, rules: Rules, params: Mapping[str, Any]) -> None:
+        self.rules = rules
+        self.layout = rules.layout
+        self.given = params
+        self.clean: dict[str, Any] = {}
+        self.doubtful: set[str] = set()  # activity of what depends on these is not known
+        self.violations: list[Violation] = []
+        self.numbers = np.full((1, len(self.layout.columns)), np.nan)
+
+    def reading(self) -> Reading:
+        for name, value in self.given.items():
+            self._value(name, value)
+        row = self.layout.maps.units(self.numbers)
+        for name in self.layout.order:
+            self._activity(name, row)
+        rows = Rows(self.rules, row, self.numbers)
+        if not self.violations:
+            self._derive(rows)
+            self._judge(rows)
+        params = {name: self.clean[name] for name in self.layout.parameters if name in self.clean}
+        return Reading(row[0], params, self.violations)
+
+    def _value(self, name: str, value: Any) -> None:
+        parameter = self.layout.parameters.get(name)
+        if parameter is None:
+            near = closest(str(name), self.layout.parameters)
+            self._add(
+                str(name), f"{name!r} is no parameter of the space; known: {', '.join(self.layout.parameters)}{near}"
+            )
+        elif name in self.layout.varying:
+            varying = self.layout.varying[name]
+            try:
+                self.clean[name] = varying.clean(name, value)
+                self.numbers[0, self.layout.index[name]] = varying.number(self.clean[name])
+            except TrialError as error:
+                self.doubtful.add(name)
+                self._add(name, str(error))
+        elif isinstance(parameter, Constant) and not _same(value, parameter.value):
+            self._add(name, f"{name}={value!r} differs from the constant {parameter.value!r}")
+
+    def _activity(self, name: str, row: Array) -> None:
+        """Compare what is given with what is active, in the order in which conditions resolve."""
+        index, when = self.layout.index[name], self.layout.varying[name].when
+        if self.doubtful.intersection(named_by(when)):
+            self.doubtful.add(name)
+            return
+        active = name not in self.layout.conditions or bool(self.layout.conditions[name](row)[0])
+        if active and name not in self.given:
+            self.doubtful.add(name)
+            why = "" if when is None else f", and it is active {self._because(when)}"
+            self._add(name, f"{name!r} is missing{why}")
+        elif not active and name in self.given:
+            row[0, index] = self.numbers[0, index] = np.nan
+            self.clean.pop(name, None)
+            self._add(name, f"{name!r} is inactive {self._because(when)}")
+
+    def _because(self, when: Condition | None) -> str:
+        values = self.clean | {n: p.value for n, p in self.layout.parameters.items() if isinstance(p, Constant)}
+        known = [f"{name}={values[name]!r}" for name in dict.fromkeys(named_by(when)) if name in values]
+        return f"when {' and '.join(known)}" if known else f"unless {when}"
+
+    def _derive(self, rows: Rows) -> None:
+        for name, parameter in self.layout.parameters.items():
+            if isinstance(parameter, Constant):
+                self.clean[name] = parameter.value
+        for name, formula in self.rules.formulas.items():
+            mask = rows.where(formula.support.gates)
+            if mask is None or mask.all():
+                [self.clean[name]] = formula.values(rows[name])
+                if name in self.given and plain(self.given[name]) != self.clean[name]:
+                    self._add(name, f"{name}={self.given[name]!r} differs from its derived value {self.clean[name]!r}")
+            elif name in self.given:
+                self._add(name, f"{name!r} is derived, and inactive here")
+
+    def _judge(self, rows: Rows) -> None:
+        passed = self.rules.verdicts(rows)[0]
+        for rule, good in zip(self.rules.rules, passed, strict=True):
+            if not good:
+                self._add(rule.text, breach(rule, self.clean))
+
+    def _add(self, rule: str, message: str) -> None:
+        self.violations.append(Violation(rule, message))
+
+
+def _same(value: Any, constant: Any) -> bool:
+    try:
+        return canonical(plain(value)) == canonical(constant)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,168 @@
+"""Parameters that are one of some values: Choice."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SpaceError, TrialError
+from trainwright.space.axes import Array, Axis, Code, Grid
+from trainwright.space.canonical import canonical, is_number, plain
+from trainwright.space.conditions import Condition
+from trainwright.space.expressions import Kind
+from trainwright.space.parameters import Varying, kind_of, refuse_value, table_of
+
+__all__ = ["Choice"]
+
+
+class Unset:
+    """Stands for a default that is not given, where None is a value like any other."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __reduce__(self) -> str:
+        return "UNSET"  # unpickles as the one instance, so that `is UNSET` holds in other processes
+
+
+UNSET = Unset()
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class Choice(Varying):
+    """One of some values: JSON scalars or tuples of them; with `ordered=True` they are levels from low to high.
+
+    Values are told apart by their canonical JSON: 1, 1.0 and True are three values. `weights` make some values more
+    frequent in draws.
+    """
+
+    values: tuple[Any, ...]
+    ordered: bool = False
+    weights: tuple[float, ...] | None = None
+    default: Any = UNSET
+    when: Condition | None = None
+    kind: ClassVar[str] = "choice"
+
+    def __init__(
+        self,
+        *values: Any,
+        ordered: bool = False,
+        weights: Sequence[float] | None = None,
+        default: Any = UNSET,
+        when: Condition | None = None,
+    ) -> None:
+        given = {
+            "values": tuple(plain(value) for value in values),
+            "ordered": ordered,
+            "weights": None if weights is None else tuple(plain(weight) for weight in weights),
+            "default": plain(default),
+            "when": when,
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        rest = [f"{name}={value!r}" for name, value in self.arguments().items() if name != "values"]
+        return f"Choice({', '.join([*map(repr, self.values), *rest])})"
+
+    @cached_property
+    def axis(self) -> Axis:
+        """The map between units and positions."""
+        points = float(len(self.values))
+        return (
+            Grid.of(low=0.0, step=1.0, points=points, high=points - 1, decimals=1.0)
+            if self.ordered
+            else Code.of(points=points)
+        )
+
+    @property
+    def has_default(self) -> bool:
+        """Whether a default is given; None can be one."""
+        return self.default is not UNSET
+
+    @property
+    def even(self) -> bool:
+        """Whether no weights bend the draws."""
+        return self.weights is None
+
+    @property
+    def values_kind(self) -> Kind:
+        """What expressions may do with the values."""
+        return kind_of(self._table)
+
+    def quantile(self, p: Array) -> Array:
+        """Return the latent units of uniform draws, by the weights."""
+        if self.weights is None:
+            return self.axis.units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
+        ends = np.cumsum(self.weights) / math.fsum(self.weights)
+        last = max(index for index, weight in enumerate(self.weights) if weight > 0)
+        return self.axis.units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
+
+    def refuse(self, name: str) -> None:
+        """Raise SpaceError if the arguments contradict each other."""
+        if not self.values:
+            raise SpaceError(f"{name}: at least one value is needed")
+        seen = set()
+        for value in self.values:
+            refuse_value(name, value)
+            if canonical(value) in seen:
+                raise SpaceError(
+                    f"{name}: value {value!r} is listed twice; list each once, and use weights to favour it"
+                )
+            seen.add(canonical(value))
+        if not isinstance(self.ordered, bool):
+            raise SpaceError(f"{name}: ordered must be True or False, got {self.ordered!r}")
+        if self.weights is not None:
+            if len(self.weights) != len(self.values):
+                raise SpaceError(
+                    f"{name}: {len(self.weights)} weights for {len(self.values)} values; give one for each"
+                )
+            if not all(is_number(w) and 0 <= w < math.inf for w in self.weights) or not sum(self.weights) > 0:
+                raise SpaceError(
+                    f"{name}: weights must be finite numbers >= 0 with a sum above 0, got {list(self.weights)!r}"
+                )
+        super().refuse(name)
+
+    def clean(self, name: str, value: Any) -> Any:
+        """Return the listed value, or raise TrialError that lists them."""
+        value = tuple(value) if isinstance(value, list) else plain(value)
+        try:
+            return self.values[self._codes[canonical(value)]]
+        except (KeyError, TypeError, ValueError):
+            allowed = ", ".join(map(repr, self.values))
+            raise TrialError(f"{name}={value!r} is not a value of {name}; allowed: {allowed}") from None
+
+    def number(self, value: Any) -> float:
+        """Return the position of a value."""
+        return float(self._codes[canonical(value)])
+
+    def rank(self, name: str, value: Any) -> float:
+        """Return the position of a level, or raise TrialError if the values have no order."""
+        if not self.ordered:
+            raise TrialError(f"{name} has no order; use one_of, or make it Choice(..., ordered=True)")
+        return self.number(self.clean(name, value))
+
+    def natural(self, numbers: Array) -> NDArray[Any]:
+        """Return the values as an array of numbers or text where all are, else of objects."""
+        return self._table[numbers.astype(np.intp)]
+
+    def restore(self, numbers: Array) -> list[Any]:
+        """Return the values at positions."""
+        values: list[Any] = self._objects[numbers.astype(np.intp)].tolist()
+        return values
+
+    @cached_property
+    def _codes(self) -> dict[str, int]:
+        return {canonical(value): code for code, value in enumerate(self.values)}
+
+    @cached_property
+    def _table(self) -> NDArray[Any]:
+        return table_of(self.values)
+
+    @cached_property
+    def _objects(self) -> NDArray[Any]:
+        return np.fromiter(self.values, dtype=object, count=len(self.values))

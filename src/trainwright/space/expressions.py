@@ -1,0 +1,284 @@
+"""Expressions over parameters: a small whitelisted language, compiled to numpy over whole columns.
+
+Text is parsed by Python's own parser and then translated node by node; what is not listed in `ALLOWED` is refused,
+and nothing is ever handed to `eval`. Numbers are computed as float64, so whole numbers are exact up to 2^53.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+
+from trainwright.errors import SpaceError, closest
+
+__all__ = ["ALLOWED", "Environment", "Expression", "Kind", "Term"]
+
+ALLOWED = "names, numbers, strings, + - * / // % **, comparisons, and or not in, min max abs log ceil floor"
+
+Kind = Literal["bool", "int", "float", "text", "any"]
+NUMERIC: tuple[Kind, ...] = ("bool", "int", "float")
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+    ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.mod,
+    ast.Pow: np.power,
+}
+_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: np.less,
+    ast.LtE: np.less_equal,
+    ast.Gt: np.greater,
+    ast.GtE: np.greater_equal,
+}
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Kind | None]] = {  # the kind of the result; None = of the arguments
+    "min": (np.minimum, None),
+    "max": (np.maximum, None),
+    "abs": (np.abs, None),
+    "log": (np.log, "float"),
+    "ceil": (np.ceil, "int"),
+    "floor": (np.floor, "int"),
+}
+_FORBIDDEN = {
+    ast.Attribute: "attribute access",
+    ast.Subscript: "indexing",
+    ast.Lambda: "lambda",
+    ast.IfExp: "if ... else",
+    ast.NamedExpr: "assignment",
+    ast.JoinedStr: "an f-string",
+    ast.ListComp: "a comprehension",
+    ast.SetComp: "a comprehension",
+    ast.DictComp: "a comprehension",
+    ast.GeneratorExp: "a comprehension",
+    ast.Tuple: "a tuple outside of 'in (...)'",
+    ast.List: "a list outside of 'in [...]'",
+    ast.Set: "a set outside of 'in {...}'",
+    ast.Dict: "a dict",
+    ast.Starred: "unpacking",
+    ast.Await: "await",
+}
+
+
+class Environment(Protocol):
+    """Columns by name."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Term:
+    """A compiled part: the kind of its values, and its evaluation over columns."""
+
+    kind: Kind
+    evaluate: Callable[[Environment], Any]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed text; `owner` starts its messages."""
+
+    text: str
+    owner: str
+    names: tuple[str, ...]  # in the order of their first use
+    _tree: ast.expr = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, text: str, owner: str) -> Self:
+        """Return the expression, or raise SpaceError that names what is not allowed."""
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+            _check(tree, owner)
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
+            raise SpaceError(f"{owner}: cannot be read ({why}); allowed: {ALLOWED}") from None
+        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        found = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
+        return cls(text.strip(), owner, tuple(dict.fromkeys(found)), tree)
+
+    def bind(self, kinds: Mapping[str, Kind]) -> Term:
+        """Return the compiled expression over columns of these kinds."""
+        for name in self.names:
+            if name not in kinds:
+                raise SpaceError(f"{self.owner}: names {name!r}; known: {', '.join(kinds)}{closest(name, kinds)}")
+        return _Compiler(self.owner, kinds).term(self._tree)
+
+
+def _check(tree: ast.expr, owner: str) -> None:
+    """Refuse what is not in the language, outermost first."""
+    listed = {
+        id(node.comparators[index])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for index, op in enumerate(node.ops)
+        if isinstance(op, ast.In | ast.NotIn)
+    }
+    for node in ast.walk(tree):
+        problem = None
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id not in _FUNCTIONS:
+                problem = f"function {node.func.id!r}"
+            elif node.keywords:
+                problem = "a keyword argument"
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, bytes | complex) or node.value is Ellipsis:
+                problem = f"{node.value!r}"
+        elif isinstance(node, ast.BinOp) and type(node.op) not in _ARITHMETIC:
+            problem = f"operator {type(node.op).__name__}"
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+            problem = "operator ~"
+        elif isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            problem = "is"
+        elif type(node) in _FORBIDDEN and id(node) not in listed:
+            problem = _FORBIDDEN[type(node)]
+        elif isinstance(node, ast.expr) and not isinstance(node, _KNOWN):
+            problem = type(node).__name__
+        if problem is not None:
+            raise SpaceError(f"{owner}: {problem} is not allowed; allowed: {ALLOWED}")
+
+
+_KNOWN = (ast.Name, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.BinOp, ast.Tuple, ast.List, ast.Set)
+
+
+class _Compiler:
+    """Translates a checked tree, refusing operations on kinds that do not fit."""
+
+    def __init__(self, owner: str, kinds: Mapping[str, Kind]) -> None:
+        self.owner = owner
+        self.kinds = kinds
+
+    def term(self, node: ast.expr) -> Term:
+        match node:
+            case ast.Constant():
+                return self._constant(node.value)
+            case ast.Name():
+                return self._name(node.id)
+            case ast.BoolOp():
+                parts = [self._condition(value).evaluate for value in node.values]
+                join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+                return Term("bool", lambda env: reduce(join, [part(env) for part in parts]))
+            case ast.UnaryOp(op=ast.Not()):
+                inner = self._condition(node.operand).evaluate
+                return Term("bool", lambda env: np.logical_not(inner(env)))
+            case ast.UnaryOp():
+                number = self._number(node.operand)
+                function = np.negative if isinstance(node.op, ast.USub) else np.positive
+                return Term(_widest([number]), lambda env: function(number.evaluate(env)))
+            case ast.BinOp():
+                return self._arithmetic(node)
+            case ast.Compare():
+                return self._compare(node)
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(name, node.args)
+        raise SpaceError(f"{self.owner}: {ast.unparse(node)} has no value here; allowed: {ALLOWED}")
+
+    def _constant(self, value: Any) -> Term:
+        if isinstance(value, bool):
+            return Term("bool", lambda _: value)
+        if isinstance(value, int | float):
+            try:
+                number = float(value)
+            except OverflowError:
+                raise SpaceError(f"{self.owner}: {str(value)[:10]}... is too large a number") from None
+            return Term("int" if isinstance(value, int) else "float", lambda _: number)
+        return Term("text" if isinstance(value, str) else "any", lambda _: value)
+
+    def _name(self, name: str) -> Term:
+        kind = self.kinds[name]
+        if kind == "int":
+            return Term(kind, lambda env: np.asarray(env[name], dtype=np.float64))
+        return Term(kind, lambda env: env[name])
+
+    def _number(self, node: ast.expr) -> Term:
+        term = self.term(node)
+        if term.kind == "bool":
+            return Term("bool", lambda env: np.asarray(term.evaluate(env), dtype=np.float64))
+        if term.kind not in NUMERIC:
+            raise SpaceError(f"{self.owner}: {ast.unparse(node)} is no number, so it can only be compared by == != in")
+        return term
+
+    def _condition(self, node: ast.expr) -> Term:
+        term = self.term(node)
+        if term.kind != "bool":
+            raise SpaceError(f"{self.owner}: {ast.unparse(node)} is neither true nor false; compare it with something")
+        return term
+
+    def _arithmetic(self, node: ast.BinOp) -> Term:
+        left, right, function = self._number(node.left), self._number(node.right), _ARITHMETIC[type(node.op)]
+        kind = _widest([left, right])
+        whole_power = isinstance(node.right, ast.Constant)  # a sign in front makes it no plain constant
+        if isinstance(node.op, ast.Div) or (isinstance(node.op, ast.Pow) and not whole_power):
+            kind = "float"
+        return Term(kind, lambda env: function(left.evaluate(env), right.evaluate(env)))
+
+    def _compare(self, node: ast.Compare) -> Term:
+        parts = []
+        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+            if isinstance(op, ast.In | ast.NotIn):
+                parts.append(self._membership(left, right, negated=isinstance(op, ast.NotIn)))
+            elif isinstance(op, ast.Eq | ast.NotEq):
+                parts.append(self._equal(left, right, negated=isinstance(op, ast.NotEq)))
+            else:
+                parts.append(self._ordered(left, op, right))
+        return Term(
+            "bool", parts[0] if len(parts) == 1 else lambda env: reduce(np.logical_and, [p(env) for p in parts])
+        )
+
+    def _ordered(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Callable[[Environment], Any]:
+        first, second, function = self._number(left).evaluate, self._number(right).evaluate, _ORDER[type(op)]
+        return lambda env: function(first(env), second(env))
+
+    def _equal(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
+        first, second = self.term(left), self.term(right)
+        kinds = {"number" if term.kind in NUMERIC else term.kind for term in (first, second)}
+        if kinds == {"number", "text"}:
+            raise SpaceError(
+                f"{self.owner}: {ast.unparse(left)} and {ast.unparse(right)} are number and text, never equal"
+            )
+        function = _same_object if "any" in kinds else np.equal
+        if negated:
+            return lambda env: np.logical_not(function(first.evaluate(env), second.evaluate(env)))
+        return lambda env: function(first.evaluate(env), second.evaluate(env))
+
+    def _membership(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
+        if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
+            raise SpaceError(f"{self.owner}: 'in' needs a list of values on its right, such as in (1, 2)")
+        parts = [self._equal(left, element, negated=negated) for element in right.elts]
+        join = np.logical_and if negated else np.logical_or
+        return lambda env: reduce(join, [part(env) for part in parts])
+
+    def _call(self, name: str, arguments: Sequence[ast.expr]) -> Term:
+        least, most = (2, 100) if name in ("min", "max") else (1, 1)
+        if not least <= len(arguments) <= most:
+            raise SpaceError(f"{self.owner}: {name} takes {'two or more numbers' if least == 2 else 'one number'}")
+        terms = [self._number(argument) for argument in arguments]
+        function, kind = _FUNCTIONS[name]
+        if least == 2:
+            return Term(_widest(terms), lambda env: reduce(function, [term.evaluate(env) for term in terms]))
+        inner = terms[0].evaluate
+        return Term(kind or _widest(terms), lambda env: function(inner(env)))
+
+
+_compare_objects = np.frompyfunc(operator.eq, 2, 1)
+
+
+def _same_object(left: Any, right: Any) -> Any:
+    """Compare values of mixed kinds one by one, as Python does."""
+    return np.asarray(_compare_objects(_boxed(left), _boxed(right)), dtype=np.bool_)
+
+
+def _boxed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value
+    box = np.empty((), dtype=object)  # keeps a text or tuple whole
+    box[()] = value
+    return box
+
+
+def _widest(terms: Sequence[Term]) -> Kind:
+    return "float" if any(term.kind == "float" for term in terms) else "int"

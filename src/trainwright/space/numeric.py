@@ -1,0 +1,216 @@
+"""Parameters that are numbers: Float and Int."""
+
+import math
+import sys
+from dataclasses import KW_ONLY, dataclass
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SpaceError, TrialError
+from trainwright.space.axes import Array, Axis, Grid, Linear, Log, RoundedLog
+from trainwright.space.canonical import is_number, plain, short
+from trainwright.space.conditions import Condition
+from trainwright.space.expressions import Kind
+from trainwright.space.parameters import Varying
+from trainwright.space.priors import Beta, Normal, Prior
+
+__all__ = ["Float", "Int", "Number"]
+
+MOST_POINTS = 2**50  # above, a float's 53 bits do not tell neighbouring cells of the unit interval apart
+MOST_LOG = 2**40  # likewise for whole numbers on a log scale
+
+
+class Number(Varying):
+    """What Float and Int share: bounds, log, step, default, prior."""
+
+    low: Any
+    high: Any
+    log: bool
+    step: Any
+    prior: Prior | None
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "step", "default"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+
+    @property
+    def even(self) -> bool:
+        """Whether no prior bends the draws."""
+        return self.prior is None
+
+    def quantile(self, p: Array) -> Array:
+        """Return the latent units of uniform draws, through the prior."""
+        return p if self.prior is None else self.prior.quantile(p)
+
+    def rank(self, name: str, value: Any) -> float:
+        """Return the number itself, which need not be on the grid, or raise TrialError."""
+        if not is_number(value) or not self.low <= value <= self.high:
+            raise self._outside(name, value)
+        return float(value)
+
+    def refuse(self, name: str) -> None:
+        """Raise SpaceError if the arguments contradict each other."""
+        for word in ("low", "high", "step"):
+            value = getattr(self, word)
+            if not (word == "step" and value is None):
+                self._refuse_number(f"{name}: {word}", value)
+        low, high = self.low, self.high
+        if not low < high:
+            mend = f"{type(self).__name__}({high!r}, {low!r})" if high < low else f"Constant({low!r})"
+            raise SpaceError(f"{name}: low {low!r} is not below high {high!r}; give {mend}")
+        if not isinstance(self.log, bool):
+            raise SpaceError(f"{name}: log must be True or False, got {self.log!r}")
+        if self.log and self.step is not None:
+            raise SpaceError(
+                f"{name}: step and log cannot be combined; list the values: Choice({low!r}, ..., ordered=True)"
+            )
+        if self.step is not None and not 0 < self.step <= high - low:
+            raise SpaceError(f"{name}: step must be above 0 and at most high - low = {high - low!r}, got {self.step!r}")
+        if self.prior is not None:
+            if not isinstance(self.prior, Normal | Beta):
+                raise SpaceError(f"{name}: {self.prior!r} is no prior; give Normal(mean, sd) or Beta(a, b)")
+            self.prior.refuse(name)
+        self._refuse_scale(name)
+        super().refuse(name)
+
+    def _refuse_number(self, what: str, value: Any) -> None:
+        if not is_number(value):
+            raise SpaceError(f"{what} must be a number, got {value!r}")
+        if not abs(value) <= sys.float_info.max:
+            raise SpaceError(f"{what} must be finite, got {value!r}; give the least and greatest value worth a trial")
+
+    def _refuse_scale(self, name: str) -> None:
+        raise NotImplementedError
+
+    def _grid(self, step: float) -> Grid:
+        low, high = float(self.low), float(self.high)
+        digits = max(-int(Decimal(repr(number)).normalize().as_tuple().exponent) for number in (low, step))
+        decimals = 10.0 ** max(digits, 0)
+        exact = digits <= 15 and max(abs(low), abs(high)) * decimals < 2**53
+        points = float(math.floor((high - low) / step + 1e-9) + 1)
+        return Grid.of(low=low, step=step, points=points, high=high, decimals=decimals if exact else 0.0)
+
+    def _outside(self, name: str, value: Any) -> TrialError:
+        return TrialError(f"{name}={value!r} is outside [{self.low!r}, {self.high!r}]")
+
+    def _on_grid(self, name: str, value: Any) -> float:
+        axis = self.axis
+        number = axis.numbers(axis.units(np.array([float(value)])))[0]
+        if abs(number - value) > 1e-9 * self.step:
+            raise TrialError(
+                f"{name}={value!r} is not on the grid {self.low!r}, {self.low + self.step!r}, ...; "
+                f"the nearest point is {short(float(number))}"
+            )
+        return float(number)
+
+
+@dataclass(frozen=True, repr=False)
+class Float(Number):
+    """A real number in [low, high]; `log` spreads it evenly over its logarithm, `step` counts grid points from low."""
+
+    low: float
+    high: float
+    _: KW_ONLY
+    log: bool = False
+    step: float | None = None
+    default: float | None = None
+    prior: Prior | None = None
+    when: Condition | None = None
+    kind: ClassVar[str] = "float"
+
+    @cached_property
+    def axis(self) -> Axis:
+        """The map between units and numbers."""
+        if self.step is not None:
+            return self._grid(float(self.step))
+        return (Log if self.log else Linear).of(low=self.low, high=self.high)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the parameter as data, with 1 and 1.0 written alike."""
+        document = super().to_json()
+        return document | {key: float(document[key]) for key in ("low", "high", "step", "default") if key in document}
+
+    @property
+    def values_kind(self) -> Kind:
+        """What expressions may do with the values."""
+        return "float"
+
+    def clean(self, name: str, value: Any) -> float:
+        """Return the value as a float, or raise TrialError that says what is allowed."""
+        value = plain(value)
+        if not is_number(value):
+            raise TrialError(f"{name}={value!r} is not a number; allowed: a number in [{self.low!r}, {self.high!r}]")
+        if not self.low <= value <= self.high:
+            raise self._outside(name, value)
+        return float(value) + 0.0 if self.step is None else self._on_grid(name, value)
+
+    def _refuse_scale(self, name: str) -> None:
+        if self.log and not self.low > 0:
+            raise SpaceError(
+                f"{name}: log=True needs low > 0, got {self.low!r}; use a small bound such as 1e-6, or log=False"
+            )
+        if not math.isfinite(float(self.high) - float(self.low)):
+            raise SpaceError(f"{name}: the range from {self.low!r} to {self.high!r} is too wide for a float; narrow it")
+        if self.step is not None and (self.high - self.low) / self.step > MOST_POINTS:
+            raise SpaceError(f"{name}: step {self.step!r} makes more than 2**50 points; give a larger step, or none")
+
+
+@dataclass(frozen=True, repr=False)
+class Int(Number):
+    """A whole number from low to high, both included; `log` and `step` as for Float."""
+
+    low: int
+    high: int
+    _: KW_ONLY
+    log: bool = False
+    step: int | None = None
+    default: int | None = None
+    prior: Prior | None = None
+    when: Condition | None = None
+    kind: ClassVar[str] = "int"
+
+    @cached_property
+    def axis(self) -> Axis:
+        """The map between units and numbers."""
+        if self.log:
+            return RoundedLog.of(low=self.low, high=self.high)
+        return self._grid(float(1 if self.step is None else self.step))
+
+    @property
+    def values_kind(self) -> Kind:
+        """What expressions may do with the values."""
+        return "int"
+
+    def clean(self, name: str, value: Any) -> int:
+        """Return the value as an int, or raise TrialError that says what is allowed."""
+        value = plain(value)
+        if not is_number(value) or not float(value).is_integer():
+            raise TrialError(
+                f"{name}={value!r} is not a whole number; allowed: a whole number in [{self.low!r}, {self.high!r}]"
+            )
+        if not self.low <= value <= self.high:
+            raise self._outside(name, value)
+        return int(value) if self.step is None else int(self._on_grid(name, int(value)))
+
+    def natural(self, numbers: Array) -> NDArray[Any]:
+        """Return the values as int64."""
+        return numbers.astype(np.int64)
+
+    def _refuse_number(self, what: str, value: Any) -> None:
+        super()._refuse_number(what, value)
+        if not isinstance(value, int):
+            raise SpaceError(f"{what} must be a whole number, got {value!r}; for real numbers use Float")
+        if abs(value) > 2**53:
+            raise SpaceError(f"{what} must lie within -2**53 and 2**53, got {value!r}")
+
+    def _refuse_scale(self, name: str) -> None:
+        if self.log and self.low < 1:
+            raise SpaceError(f"{name}: log=True needs low >= 1, got {self.low!r}; use Int(1, ...), or log=False")
+        if self.log and self.high > MOST_LOG:
+            raise SpaceError(f"{name}: log=True needs high <= 2**40, got {self.high!r}; use Float and round")
+        if (self.high - self.low) // (self.step or 1) >= MOST_POINTS:
+            raise SpaceError(f"{name}: [{self.low!r}, {self.high!r}] holds more than 2**50 points; narrow it")

@@ -1,0 +1,184 @@
+"""What follows from the parameters of a row, and what it must meet: derived values and requirements, by column."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SpaceError
+from trainwright.space.axes import Array, Mask
+from trainwright.space.conditions import Condition, Holds
+from trainwright.space.expressions import Kind, Term
+from trainwright.space.fixed import Constant, Derived
+from trainwright.space.layout import Layout, in_order, named_by
+from trainwright.space.parameters import Varying
+from trainwright.space.requirements import Requirement, Verdict
+
+__all__ = ["Formula", "Rows", "Rule", "Rules"]
+
+
+@dataclass(frozen=True)
+class Support:
+    """What stands below some names."""
+
+    columns: tuple[int, ...]  # those that the values are computed from
+    gates: tuple[Holds, ...]  # all must hold for all names to be active
+    reads: frozenset[int]  # the columns, and those that the gates look at
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A derived parameter over columns."""
+
+    term: Term
+    support: Support
+
+    def values(self, column: Array) -> list[Any]:
+        """Return a derived column as Python values of the formula's kind."""
+        if self.term.kind == "int":
+            return [int(x) if np.isfinite(x) else x for x in column.tolist()]
+        return [bool(x) for x in column.tolist()] if self.term.kind == "bool" else column.tolist()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A requirement over columns."""
+
+    text: str
+    names: tuple[str, ...]  # as the requirement uses them
+    support: Support  # the rule applies where its gates hold
+    verdict: Verdict
+
+
+class Rules:
+    """The derived values and requirements of a space, bound to its layout."""
+
+    def __init__(self, layout: Layout, requirements: Sequence[Requirement]) -> None:
+        self.layout = layout
+        self.kinds: dict[str, Kind] = {
+            name: p.values_kind for name, p in layout.parameters.items() if isinstance(p, Varying | Constant)
+        }
+        self.formulas: dict[str, Formula] = {}
+        self._bind_formulas()
+        # In the order of the parameters, for messages.
+        self.kinds = {name: self.kinds[name] for name in layout.parameters}
+        self.rules = [self._finite(name) for name in self.formulas]
+        for requirement in requirements:
+            verdict = requirement.bind(self.kinds)
+            self.rules.append(Rule(str(requirement), requirement.names, self._support(requirement.names), verdict))
+
+    def verdicts(self, rows: "Rows") -> Mask:
+        """Return for each row and rule whether the row passes; a rule that does not apply is passed."""
+        passed = np.ones((len(rows), len(self.rules)), dtype=np.bool_)
+        for index, rule in enumerate(self.rules):
+            self.judge(rule, rows, passed[:, index])
+        return passed
+
+    def legal(self, rows: "Rows") -> Mask:
+        """Return for each row whether it passes all rules."""
+        passed = np.ones(len(rows), dtype=np.bool_)
+        for rule in self.rules:
+            self.judge(rule, rows, passed)
+        return passed
+
+    def judge(self, rule: Rule, rows: "Rows", passed: Mask) -> None:
+        """Clear `passed` where the rule applies and is broken."""
+        active = rows.where(rule.support.gates)
+        some = rows if active is None else rows.take(active)
+        if len(some) == 0:
+            return
+        with np.errstate(all="ignore"):  # log(0), 1 / 0: the comparison with inf or nan decides
+            verdict = rule.verdict(some, len(some))
+        if active is None:
+            passed &= verdict
+        else:
+            passed[active] &= verdict
+
+    def _bind_formulas(self) -> None:
+        derived = {name: p for name, p in self.layout.parameters.items() if isinstance(p, Derived)}
+        expressions = {name: parameter.expression(name) for name, parameter in derived.items()}
+        needs = {name: [used for used in e.names if used in derived] for name, e in expressions.items()}
+        known = {name: self.kinds.get(name, "float") for name in self.layout.parameters}
+        for name in in_order(needs, "derived values"):
+            term = expressions[name].bind(known)
+            if term.kind not in ("bool", "int", "float"):
+                raise SpaceError(f"{name}: {derived[name].text!r} gives no number; derive numbers only")
+            self.formulas[name] = Formula(term, self._support(expressions[name].names, name, derived[name].when))
+            self.kinds[name] = known[name] = term.kind
+
+    def _finite(self, name: str) -> Rule:
+        return Rule(f"{name} is finite", (name,), self.formulas[name].support, lambda env, _: np.isfinite(env[name]))
+
+    def _support(self, names: Sequence[str], owner: str = "", when: Condition | None = None) -> Support:
+        columns: dict[int, None] = {}  # a set in order
+        gates: list[Holds] = []
+        reads: set[int] = set()
+        for name in names:
+            if name in self.formulas:
+                below = self.formulas[name].support
+                columns |= dict.fromkeys(below.columns)
+                gates += below.gates
+                reads |= below.reads
+            elif name in self.layout.index:
+                index = self.layout.index[name]
+                columns[index] = None
+                if name in self.layout.conditions:
+                    gates.append(_present(index))
+        if when is not None:
+            gates.append(self.layout.bind(owner, when))
+            reads |= {self.layout.index[name] for name in named_by(when) if name in self.layout.index}
+        return Support(tuple(columns), tuple(gates), frozenset(reads | columns.keys()))
+
+
+class Rows:
+    """Settled rows by parameter name: columns of natural dtype, decoded where asked for.
+
+    `numbers` are given where the exact values are known, as for parameters that a user wrote. Entries of inactive
+    parameters mean nothing; `take` the rows in which a `where` holds.
+    """
+
+    def __init__(self, rules: Rules, U: Array, numbers: Array | None = None) -> None:
+        self._rules = rules
+        self._U = U
+        self._numbers = numbers
+        self._columns: dict[str, NDArray[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._U)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            self._columns[name] = self._column(name)
+        return self._columns[name]
+
+    def where(self, gates: Sequence[Holds]) -> Mask | None:
+        """Return the rows in which all gates hold; None = all rows."""
+        if not gates:
+            return None
+        mask: Mask = reduce(np.logical_and, [gate(self._U) for gate in gates])
+        return None if mask.all() else mask
+
+    def take(self, mask: Mask) -> "Rows":
+        """Return some of the rows."""
+        return Rows(self._rules, self._U[mask], None if self._numbers is None else self._numbers[mask])
+
+    def _column(self, name: str) -> NDArray[Any]:
+        layout = self._rules.layout
+        if name in self._rules.formulas:
+            with np.errstate(all="ignore"):
+                value = np.asarray(self._rules.formulas[name].term.evaluate(self), dtype=np.float64)
+            return np.broadcast_to(value, len(self._U))
+        parameter = layout.parameters[name]
+        if isinstance(parameter, Constant):
+            return parameter.column(len(self._U))
+        index, varying = layout.index[name], layout.varying[name]
+        if self._numbers is not None:
+            return varying.natural(self._numbers[:, index])
+        return varying.natural(varying.axis.numbers(self._U[:, index]))
+
+
+def _present(index: int) -> Callable[[Array], Mask]:
+    return lambda U: ~np.isnan(U[:, index])
