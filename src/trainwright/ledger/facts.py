@@ -30,9 +30,13 @@ def created(*, space: Mapping[str, Any], objectives: Sequence[str], seed: int, v
     return Record(kind="created", body=body)
 
 
-def joined(writer: Writer) -> Record:
-    """Return the record that ties this writer's identity to a process."""
-    return Record(kind="joined", body=writer.body())
+def joined(writer: Writer, *, session: int) -> Record:
+    """Return the record that ties this writer's identity to a process.
+
+    `session` is one more than the greatest known when it joined: it puts writers that never met into their order
+    without comparing clocks.
+    """
+    return Record(kind="joined", body={**writer.body(), "session": session})
 
 
 def left() -> Record:

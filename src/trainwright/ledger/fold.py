@@ -43,12 +43,14 @@ class State:
     seed: int = 0
     created_at: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+    creator: str = ""
     trials: dict[int, TrialState] = field(default_factory=dict)
     writers: dict[str, Writer] = field(default_factory=dict)
     decisions: dict[tuple[int, int], Decision] = field(default_factory=dict)
     notes: dict[tuple[str, int], tuple[int | None, str, Any]] = field(default_factory=dict)
     counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
     ended_hash: int = 0
+    sessions: int = 0
     unknown_kinds: dict[str, int] = field(default_factory=dict)
     _next_seq: dict[str, int] = field(default_factory=dict)
 
@@ -116,7 +118,10 @@ def _hash(number: int, status: Status) -> int:
 
 
 def _created(state: State, record: Record) -> None:
+    if state.creator and state.creator <= record.writer:
+        return  # two made the study at once: the least writer's record counts, whichever is read first
     body = record.body
+    state.creator = record.writer
     state.space = body["space"]
     state.objectives = tuple(Objective.parse(text) for text in body["objectives"])
     state.seed = body["seed"]
@@ -126,6 +131,7 @@ def _created(state: State, record: Record) -> None:
 
 def _joined(state: State, record: Record) -> None:
     state.writers[record.writer] = Writer.of(record.body)
+    state.sessions = max(state.sessions, record.body.get("session", 0))
 
 
 def _left(state: State, record: Record) -> None:

@@ -1,0 +1,112 @@
+"""Followers of the book: what the searcher sees, and what the promotion rule remembers."""
+
+import math
+from collections.abc import Mapping
+
+from trainwright.ledger import Objective, Record, Status, TrialState
+from trainwright.schedule import Continue, Ended, New, PromotionRule, Reported, TrialView, Verdict
+from trainwright.schedule import View as RuleView
+from trainwright.search import View as SearchView
+from trainwright.space import Configuration
+
+__all__ = ["RuleFollower", "SearchFollower", "losses_of"]
+
+
+def losses_of(objectives: tuple[Objective, ...], metrics: Mapping[str, float]) -> tuple[float, ...] | None:
+    """Return the losses that the metrics hold, one per objective; None if an objective is not among them."""
+    if any(objective.metric not in metrics for objective in objectives):
+        return None
+    return tuple(objective.loss(float(metrics[objective.metric])) for objective in objectives)
+
+
+class SearchFollower:
+    """Feeds a searcher's view: live in order of arrival, at opening in order of trial numbers."""
+
+    def __init__(self, view: SearchView, objectives: tuple[Objective, ...]) -> None:
+        self.view = view
+        self._objectives = objectives
+        self._told: dict[int, Status] = {}
+        self._epoch: dict[int, int] = {}
+
+    def catch_up(self, trials: dict[int, TrialState]) -> None:
+        """Tell everything about trials that the state already holds."""
+        for number in sorted(trials):
+            trial = trials[number]
+            for epoch in sorted(trial.reports):
+                self._report(trial, epoch)
+            self._status(trial)
+
+    def follow(self, record: Record, trial: TrialState | None) -> None:
+        """Pass on a report or a change of status."""
+        if trial is None or not trial.key:
+            return
+        if record.kind == "reported":
+            self._report(trial, record.body["epoch"])
+        self._status(trial)
+
+    def _propose(self, trial: TrialState) -> None:
+        if trial.number not in self._told:
+            self._told[trial.number] = Status.PROPOSED
+            self.view.propose(trial.number, Configuration(params=trial.params, key=trial.key, number=trial.number))
+
+    def _report(self, trial: TrialState, epoch: int) -> None:
+        if epoch <= self._epoch.get(trial.number, 0):
+            return  # a repetition after a restart: the searcher knows this epoch
+        self._propose(trial)
+        self._epoch[trial.number] = epoch
+        losses = losses_of(self._objectives, trial.reports[epoch].metrics)
+        if losses is not None:
+            self.view.report(trial.number, epoch, losses)
+
+    def _status(self, trial: TrialState) -> None:
+        if not trial.key:
+            return
+        self._propose(trial)
+        status = trial.status
+        if self._told[trial.number] is status:
+            return
+        self._told[trial.number] = status
+        if status is Status.FAILED:
+            self.view.result(trial.number, None, epoch=trial.epoch or None, complete=False)
+        elif status is Status.ABANDONED:
+            self.view.withdraw(trial.number)  # lost is not bad: nothing was learnt about the configuration
+        elif status in {Status.COMPLETE, Status.STOPPED}:
+            losses = losses_of(self._objectives, trial.values or {})
+            complete = status is Status.COMPLETE
+            self.view.result(trial.number, losses, epoch=trial.epoch or None, complete=complete)
+
+
+class RuleFollower:
+    """Keeps a promotion rule's index, and asks the rule."""
+
+    def __init__(self, rule: PromotionRule, objectives: tuple[Objective, ...]) -> None:
+        self.rule = rule
+        self._objectives = objectives
+        self._index = rule.empty()
+
+    def follow(self, record: Record, trial: TrialState | None) -> None:
+        """Fold a report or an end into the rule's index."""
+        if trial is None:
+            return
+        if record.kind == "reported":
+            losses = losses_of(self._objectives, record.body["metrics"])
+            if losses is not None:
+                event = Reported(trial=trial.number, epoch=record.body["epoch"], losses=losses, at_seconds=record.at)
+                self._index = self.rule.fold(self._index, event)
+        elif record.kind in {"finished", "failed"}:
+            ended = Ended(trial=trial.number, failed=record.kind == "failed", at_seconds=record.at)
+            self._index = self.rule.fold(self._index, ended)
+
+    def verdict(self, trial: TrialState, view: RuleView) -> Verdict:
+        """Return the rule's verdict on the trial's latest report."""
+        losses = losses_of(self._objectives, trial.reports[trial.epoch].metrics)
+        if losses is None:
+            return Continue()
+        first = self._objectives[0]
+        best = min(first.loss(report.metrics.get(first.metric, math.nan)) for report in trial.reports.values())
+        seen = TrialView(number=trial.number, epoch=trial.epoch, losses=losses, best_loss=best)
+        return self.rule.on_report(self._index, view, seen)
+
+    def starts_new(self, view: RuleView) -> bool:
+        """Return whether free devices go to a new trial."""
+        return isinstance(self.rule.on_free(self._index, view), New)

@@ -1,0 +1,101 @@
+"""What a person sees while a study runs: a live line on a terminal, one plain line per ended trial elsewhere."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Self, TextIO
+
+from trainwright.ledger import Objective, State, Status, TrialState
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Prints to `stream` (default: standard error). `shown=False` says nothing at all."""
+
+    def __init__(self, trials: int | None, *, shown: bool = True, stream: TextIO | None = None) -> None:
+        self._trials = trials
+        self._shown = shown
+        self._stream = stream or sys.stderr
+        self._started = time.monotonic()
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._best: tuple[float, TrialState] | None = None
+
+    def __enter__(self) -> Self:
+        if self._shown and self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (
+                TextColumn("[bold]trials"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[state]}"),
+            )
+            self._bar = Progress(*columns, console=Console(file=self._stream))
+            self._bar.start()
+            self._task = self._bar.add_task("trials", total=self._trials, state="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        elif self._shown:
+            print(text, file=self._stream, flush=True)
+
+    def tick(self, state: State, running: int) -> None:
+        """Bring the live line up to date."""
+        if self._bar is not None and self._task is not None:
+            best = self._best_text(state)
+            failed = state.counts[Status.FAILED]
+            text = f"{running} running" + (f", {failed} failed" if failed else "") + (f", {best}" if best else "")
+            self._bar.update(self._task, completed=state.results, state=text)
+
+    def ended(self, state: State, trial: TrialState) -> None:
+        """Say how a trial ended."""
+        if not self._shown:
+            return
+        self._note_best(state, trial)
+        of = f"/{self._trials}" if self._trials is not None else ""
+        failure = trial.failure
+        what = (
+            f"{failure.kind}: {failure.message}"
+            if failure is not None
+            else ", ".join(f"{name}={value:.6g}" for name, value in (trial.values or {}).items())
+        )
+        epochs = f" after {trial.epoch} epochs" if trial.epoch > 1 else ""
+        best = self._best_text(state)
+        self.say(
+            f"[{state.results}{of}] trial {trial.number} {trial.status}{epochs} ({trial.seconds:.1f} s)"
+            + (f": {what}" if what else "")
+            + (f" | {best}" if best else "")
+        )
+
+    def _note_best(self, state: State, trial: TrialState) -> None:
+        objective = _first(state)
+        if objective is not None and trial.values and objective.metric in trial.values:
+            loss = objective.loss(trial.values[objective.metric])
+            if self._best is None or loss < self._best[0]:
+                self._best = loss, trial
+
+    def _best_text(self, state: State) -> str:
+        objective = _first(state)
+        if self._best is None or objective is None:
+            return ""
+        trial = self._best[1]
+        return f"best {objective.metric}={(trial.values or {})[objective.metric]:.6g} (trial {trial.number})"
+
+
+def _first(state: State) -> Objective | None:
+    return state.objectives[0] if len(state.objectives) == 1 else None

@@ -1,0 +1,385 @@
+"""Study: what a person holds. A space, objectives and a directory; ask and tell, or run."""
+
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, overload
+
+import numpy as np
+
+from trainwright.engine import IN_WORKER, Engine, Local, ScriptBoundary, TrainFunction
+from trainwright.errors import InputError, MissingExtra, ObjectiveError, StudyError, TrialError, closest
+from trainwright.ledger import (
+    DirectoryLedger,
+    Ledger,
+    MemoryLedger,
+    Objective,
+    State,
+    TrialState,
+    facts,
+    parse_objectives,
+)
+from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
+from trainwright.search import ForestSearcher, Searcher
+from trainwright.search import View as SearchView
+from trainwright.space import Configuration, Space
+from trainwright.study.book import Book
+from trainwright.study.driver import Budget, Driver
+from trainwright.study.followers import RuleFollower, SearchFollower, losses_of
+from trainwright.study.front import non_dominated
+from trainwright.study.progress import Progress
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["Study"]
+
+_OURS = frozenset({"ledger", "checkpoints", "library", "logs", "report.html", "summary.json"})
+
+
+class Study:
+    """A search over `space` for `objectives` ("min val_loss", or several), kept in `directory` or only in memory.
+
+    On a directory that holds the same study it resumes; if space, objectives or seed differ it raises `StudyError`
+    naming the first difference. `searcher` is the one of `ask`, and of `run` unless that is given another.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        objectives: str | Sequence[str],
+        *,
+        directory: str | Path | None = None,
+        seed: int = 0,
+        searcher: Searcher | None = None,
+    ) -> None:
+        if not isinstance(space, Space):
+            raise StudyError(f"space: got {space!r}; allowed: tw.Space(lr=tw.Float(...), ...)")
+        parsed = parse_objectives(objectives)
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise StudyError(f"seed: got {seed!r}; allowed: a whole number >= 0")
+        self.directory = None if directory is None else Path(directory)
+        ledger = MemoryLedger() if self.directory is None else _create_ledger(self.directory)
+        book = Book(ledger, self.directory)
+        self.resumed = book.state.space is not None
+        if self.resumed:
+            _compare(book, space, parsed, seed)
+        else:
+            book.create(space, parsed, seed, _versions())
+        self._take(book, space, searcher)
+
+    @classmethod
+    def open(cls, directory: str | Path, *, searcher: Searcher | None = None) -> "Study":
+        """Open the study in `directory`, to look at it, to export it, or to run on."""
+        path = Path(directory)
+        study = cls.__new__(cls)
+        study.directory = path
+        study.resumed = True
+        book = Book(_open_ledger(path), path)
+        study._take(book, book.space(), searcher)  # noqa: SLF001 -- it is one of us
+        return study
+
+    def _take(self, book: Book, space: Space, searcher: Searcher | None) -> None:
+        self.space = space
+        self._book = book
+        self._searcher: Searcher = searcher if searcher is not None else ForestSearcher()
+        self._view: SearchView | None = None
+
+    # Ask and tell.
+
+    @overload
+    def ask(self) -> Configuration: ...
+    @overload
+    def ask(self, count: int) -> list[Configuration]: ...
+    def ask(self, count: int | None = None) -> Configuration | list[Configuration]:
+        """Propose a configuration, or a list of `count`; each becomes a trial that waits for `tell`.
+
+        Proposals that a dead process never told of come first. Raises `SpaceExhausted` if nothing new is left.
+        """
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise StudyError(f"ask: count must be >= 1, got {count!r}")
+        view = self._searching()
+        wanted = count or 1
+        asked = self._orphans()[:wanted]
+        numbers: list[int] = []
+        while len(asked) + len(numbers) < wanted:
+            number = self._book.claim_number()
+            if number is not None:
+                numbers.append(number)
+        if numbers:
+            proposals = self._searcher.ask(view, numbers)
+            for number, proposal in zip(numbers, proposals, strict=True):
+                self._book.propose(number, proposal)
+                asked.append(replace(proposal, number=number))
+        return asked if count is not None else asked[0]
+
+    def _orphans(self) -> list[Configuration]:
+        return [
+            Configuration(params=trial.params, key=trial.key, number=trial.number, origin=trial.origin)
+            for trial in self._book.state.trials.values()
+            if trial.status == "proposed" and trial.key and self._book.holder_is_dead(trial.writer)
+        ]
+
+    def tell(
+        self,
+        configuration: Configuration | Mapping[str, Any],
+        *,
+        failed: str | None = None,
+        repeat: bool = False,
+        **metrics: float,
+    ) -> TrialState:
+        """Record the result of a configuration: one that was asked, or any legal mapping of values (a new trial).
+
+        `failed` tells why there is none. `repeat=True` records a second result as a new trial of the same values.
+        """
+        number = configuration.number if isinstance(configuration, Configuration) else None
+        trial = self._book.state.trials.get(number) if number is not None else None
+        if trial is not None and trial.status.ended and not repeat:
+            self._refuse_retelling(trial, metrics)
+        values = {} if failed is not None else self._values(metrics, number)
+        if trial is None or trial.status.ended:
+            trial = self._enter(configuration)
+        lease = max(1, trial.lease)
+        if failed is not None:
+            self._book.append(facts.failed(trial.number, lease, failure="exception", message=failed))
+        else:
+            self._book.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
+        return trial
+
+    def _refuse_retelling(self, trial: TrialState, metrics: Mapping[str, float]) -> None:
+        now = ", ".join(f"{name}={value!r}" for name, value in metrics.items())
+        had = ", ".join(f"{name}={value:g}" for name, value in (trial.values or {}).items())
+        has = f"already has {had}" if had else f"has already ended ({trial.status})"
+        raise TrialError(
+            f"trial {trial.number} {has}; pass repeat=True to record {now or 'this'} as a new trial of the same "
+            "configuration"
+        )
+
+    def _values(self, metrics: Mapping[str, Any], number: int | None) -> dict[str, float]:
+        where = "tell" if number is None else f"trial {number}"
+        for objective in self.objectives:
+            if objective.metric not in metrics:
+                got = ", ".join(sorted(metrics)) or "nothing"
+                raise ObjectiveError(f"{where}: objective {objective.metric!r} is missing; got: {got}")
+        any_objective = self.objectives[0]
+        return {name: replace(any_objective, metric=name).number(value, where) for name, value in metrics.items()}
+
+    def _enter(self, configuration: Configuration | Mapping[str, Any]) -> TrialState:
+        self._searching()
+        checked = self.space.configuration_of(dict(configuration))
+        number = None
+        while number is None:
+            number = self._book.claim_number()
+        self._book.propose(number, replace(checked, number=number, origin={"searcher": "told"}))
+        return self._book.state.trials[number]
+
+    def _searching(self) -> SearchView:
+        """Return the searcher's view, made at first use and kept up to date by the book from then on."""
+        if self._view is None:
+            self._view = SearchView(self.space, self._book.state.seed, len(self.objectives))
+            self._follow(self._view)
+        return self._view
+
+    def _follow(self, view: SearchView) -> None:
+        follower = SearchFollower(view, self.objectives)
+        follower.catch_up(self._book.state.trials)
+        self._book.followers.append(follower)
+
+    # Run.
+
+    def run(
+        self,
+        train: TrainFunction,
+        *,
+        trials: int | None = None,
+        searcher: Searcher | None = None,
+        scheduler: Scheduler | PromotionRule | AllocationPolicy | None = None,
+        engine: Engine | None = None,
+        wall_seconds: float | None = None,
+        device_seconds: float | None = None,
+        max_failures: int = 100,
+        progress: bool = True,
+    ) -> None:
+        """Run `train(trial)` until `trials` trials have a result, over the whole life of the study.
+
+        `wall_seconds` ends this call, `device_seconds` (wall seconds times devices, over the whole life) likewise;
+        what runs then, or at Ctrl-C, goes on from its checkpoint in the next call. Without `trials` the other budgets
+        or the space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures, or after 10
+        without one success.
+        """
+        if os.environ.get(IN_WORKER):
+            raise ScriptBoundary  # a worker is loading the script that called this: it has what it came for
+        _check_budget(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+        if trials is None and wall_seconds is None and device_seconds is None and self.space.size is None:
+            raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
+        schedule = Scheduler.of(scheduler)
+        view = SearchView(
+            self.space, self._book.state.seed, len(self.objectives), trials, epochs=schedule.rule.max_epochs
+        )
+        rule = RuleFollower(schedule.rule, self.objectives)
+        self._book.refresh()
+        for record in self._book.replay():
+            rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
+        followers = list(self._book.followers)
+        self._book.followers.append(rule)
+        self._follow(view)
+        with Progress(trials, shown=progress) as shown:
+            if self._book.state.trials:
+                shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")
+            driver = Driver(
+                self._book,
+                view,
+                rule,
+                searcher=searcher if searcher is not None else self._searcher,
+                scheduler=schedule,
+                engine=engine if engine is not None else Local(),
+                budget=Budget(
+                    trials=trials,
+                    wall_seconds=wall_seconds,
+                    device_seconds=device_seconds,
+                    max_failures=max_failures,
+                ),
+                progress=shown,
+            )
+            try:
+                driver.run(train)
+            finally:
+                self._book.followers = followers
+
+    # Look.
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objectives, in their order."""
+        return self._book.objectives
+
+    @property
+    def seed(self) -> int:
+        """The seed of every draw."""
+        return self._book.state.seed
+
+    @property
+    def state(self) -> State:
+        """The state folded from the ledger's records."""
+        return self._book.state
+
+    @property
+    def trials(self) -> list[TrialState]:
+        """All trials by number."""
+        return [self._book.state.trials[number] for number in sorted(self._book.state.trials)]
+
+    @property
+    def dropped(self) -> list[str]:
+        """What could not be read of the ledger, a sentence each."""
+        return [str(dropped) for dropped in self._book.ledger.dropped()]
+
+    @property
+    def best(self) -> TrialState | None:
+        """The trial with the best observed value of the one objective; None before the first result."""
+        if len(self.objectives) > 1:
+            names = ", ".join(map(str, self.objectives))
+            raise StudyError(f"best: the study has {len(self.objectives)} objectives ({names}); use study.front")
+        scored = self._scored()
+        return min(scored, key=lambda item: (item[0], item[1].number))[1] if scored else None
+
+    @property
+    def front(self) -> list[TrialState]:
+        """The trials that no other trial beats in every objective, by number; those within all bounds first."""
+        scored = self._scored()
+        bounds = [math.inf if o.bound is None else o.loss(o.bound) for o in self.objectives]
+        feasible = [item for item in scored if all(x <= b for x, b in zip(item[0], bounds, strict=True))]
+        pool = feasible or scored
+        if not pool:
+            return []
+        keep = non_dominated(np.array([losses for losses, _ in pool]))
+        return sorted((trial for (_, trial), kept in zip(pool, keep, strict=True) if kept), key=lambda t: t.number)
+
+    def _scored(self) -> list[tuple[tuple[float, ...], TrialState]]:
+        scored = []
+        for trial in self._book.state.trials.values():
+            losses = losses_of(self.objectives, trial.values) if trial.values else None
+            if losses is not None and np.isfinite(losses).all():
+                scored.append((losses, trial))
+        return scored
+
+    def to_frame(self) -> "pl.DataFrame":
+        """Return one row per trial: number, status, params, values, epochs, seconds."""
+        try:
+            import polars as pl
+        except ImportError:
+            raise MissingExtra.of("study.to_frame()", "polars", "parquet") from None
+        from trainwright.ledger.rows import rows
+
+        return pl.DataFrame(rows(self._book.state), infer_schema_length=None)
+
+    def refresh(self) -> None:
+        """Read what other processes appended since."""
+        self._book.refresh()
+
+    def close(self) -> None:
+        """Let go of the ledger's files. A closed study can be opened again."""
+        self._book.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _create_ledger(directory: Path) -> Ledger:
+    if directory.is_file():
+        raise StudyError(f"{directory} is a file; give a directory for the study")
+    if directory.is_dir() and not (directory / "ledger").is_dir():
+        foreign = sorted({path.name for path in directory.iterdir()} - _OURS)
+        if foreign:
+            raise StudyError(
+                f"{directory} is no study and holds other files ({foreign[0]}); give a new or empty directory"
+            )
+    return DirectoryLedger(directory / "ledger", create=True)
+
+
+def _open_ledger(directory: Path) -> Ledger:
+    if not (directory / "ledger" / "study.json").is_file():
+        near = [
+            str(path.parent.parent)
+            for path in directory.parent.glob("*/ledger/study.json")
+            if directory.parent.is_dir()
+        ]
+        listed = f"; studies there: {', '.join(sorted(near)[:5])}" if near else ""
+        raise StudyError(f"no study in {directory}{listed}{closest(str(directory), near)}")
+    return DirectoryLedger(directory / "ledger")
+
+
+def _compare(book: Book, space: Space, objectives: tuple[Objective, ...], seed: int) -> None:
+    before = book.space()
+    if before.fingerprint != space.fingerprint:
+        differences = before.differences(space)
+        what = differences[0] if differences else "another space"
+        raise StudyError(f"{book.directory} was made with {what}; use a new directory, or the space it was made with")
+    if book.objectives != objectives:
+        had, now = (", ".join(map(str, texts)) for texts in (book.objectives, objectives))
+        raise StudyError(f"{book.directory} was made with objectives {had}, now {now}; use a new directory")
+    if book.state.seed != seed:
+        raise StudyError(
+            f"{book.directory} was made with seed {book.state.seed}, now {seed}; use a new directory, or seed="
+            f"{book.state.seed}"
+        )
+
+
+def _check_budget(**budget: float | None) -> None:
+    for name, value in budget.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+            raise InputError(f"run: {name} must be a number > 0, got {value!r}")
+    trials = budget["trials"]
+    if trials is not None and trials != int(trials):
+        raise InputError(f"run: trials must be a whole number, got {trials!r}")
+
+
+def _versions() -> dict[str, str]:
+    from trainwright import __version__
+
+    return {"trainwright": __version__, "python": platform.python_version(), "numpy": np.__version__}
