@@ -12,7 +12,7 @@ from trainwright.randomness import rng
 from trainwright.search.view import View
 from trainwright.space import Configuration
 
-__all__ = ["Searcher", "draw_new", "propose"]
+__all__ = ["Searcher", "draw_new", "opening", "propose"]
 
 _DRAWS = 8  # single draws before a finite space is listed and the untried rest is drawn from
 _LISTABLE = 1_000_000
@@ -36,6 +36,24 @@ def propose(view: View, row: NDArray[np.float64], number: int, **origin: Any) ->
     return replace(view.space.configuration(row), number=number, origin=labels)
 
 
+def opening(
+    view: View, number: int, taken: set[bytes], points: Sequence[Mapping[str, Any]] = ()
+) -> NDArray[np.float64] | None:
+    """Return the row with which trial `number` opens a study, if there is one: the user's points, then the default."""
+    if number < len(points):
+        found: Configuration | None = view.space.configuration_of(points[number])
+    else:
+        found = view.space.default() if number == len(points) else None
+    if found is None:
+        return None
+    row = view.space.encode(found.params)
+    key = view.space.row_keys(row[None, :])[0]
+    if key in view.tried or key in taken:
+        return None
+    taken.add(key)
+    return row
+
+
 def draw_new(view: View, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:
     """Return a legal random row for trial `number` that is neither tried nor in `taken`, and add its key to `taken`."""
     space = view.space
@@ -44,7 +62,8 @@ def draw_new(view: View, number: int, taken: set[bytes], purpose: str) -> NDArra
         key = space.row_keys(row)[0]
         if key not in view.tried and key not in taken:
             taken.add(key)
-            return row[0]
+            found: NDArray[np.float64] = row[0]
+            return found
     if space.size is None or space.size > _LISTABLE:
         # A small part of a large space may still be crowded (priors, requirements): look wider once.
         rows = space.sample(rng(view.seed, purpose, number, _DRAWS), 1000)
@@ -58,7 +77,8 @@ def draw_new(view: View, number: int, taken: set[bytes], purpose: str) -> NDArra
         )
     pick = rest[int(rng(view.seed, purpose, number, _DRAWS + 1).integers(len(rest)))]
     taken.add(keys[pick])
-    return rows[pick]
+    picked: NDArray[np.float64] = rows[pick]
+    return picked
 
 
 def _listed(view: View) -> tuple[NDArray[np.float64], list[bytes]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.search._searcher import draw_new, propose
+from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.view import View
 from trainwright.space import Configuration
 
@@ -17,4 +17,10 @@ class RandomSearcher:
     def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new random configuration per number; O(1) in the length of the study."""
         taken: set[bytes] = set()
-        return [propose(view, draw_new(view, n, taken, "random"), n, searcher="random") for n in numbers]
+        proposals = []
+        for number in numbers:
+            row = opening(view, number, taken)
+            if row is None:
+                row = draw_new(view, number, taken, "random")
+            proposals.append(propose(view, row, number, searcher="random"))
+        return proposals

@@ -1,0 +1,210 @@
+"""A forest kept between calls: a pure function of its settings and of the told rows in their order."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.randomness import rng
+from trainwright.search.view import View
+
+__all__ = ["Forest", "Growth", "simplex"]
+
+Array = NDArray[np.float64]
+
+_STEP = 1.1  # "grow" plants tree t afresh at the sizes floor(1.1^(k + t/T))
+_SHRINK = 0.2  # what a stuck search multiplies delta by
+_POISSON = np.cumsum([0.449329, 0.359463, 0.143785, 0.038343, 0.007669, 0.001227])  # of mean 0.8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """How a forest grows; the words are those of ForestSearcher, which checks them."""
+
+    trees: int
+    kind: Literal["extra", "bagging", "forest", "subspace"]
+    refit: Literal["grow", "always"]
+    scaler: Literal["quantile-uniform", "minmax"]
+    failures: Literal["worst", "mean", "ignore"]
+    delta: float
+    patience: int
+    max_rows: int
+
+
+class Forest:
+    """Regression trees over [model columns of the space, z]; `update` takes what was told since."""
+
+    def __init__(self, growth: Growth, view: View) -> None:
+        self.growth = growth
+        self.count = 0  # rows taken
+        columns = view.space.columns
+        self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
+        d = len(self._codes)
+        self._best = growth.kind != "extra"
+        self._tried = round(d**0.5) if growth.kind in ("forest", "subspace") else d
+        self._key = rng(view.seed, "forest", 0).integers(2**64, dtype=np.uint64)
+        self._seed = view.seed
+        self._revision = view.revision
+        self._finite = 0
+        self._least = np.full(view.objectives, np.inf)
+        self._stuck = 0
+        self._delta = growth.delta
+
+        trees, objectives, room = growth.trees, view.objectives, 64
+        self._M = np.zeros((room, d))
+        self._losses = np.zeros((room, objectives))
+        self._failed = np.zeros(room, np.bool_)
+        self._deltas = np.zeros(room)
+        self._order = np.zeros((objectives, room), np.int32)  # finite rows by loss
+        self._targets = np.zeros((objectives, room))
+        self._born = np.zeros(trees, np.int64)  # rows from which each tree was planted
+        self._mix = np.full((trees, objectives), 1.0 / objectives)
+        self._weights = self._mix[0]
+        self._w = np.zeros((trees, room))  # of each row in each tree
+        self._leaf_of = np.zeros((trees, room), np.int32)
+        self._sizes = np.ones(trees, np.int64)  # nodes of each tree
+        self._bits = np.zeros((trees, 2 * room, 2 + max(1, -(-int(self._codes.max()) // 64))), np.uint64)
+        self._means = np.zeros((trees, 2 * room))
+
+    def outdated(self, view: View) -> bool:
+        """Return whether an old row has changed, so that only a new forest will do."""
+        z = view.progress[: self.count] if view.partial else self._M[: self.count, -1]
+        return view.revision != self._revision or not np.array_equal(self._M[: self.count, -1], z)
+
+    def update(self, view: View) -> None:
+        """Take the rows told since the last call."""
+        from trainwright.search import _trees
+
+        start, count = self.count, view.count
+        if start == count:
+            return
+        self._reserve(count)
+        self._M[start:count, :-1] = view.space.model_matrix(view.rows[start:])
+        self._M[start:count, -1] = view.progress[start:]
+        self._losses[start:count] = view.losses[start:]
+        self._failed[start:count] = view.failed[start:]
+        self._leaf_of[:, start:count] = -1
+        self._weigh(start, count)
+        self._anneal(view.complete, start, count)
+        born = np.array([self._size(t, count) for t in range(self.growth.trees)])
+        for t in np.flatnonzero(born != self._born):
+            self._choose(int(t), int(born[t]))
+        if start == 0:  # all trees are planted later than this
+            start = int(born.min()) - 1
+            finite = np.flatnonzero(~self._failed[:start])
+            self._finite = len(finite)
+            for j, losses in enumerate(self._losses[finite].T):
+                self._order[j, : len(finite)] = finite[np.argsort(losses, kind="stable")]
+        self._finite = _trees.grow(
+            self._M, self._losses, self._failed, *self._scaling, self._order, self._finite, start, count,
+            born, self._mix, self._w, self._key, self._deltas, self._codes, self._best, self._tried,
+            self._bits.view(np.float64), self._bits, self._leaf_of, self._sizes, self._targets,
+        )  # fmt: skip
+        self._born = born
+        self.count = count
+
+    def value(self, weights: Array) -> Array:
+        """Give each leaf the mean target of its rows, objectives weighted by `weights`; return all rows' targets."""
+        from trainwright.search import _trees
+
+        _trees.scale(self._losses, self._failed, *self._scaling, self._order, self._finite, self.count, self._targets)
+        self._weights = weights
+        _trees.leaf_means(self._targets, weights, self._leaf_of, self._w, self._sizes, self.count, self._means)
+        y: Array = weights @ self._targets[:, : self.count]
+        return y
+
+    def predict(self, M: Array) -> tuple[Array, Array, NDArray[np.int32]]:
+        """Return mean, epistemic standard deviation and leaves [trees, rows] of model rows [rows, columns + 1]."""
+        from trainwright.search import _trees
+
+        leaves = np.empty((self.growth.trees, len(M)), np.int32)
+        mu, sd = np.empty(len(M)), np.empty(len(M))
+        _trees.predict(M, self._bits.view(np.float64), self._bits, self._means, leaves, mu, sd)
+        return mu, sd, leaves
+
+    def aleatoric(self, leaves: NDArray[np.int32]) -> Array:
+        """Return the mean over trees of the variance within the given leaves."""
+        from trainwright.search import _trees
+
+        variances = np.empty_like(self._means)
+        _trees.leaf_variances(
+            self._targets, self._weights, self._leaf_of, self._w, self._sizes, self.count, self._means, variances
+        )
+        mean: Array = np.take_along_axis(variances, leaves, axis=1).mean(axis=0)
+        return mean
+
+    @property
+    def _scaling(self) -> tuple[bool, bool]:
+        return self.growth.scaler == "minmax", self.growth.failures == "mean"
+
+    def _size(self, t: int, count: int) -> int:
+        """Return the number of rows from which tree `t` is planted when `count` rows are there."""
+        if self.growth.refit == "always":
+            return count
+        share = t / self.growth.trees
+        k = int(np.log(count) / np.log(_STEP) - share) + 2
+        while (size := max(1, int(_STEP ** (k + share)))) > count:
+            k -= 1
+        return size
+
+    def _choose(self, t: int, size: int) -> None:
+        """Mark with leaf 0 the rows from which to plant tree `t`: the first `size`, or the most telling of them."""
+        most, objectives = self.growth.max_rows, len(self._order)
+        if objectives > 1:
+            self._mix[t] = simplex(rng(self._seed, "tree-weights", size, t), objectives)
+        members = self._w[t, :size] > 0.0
+        if size > most:
+            appeal = rng(self._seed, "rows", t).random(size)  # for those of no distinction: by chance
+            ranks = np.argsort(np.argsort(self._losses[:size], axis=0, kind="stable"), axis=0)
+            appeal[np.argsort(ranks @ self._mix[t], kind="stable")[: most // 5]] = 2.0
+            appeal[size - most // 5 :] = 2.0
+            members[np.argsort(-appeal, kind="stable")[most:]] = False
+        self._leaf_of[t, :size] = np.where(members, 0, -1)
+
+    def _weigh(self, start: int, count: int) -> None:
+        """Weigh the new rows in each tree: 1, or as often as a bootstrap of 0.8 n would draw them (Oza, SMC 2005)."""
+        self._w[:, start:count] = 1.0
+        if self.growth.kind in ("bagging", "forest"):
+            for t in range(self.growth.trees):
+                chance = rng(self._seed, "bootstrap", t).random(count)[start:]
+                self._w[t, start:count] = np.searchsorted(_POISSON, chance, side="right")
+        if self.growth.failures == "ignore":
+            self._w[:, start:count][:, self._failed[start:count]] = 0.0
+
+    def _anneal(self, complete: NDArray[np.bool_], start: int, count: int) -> None:
+        """Note the delta that holds at each new row; a search that finds nothing better splits finer."""
+        for row in range(start, count):
+            if complete[row] and not self._failed[row]:
+                better = self._losses[row] < self._least
+                self._least = np.minimum(self._least, self._losses[row])
+                self._stuck = 0 if better.any() else self._stuck + 1
+                if self._stuck == self.growth.patience:
+                    self._delta *= _SHRINK
+                    self._stuck = 0
+            self._deltas[row] = self._delta
+
+    def _reserve(self, count: int) -> None:
+        """Make room for `count` rows, and twice as many nodes."""
+        if count <= len(self._M):
+            return
+        more = max(count, 2 * len(self._M)) - len(self._M)
+        for name in ("_M", "_losses", "_failed", "_deltas"):
+            setattr(self, name, _widen(getattr(self, name), 0, more))
+        for name in ("_order", "_targets", "_w", "_leaf_of"):
+            setattr(self, name, _widen(getattr(self, name), 1, more))
+        for name in ("_bits", "_means"):
+            setattr(self, name, _widen(getattr(self, name), 1, 2 * more))
+
+
+def simplex(generator: np.random.Generator, count: int) -> Array:
+    """Return weights drawn uniformly from the simplex: normalised exponentials."""
+    drawn: Array = -np.log1p(-generator.random(count))
+    weights: Array = drawn / drawn.sum()
+    return weights
+
+
+def _widen(old: NDArray[Any], axis: int, more: int) -> NDArray[Any]:
+    shape = list(old.shape)
+    shape[axis] = more
+    return np.concatenate([old, np.zeros(shape, old.dtype)], axis=axis)

@@ -1,0 +1,81 @@
+"""Grid search: every combination of the discrete values and of evenly spaced points on the continuous columns."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SearchError, SpaceExhausted
+from trainwright.search._searcher import propose
+from trainwright.search.view import View
+from trainwright.space import Configuration
+from trainwright.space.parameters import Varying
+
+__all__ = ["GridSearcher"]
+
+_MOST = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridSearcher:
+    """Walk a grid in lexicographic order, trial n at legal point n; raises SpaceExhausted at its end.
+
+    `points` per continuous column, bounds included, even on the column's (log) scale; discrete columns are taken
+    whole. Points that conditions make equal count once. A point that was tried leaves its trial the next untried one.
+    """
+
+    points: int = 5
+
+    def __post_init__(self) -> None:
+        if isinstance(self.points, bool) or not isinstance(self.points, int) or self.points < 1:
+            raise SearchError(f"GridSearcher: points must be an integer >= 1, got {self.points!r}")
+
+    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+        """Return the grid point of each number; the grid is made once per study."""
+        rows, keys = self._grid(view)
+        taken: set[bytes] = set()
+        proposals = []
+        for number in numbers:
+            turn = (number + step for step in range(len(keys)))
+            index = next((i % len(keys) for i in turn if not {keys[i % len(keys)]} & (view.tried | taken)), None)
+            if index is None:
+                raise SpaceExhausted(f"all {len(keys)} points of the grid have been tried")
+            taken.add(keys[index])
+            proposals.append(propose(view, rows[index], number, searcher="grid"))
+        return proposals
+
+    def _grid(self, view: View) -> tuple[NDArray[np.float64], list[bytes]]:
+        known = view.memo.get(self)
+        if known is None:
+            known = view.memo[self] = self._make(view)
+        return cast(tuple[NDArray[np.float64], list[bytes]], known)
+
+    def _make(self, view: View) -> tuple[NDArray[np.float64], list[bytes]]:
+        space = view.space
+        if space.size is not None and space.size <= _MOST:
+            rows = space.enumerate()
+            return rows, space.row_keys(rows)
+        counts = {column.name: column.points or self.points for column in space.columns}
+        size = math.prod(counts.values())
+        if size > _MOST:
+            sizes = " * ".join(f"{count} ({name})" for name, count in counts.items())
+            raise SearchError(
+                f"GridSearcher: the grid has {sizes} = {size} points, at most {_MOST} are allowed; "
+                "give fewer points=, a step= to wide integers, or use QuasiRandomSearcher"
+            )
+        rows = space.settle(np.stack(np.meshgrid(*self._levels(view), indexing="ij"), axis=-1).reshape(size, -1))
+        rows = rows[space.legal(rows)]
+        keys = space.row_keys(rows)
+        first = {key: place for place, key in reversed(list(enumerate(keys)))}
+        kept = sorted(first.values())
+        return rows[kept], [keys[place] for place in kept]
+
+    def _levels(self, view: View) -> list[NDArray[np.float64]]:
+        even = np.linspace(0.0, 1.0, self.points) if self.points > 1 else np.array([0.5])
+        return [
+            even if column.points is None else cast(Varying, view.space.parameters[column.name]).axis.every()
+            for column in view.space.columns
+        ]

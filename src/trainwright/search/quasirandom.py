@@ -1,0 +1,72 @@
+"""Quasi-random search: the points of a scrambled low-discrepancy sequence, point = trial number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SearchError
+from trainwright.randomness import rng
+from trainwright.search._searcher import draw_new, opening, propose
+from trainwright.search.view import View
+from trainwright.space import Configuration
+
+__all__ = ["QuasiRandomSearcher", "spread"]
+
+_BLOCK = 64  # points made at once; the sequence may be entered at any block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuasiRandomSearcher:
+    """Fill the space evenly, through priors and conditions, without talk between workers: trial n is point n.
+
+    Scrambled Halton (Owen, arXiv 1706.02808) or Sobol (Owen, JCGS 1998). A point that breaks a requirement or was
+    tried is replaced by a random one.
+    """
+
+    sequence: Literal["halton", "sobol"] = "halton"
+
+    def __post_init__(self) -> None:
+        if self.sequence not in ("halton", "sobol"):
+            raise SearchError(f"QuasiRandomSearcher: sequence must be 'halton' or 'sobol', got {self.sequence!r}")
+
+    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+        """Return the point of each number; O(dimension) each."""
+        taken: set[bytes] = set()
+        proposals = []
+        for number in numbers:
+            row = opening(view, number, taken)
+            if row is None:
+                row = spread(view, number, taken, self.sequence)
+            proposals.append(propose(view, row, number, searcher=self.sequence))
+        return proposals
+
+
+def spread(view: View, number: int, taken: set[bytes], sequence: str) -> NDArray[np.float64]:
+    """Return the row of point `number`, or a random one if that is illegal, tried or in `taken`; add its key there."""
+    space = view.space
+    if space.dimension:
+        row = space.settle(space.quantile(_point(view, number, sequence)[None, :]))
+        key = space.row_keys(row)[0]
+        if space.legal(row)[0] and key not in view.tried and key not in taken:
+            taken.add(key)
+            found: NDArray[np.float64] = row[0]
+            return found
+    return draw_new(view, number, taken, "spread")
+
+
+def _point(view: View, number: int, sequence: str) -> NDArray[np.float64]:
+    block, place = divmod(number, _BLOCK)
+    known = view.memo.get(("spread", sequence))
+    if not isinstance(known, tuple) or known[0] != block:
+        from scipy.stats import qmc
+
+        kind = qmc.Halton if sequence == "halton" else qmc.Sobol
+        engine = kind(view.space.dimension, scramble=True, seed=int(rng(view.seed, "spread", 0).integers(2**63)))
+        engine.fast_forward(block * _BLOCK)
+        known = block, engine.random(_BLOCK)
+        view.memo["spread", sequence] = known
+    point: NDArray[np.float64] = known[1][place]
+    return point
