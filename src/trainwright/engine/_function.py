@@ -66,8 +66,6 @@ class FunctionReference:
 
 
 def _run_script(path: str) -> ModuleType:
-    if _SCRIPT in sys.modules:
-        return sys.modules[_SCRIPT]
     module = ModuleType(_SCRIPT)
     module.__file__ = path
     sys.modules[_SCRIPT] = sys.modules["__main__"] = module

@@ -109,9 +109,12 @@ def failed(
     return Record(kind="failed", trial=trial, lease=lease, body=body)
 
 
-def lost(trial: int, lease: int, *, why: str) -> Record:
-    """Return the record of a lease whose holder is gone, written by whoever saw it."""
-    return Record(kind="lost", trial=trial, lease=lease, body={"why": why})
+def lost(trial: int, lease: int, *, why: str, blame: bool) -> Record:
+    """Return the record of a lease whose holder is gone, written by whoever saw it.
+
+    `blame` tells whether the trial itself may be the cause; only such losses use up its restarts.
+    """
+    return Record(kind="lost", trial=trial, lease=lease, body={"why": why, "blame": blame})
 
 
 def note(name: str, value: Any, trial: int | None = None) -> Record:

@@ -169,7 +169,8 @@ def _proposed(trial: TrialState, record: Record) -> None:
     if trial.key and trial.writer <= record.writer:
         return  # two proposals of one number: the least writer's counts, whichever is read first
     body = record.body
-    trial.params = dict(body["params"])
+    # JSON knows no tuples, and a space knows no lists.
+    trial.params = {name: tuple(v) if isinstance(v, list) else v for name, v in body["params"].items()}
     trial.key, trial.origin, trial.writer = body["key"], body["origin"], record.writer
 
 
@@ -228,7 +229,9 @@ def _ended(trial: TrialState, record: Record) -> None:
 
 
 def _lost(trial: TrialState, record: Record) -> None:
-    _lease(trial, record).lost = True
+    lease = _lease(trial, record)
+    lease.lost = True
+    lease.blamed = lease.blamed or record.body["blame"]
 
 
 _TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {

@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["MAX_RESTARTS", "Checkpoint", "End", "Failure", "Lease", "Offer", "Report", "Status", "TrialState"]
 
 MAX_RESTARTS = 3
-"""A trial that has lost more leases than this is given up."""
+"""A trial that may itself have caused the loss of more leases than this is given up."""
 
 
 class Status(StrEnum):
@@ -105,6 +105,7 @@ class Lease:
     seconds: float = 0.0
     end: End | None = None
     lost: bool = False
+    blamed: bool = False  # the loss may be the trial's own doing
 
     @property
     def ended_at(self) -> float | None:
@@ -181,9 +182,9 @@ class TrialState:
         return max(self.reports, default=0)
 
     @property
-    def losses_of_lease(self) -> int:
-        """How many leases were lost without an end."""
-        return sum(lease.lost and lease.end is None for lease in self.leases.values())
+    def blamed_losses(self) -> int:
+        """How many leases were lost without an end, perhaps through the trial's own doing."""
+        return sum(lease.blamed and lease.end is None for lease in self.leases.values())
 
     @property
     def seconds(self) -> float:
@@ -207,5 +208,5 @@ class TrialState:
                 return Status.FAILED
             return Status.PAUSED if end.kind == "paused" else Status.ABANDONED
         if self.leases[self.lease].lost:
-            return Status.ABANDONED if self.losses_of_lease > MAX_RESTARTS else Status.LOST
+            return Status.ABANDONED if self.blamed_losses > MAX_RESTARTS else Status.LOST
         return Status.RUNNING

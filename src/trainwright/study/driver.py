@@ -156,7 +156,7 @@ class Driver:
             trial = self.book.state.trials[number]
             if trial.status is Status.RUNNING:
                 if self._orphaned(trial):
-                    self.book.append(facts.lost(number, trial.lease, why="its driver is gone"))
+                    self.book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
                 else:
                     self._foreign.add(number)
             if (
@@ -275,7 +275,7 @@ class Driver:
         if running.refusal is not None:
             return facts.failed(number, lease, failure="bad_objective", message=running.refusal, wall_seconds=seconds)
         if isinstance(outcome, Died):
-            return facts.lost(number, lease, why=outcome.why)
+            return facts.lost(number, lease, why=outcome.why, blame=True)
         if isinstance(running.verdict, Pause):
             return facts.paused(
                 number, lease, reason="rung", epoch=outcome.epoch, values=outcome.metrics, wall_seconds=seconds

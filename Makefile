@@ -1,0 +1,71 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes .venv, installs the pinned set-up, does its
+# job, and can be run again.
+
+PYTHON ?= python3
+DATA ?= digits
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SOURCES := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format docs bench peers clean
+
+help:  ## Say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
+
+demo: $(VENV)/.demo  ## Search 60 small CNNs, select an ensemble, write a report (DATA=digits or fashion-mnist); kill it and run it again: it goes on
+	@echo "== demo: 60 trials of a CNN on $(DATA), then an ensemble and a report, in runs/demo"
+	$(BIN)/trainwright run examples/demo/$(DATA).toml
+
+test: $(VENV)/.dev  ## Run the fast tests
+	@echo "== test: the fast suite"
+	$(BIN)/python -m pytest -q
+
+test-all: $(VENV)/.dev  ## Run all tests, the slow ones too
+	@echo "== test-all: everything, several minutes more than \`make test\`"
+	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+lint: $(VENV)/.dev  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## Put style right where a tool can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs  ## Build the documentation into docs/_build/html
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+	@echo "docs: docs/_build/html/index.html"
+
+bench: $(VENV)/.dev  ## Run the benchmarks that need no peers or data (see benchmarks/README.md for the others)
+	$(BIN)/python benchmarks/ledger/run.py
+	$(BIN)/python benchmarks/overhead/run.py
+	$(BIN)/python benchmarks/asktell/run.py
+
+peers:  ## Install the peers that benchmarks compare with, each into a venv of its own below .peers/
+	benchmarks/peers/install.sh
+
+clean:  ## Remove environments, runs and build products
+	rm -rf $(VENV) runs docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.base: $(SOURCES)
+	@echo "== set-up: .venv (about two minutes and 2 GB the first time)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade "pip>=25.1"
+	$(PIP) install --constraint constraints.txt --editable ".[torch,report]" --group demo
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.base
+	@if [ "$(DATA)" = fashion-mnist ] && [ ! -d /usr/share/datasets/fashion-mnist ]; then \
+	  echo "demo: DATA=fashion-mnist needs Debian's package: apt-get install dataset-fashion-mnist" >&2; exit 2; fi
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) install --constraint constraints.txt --editable ".[torch,report,optuna,parquet]" --group test --group lint
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) install --constraint constraints.txt --group docs
+	@touch $@

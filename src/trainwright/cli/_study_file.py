@@ -1,0 +1,123 @@
+"""Study files: a TOML file, or a Python file with `study` and `train`, as the objects that they name."""
+
+import importlib
+import inspect
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trainwright as tw
+from trainwright.engine import load_function
+from trainwright.errors import InputError, StudyError, closest
+
+__all__ = ["Job", "read_job"]
+
+_TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "ensemble")
+_STUDY_KEYS = ("train", "objectives", "directory", "seed", "trials", "wall_seconds", "device_seconds", "require")
+_SEARCHERS = ("ForestSearcher", "GridSearcher", "QuasiRandomSearcher", "RandomSearcher")
+_RULES = ("ASHA", "FixedEpochs", "Median")
+_POLICIES = ("Fixed",)
+_ENGINES = ("Local",)
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What `trainwright run` is to do: a study, how to run it, and the stages that follow."""
+
+    open_study: Callable[[], "tw.Study"]
+    train: Callable[..., Any]
+    budget: dict[str, Any] = field(default_factory=dict)
+    searcher: Any = None
+    scheduler: Any = None
+    engine: Any = None
+    ensemble: Mapping[str, Any] | None = None
+
+
+def read_job(path: Path, *, directory: Path | None = None) -> Job:
+    """Return the job of a .toml or .py file; `directory` overrides the one that a TOML file names."""
+    if not path.is_file():
+        raise InputError(f"run: there is no file {path}; give a study file (.toml) or a Python file (.py)")
+    sys.path.insert(0, str(path.resolve().parent))  # where its modules are
+    if path.suffix == ".toml":
+        return _of_toml(path, directory)
+    if path.suffix == ".py":
+        if directory is not None:
+            raise InputError(f"run: --directory goes with a .toml file; {path} makes its own study")
+        return _of_python(path)
+    raise InputError(f"run: {path} ends in {path.suffix or 'nothing'!r}; allowed: .toml, .py")
+
+
+def _of_python(path: Path) -> Job:
+    module = importlib.import_module(path.stem)
+    for name, kind in (("study", "a tw.Study"), ("train", "a function of a trial")):
+        if not hasattr(module, name):
+            raise InputError(f"run: {path} has no {name!r}; define {name} = {kind} at its top level")
+    budget = {name: getattr(module, name) for name in ("trials", "wall_seconds") if hasattr(module, name)}
+    return Job(
+        open_study=lambda: module.study,
+        train=module.train,
+        budget=budget,
+        searcher=getattr(module, "searcher", None),
+        scheduler=getattr(module, "scheduler", None),
+        engine=getattr(module, "engine", None),
+    )
+
+
+def _of_toml(path: Path, directory: Path | None) -> Job:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"run: {path} is no valid TOML: {error}") from None
+    _known(content, _TABLES, str(path))
+    settings = content.get("study", {})
+    _known(settings, _STUDY_KEYS, f"{path}, [study]")
+    for name in ("train", "objectives"):
+        if name not in settings:
+            raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
+    if not content.get("space"):
+        raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
+    space = tw.Space.from_json(
+        {
+            "parameters": [{"name": name, **table} for name, table in content["space"].items()],
+            "requirements": [{"text": text} for text in settings.get("require", [])],
+        }
+    )
+    where = directory if directory is not None else settings.get("directory")
+    rule = _built(content, "rule", _RULES)
+    policy = _built(content, "policy", _POLICIES)
+    given = {name: part for name, part in (("rule", rule), ("policy", policy)) if part is not None}
+    return Job(
+        open_study=lambda: tw.Study(space, settings["objectives"], directory=where, seed=settings.get("seed", 0)),
+        train=load_function(settings["train"]),
+        budget={name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
+        searcher=_built(content, "searcher", _SEARCHERS),
+        scheduler=tw.Scheduler(**given) if given else None,
+        engine=_built(content, "engine", _ENGINES),
+        ensemble=content.get("ensemble"),
+    )
+
+
+def _built(content: Mapping[str, Any], table: str, names: tuple[str, ...]) -> Any:
+    """Return the object that a table names, made with the table's other entries as arguments."""
+    if table not in content:
+        return None
+    arguments = dict(content[table])
+    name = arguments.pop("name", None)
+    if name not in names:
+        raise InputError(f"[{table}] name: got {name!r}; allowed: {', '.join(names)}{closest(str(name), names)}")
+    maker = getattr(tw, name)
+    known = [key for key in inspect.signature(maker).parameters if not key.startswith("_")]
+    _known(arguments, known, f"[{table}] {name}")
+    try:
+        return maker(**arguments)
+    except TypeError as error:
+        raise InputError(f"[{table}] {name}: {error}; arguments: {', '.join(known)}") from None
+
+
+def _known(given: Mapping[str, Any], allowed: "tuple[str, ...] | list[str]", where: str) -> None:
+    for name in given:
+        if name not in allowed:
+            raise InputError(f"{where}: {name!r} is unknown; allowed: {', '.join(allowed)}{closest(name, allowed)}")

@@ -1,0 +1,57 @@
+"""`trainwright ...`: its commands, and what their exit status means.
+
+0 done; 1 the work failed; 2 the input was wrong, told in one sentence; 130 interrupted.
+"""
+
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from trainwright.cli import export, report, run, status
+from trainwright.errors import InputError, TrainwrightError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="trainwright",
+    help="From hyperparameter search to a served ensemble.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(run.run)
+app.command()(status.status)
+app.command()(report.report)
+app.command()(export.export)
+
+
+@app.callback()
+def _root() -> None:
+    """From hyperparameter search to a served ensemble."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its status."""
+    signal.signal(signal.SIGTERM, _interrupt)  # a batch system's warning is handled like Ctrl-C
+    try:
+        app()
+    except InputError as error:
+        _fail(str(error), 2)
+    except TrainwrightError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command goes on from here", 130)
+    sys.exit(0)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"trainwright: {message}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,66 @@
+"""`trainwright status DIR`: how a study stands."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright.cli._json import print_json
+
+__all__ = ["status"]
+
+
+def status(
+    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
+) -> None:
+    """Show the counts by state, the best trial and what the ledger had to drop."""
+    from trainwright.study import Study
+
+    with Study.open(directory) as study:
+        content = _content(study)
+        dropped = study.dropped
+        if json:
+            for line in dropped:
+                print(f"dropped: {line}")
+            print_json(content)
+        else:
+            _show(directory, content, dropped)
+    if strict and dropped:
+        raise typer.Exit(1)
+
+
+def _content(study: Any) -> dict[str, Any]:
+    best = None
+    if len(study.objectives) == 1:
+        trial = study.best
+        best = trial and {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)}
+    else:
+        front = [
+            {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
+        ]
+        best = front[0] if front else None
+    content = {
+        "trials": {str(state): count for state, count in study.state.counts.items()},
+        "best": best,
+        "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
+        "dropped_records": len(study.dropped),
+    }
+    return content if len(study.objectives) == 1 else {**content, "front": front}
+
+
+def _show(directory: Path, content: dict[str, Any], dropped: list[str]) -> None:
+    goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
+    counts = ", ".join(f"{count} {state}" for state, count in content["trials"].items() if count) or "no trials yet"
+    print(f"{directory}: {goals}")
+    print(f"trials: {counts}")
+    if content["best"]:
+        best = content["best"]
+        values = ", ".join(f"{name}={value:.6g}" for name, value in best["values"].items())
+        print(f"best: trial {best['trial']} with {values}")
+        for name, value in best["params"].items():
+            print(f"  {name} = {value}")
+    for line in dropped:
+        print(f"dropped: {line}")

@@ -1,0 +1,75 @@
+"""summary.json: what came out of a study, as numbers that a script reads."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainwright.ensemble import BudgetedGreedy, Library
+from trainwright.errors import InputError, closest
+from trainwright.ledger import DirectoryLedger, State, fold
+from trainwright.report.files import replacing
+
+__all__ = ["write_summary"]
+
+_SETTINGS = ("max_members", "metric", "split", "test_split", "cost_factor")
+
+
+def write_summary(directory: str | Path, *, ensemble: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Write DIR/summary.json and return its content.
+
+    It holds `trials`, `finished` (trials with a result) and `seconds` (wall seconds in which any trial ran). `ensemble`
+    are the settings of a study file's [ensemble]: with them an ensemble of at most `max_members` members that costs at
+    most `cost_factor` times the best single member is selected by `metric` on the rows of `split`, and the accuracies
+    of both on the rows of `test_split` are added, with the ensemble's cost in seconds per row.
+    """
+    folder = Path(directory)
+    ledger = DirectoryLedger(folder / "ledger")
+    state = fold(ledger.read()[0])
+    content: dict[str, Any] = {
+        "trials": len(state.trials),
+        "finished": state.results,
+        "seconds": round(_busy_seconds(state), 3),
+    }
+    if ensemble is not None:
+        content |= _selected(Library.of(state, folder), ensemble)
+    with replacing(folder / "summary.json") as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return content
+
+
+def _selected(library: Library, settings: Mapping[str, Any]) -> dict[str, Any]:
+    for name in settings:
+        if name not in _SETTINGS:
+            allowed = ", ".join(_SETTINGS)
+            raise InputError(f"[ensemble]: {name!r} is unknown; allowed: {allowed}{closest(name, _SETTINGS)}")
+    test = settings.get("test_split", "test")
+    strategy = BudgetedGreedy(max_members=settings.get("max_members", 8))
+    front = library.select(strategy, settings.get("metric", "cross_entropy"), settings.get("split", "selection"))
+    single = front.single_best
+    factor, cost = settings.get("cost_factor"), single.cost_seconds
+    limit = None if factor is None or cost is None else factor * cost
+    chosen = front.pick("best", max_seconds=limit)
+    return {
+        **front.summary(chosen, test),
+        "single_cost": single.cost_seconds,
+        "cost_limit": limit,
+        "single_trial": single.members[0].trial,
+        "ensemble_trials": [member.trial for member in chosen.members],
+        "ensemble_weights": list(chosen.weights),
+    }
+
+
+def _busy_seconds(state: State) -> float:
+    """Return the length of the union of all leases' spans: pauses between two sessions do not count."""
+    spans = sorted(
+        (lease.started_at, lease.started_at + lease.seconds)
+        for trial in state.trials.values()
+        for lease in trial.leases.values()
+        if lease.started_at is not None
+    )
+    total, reached = 0.0, float("-inf")
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
