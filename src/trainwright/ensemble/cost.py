@@ -1,0 +1,117 @@
+"""What a member costs: seconds per row at a fixed batch, parameters and bytes; and the cost of several members."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import EnsembleError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BATCH_ROWS", "Cost", "measure", "summed"]
+
+BATCH_ROWS = 128
+_WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least and most timed calls, when to stop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """One model's footprint and, if a sample was given, its measured time for one batch on one kind of device."""
+
+    parameter_count: int
+    weight_bytes: int  # parameters and buffers
+    device: str  # "cpu" or the accelerator's name
+    threads: int  # of one operation on the CPU
+    dtype: str
+    rows: int = BATCH_ROWS
+    seconds: float | None = None  # median for one batch of `rows`
+    repeats: int = 0
+    spread: float = 0.0  # interquartile range over the median
+
+
+def summed(total: float, seconds: Array) -> Array:
+    """Cost model `sum`: members share one device, so each further one adds its seconds per row. Monotone."""
+    return total + seconds
+
+
+def measure(model: object, sample: object | Callable[[], object] | None) -> Cost:
+    """Measure a torch module in evaluation mode without gradients; its modes and the random state are put back.
+
+    `sample` is a batch [rows, ...] (tensor or array; tiled or cut to 128 rows, moved to the model's device) or a
+    function that returns one. Without it only parameters and bytes are counted.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise EnsembleError(f"leave, model: got {type(model).__name__}; allowed: a torch.nn.Module, or None")
+    module: torch.nn.Module = model
+    while isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        module = module.module  # the wrapper's forward speaks to other ranks, which may not be measuring
+    tensors = [*module.parameters(), *module.buffers()]
+    first = next(module.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    dtype = torch.get_default_dtype() if first is None else first.dtype
+    timing: dict[str, Any] = {}
+    if sample is not None:
+        batch = _batch(sample() if callable(sample) else sample, device, dtype)
+        seconds = _time(module, batch, device)
+        median = statistics.median(seconds)
+        quarters = statistics.quantiles(seconds, n=4)
+        timing = {"seconds": median, "repeats": len(seconds), "spread": (quarters[2] - quarters[0]) / median}
+    return Cost(
+        parameter_count=sum(tensor.numel() for tensor in module.parameters()),
+        weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        threads=torch.get_num_threads(),
+        dtype=str(dtype).removeprefix("torch."),
+        **timing,
+    )
+
+
+def _batch(sample: object, device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
+    import torch
+
+    if isinstance(sample, torch.Tensor):
+        batch = sample.detach()
+    elif isinstance(sample, np.ndarray):
+        batch = torch.as_tensor(sample)
+        batch = batch.to(dtype) if batch.is_floating_point() else batch  # numpy's float64 is hardly ever the model's
+    else:
+        raise EnsembleError(
+            f"leave, sample: got {type(sample).__name__}; allowed: a tensor, an array, or a function of one"
+        )
+    if batch.ndim == 0 or len(batch) == 0:
+        raise EnsembleError(f"leave, sample: got shape {tuple(batch.shape)}; allowed: a batch of at least one row")
+    return batch[torch.arange(BATCH_ROWS, device=batch.device) % len(batch)].to(device)
+
+
+def _time(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device") -> list[float]:
+    import torch
+
+    def call() -> float:
+        started = time.perf_counter()
+        model(batch)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return time.perf_counter() - started
+
+    modes = [(module, module.training) for module in model.modules()]  # one by one: some may be frozen in evaluation
+    forked = [device] if device.type == "cuda" else []
+    try:
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng(forked):  # measuring must not shift the trial's own draws
+            for _ in range(_WARM_UP):
+                call()
+            seconds: list[float] = []
+            while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
+                seconds.append(call())
+    finally:
+        for module, training in modes:
+            module.training = training
+    return seconds

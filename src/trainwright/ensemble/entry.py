@@ -1,0 +1,187 @@
+"""A library entry: one folder of small files that appears whole or not at all, and is verified where it is read.
+
+`member.json` describes; `<split>.f16` or `.f32` holds predictions [N, C] row by row in ascending row id,
+`<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets, and
+`<split>.rows.i64` the ids if given.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.ensemble.predictions import Output
+from trainwright.errors import EnsembleError
+
+__all__ = ["MEMBER_FILE", "SCHEMA", "Member", "Split", "read_member", "write_folder"]
+
+SCHEMA = 1
+MEMBER_FILE = "member.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """What a member says about one split; equal digests mean the same rows and targets in the same order."""
+
+    rows: int
+    columns: int
+    storage: str  # "f16" or "f32"
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Member:
+    """One trial's kept predictions and costs. Reading verifies digests, and opens nothing that is not asked for."""
+
+    trial: int
+    epoch: int
+    output: Output
+    splits: Mapping[str, Split]
+    folder: Path
+    digests: Mapping[str, str] = field(repr=False)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None  # on which the seconds were measured
+    seconds_per_row: float | None = None  # at batch 128; None if not measured
+    weight_bytes: int | None = None
+    parameter_count: int | None = None
+
+    def predictions(self, split: str) -> Array:
+        """Return the predictions [N, C] of a split as they lie on disk, memory-mapped read-only."""
+        known = self._split(split)
+        path = self._verified(f"{split}.{known.storage}")
+        return np.memmap(
+            path, dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}", mode="r", shape=(known.rows, known.columns)
+        )
+
+    def true(self, split: str) -> Array:
+        """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
+        self._split(split)
+        return np.fromfile(self._verified(f"{split}.true.f32"), dtype="<f4")
+
+    def targets(self, split: str) -> Array:
+        """Return the targets of a split: classes [N] in int32, or values [N, C] in float32."""
+        known = self._split(split)
+        if self.output == "classes":
+            return np.fromfile(self._verified(f"{split}.targets.i32"), dtype="<i4")
+        return np.fromfile(self._verified(f"{split}.targets.f32"), dtype="<f4").reshape(known.rows, known.columns)
+
+    def _split(self, name: str) -> Split:
+        if name not in self.splits:
+            raise EnsembleError(
+                f"split: got {name!r}; allowed: {', '.join(self.splits)}; trial {self.trial} left no other"
+            )
+        return self.splits[name]
+
+    def _verified(self, name: str) -> Path:
+        path = self.folder / name
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, _digest).hexdigest()
+        except OSError as error:
+            raise EnsembleError(f"{path}: cannot be read ({error.strerror}); run the trial again") from error
+        if found != self.digests.get(name):
+            raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
+        return path
+
+
+_digest = partial(hashlib.blake2b, digest_size=16)
+
+
+def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) -> tuple[Path, dict[str, str]]:
+    """Write files into `parent / name` so that a crash at any moment leaves all of them or no such folder.
+
+    Returns the folder and the BLAKE2b-128 of each file. A folder that already lies there may be what the ledger points
+    to, so it stays and the new one gets the next free name: `name-2`, `name-3`.
+    """
+    _make_lasting(parent)
+    scratch = parent / f".{name}.{uuid.uuid4().hex}"
+    scratch.mkdir()
+    try:
+        digests = {file: _write(scratch / file, content) for file, content in files.items()}
+        _sync(scratch)
+        target, copy = parent / name, 1
+        while target.exists():
+            copy += 1
+            target = parent / f"{name}-{copy}"
+        scratch.rename(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    _sync(parent)
+    return target, digests
+
+
+def _write(path: Path, content: Array | bytes) -> str:
+    buffer = content if isinstance(content, bytes) else np.ascontiguousarray(content).reshape(-1).data
+    with path.open("wb") as file:
+        file.write(buffer)
+        file.flush()
+        os.fsync(file.fileno())
+    digest = _digest()
+    digest.update(buffer)
+    return digest.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_lasting(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_lasting(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync(folder.parent)
+
+
+def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Member:
+    """Return the member in a folder, or raise EnsembleError saying what is missing or damaged.
+
+    Of other files only their presence and size are checked here; `Member` verifies their content when it reads them.
+    """
+    path = folder / MEMBER_FILE
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise EnsembleError(f"{path}: cannot be read ({error.strerror}); run the trial again") from error
+    digest = _digest()
+    digest.update(content)
+    if digest.hexdigest() != digests.get(MEMBER_FILE):
+        raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
+    told = json.loads(content)
+    if told["schema"] > SCHEMA:
+        raise EnsembleError(
+            f"{path}: got schema {told['schema']}; allowed: up to {SCHEMA}; install a newer Trainwright"
+        )
+    for name, size in told["files"].items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes instead of {size}"
+            raise EnsembleError(f"{folder / name}: {state}; run the trial again")
+    cost = told["cost"]
+    return Member(
+        trial=trial,
+        epoch=told["epoch"],
+        output=cast(Output, told["output"]),
+        splits={name: Split(**split) for name, split in told["splits"].items()},
+        folder=folder,
+        digests=dict(digests),
+        params=told["params"],
+        device=cost[0]["device"] if cost else None,
+        seconds_per_row=cost[0]["seconds"] / cost[0]["rows"] if cost else None,
+        weight_bytes=told["weight_bytes"],
+        parameter_count=told["parameter_count"],
+    )

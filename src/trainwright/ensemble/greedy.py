@@ -1,0 +1,219 @@
+"""Budgeted scalarised greedy forward selection, with replacement, over kept predictions.
+
+With no cost weight and no budget it is, step for step, Caruana, Niculescu-Mizil, Crew, Ksikes: "Ensemble selection from
+libraries of models", ICML 2004. Seconds and bytes count each member once: repeats only change weights.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainwright.ensemble.candidates import Candidates, Indices, Picks, Scorer
+from trainwright.ensemble.cost import summed
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import EnsembleError
+
+__all__ = ["BudgetedGreedy", "Selection", "Step", "ranked"]
+
+_WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
+_BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
+_BUDGETS = (8.0, 4.0, 2.0, 1.0)  # multiples of the best single member's seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One addition: the candidate picked, and loss, seconds per row, bytes and objective of all picks up to it."""
+
+    index: int
+    loss: float
+    seconds: float
+    bytes: float
+    objective: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """A finished run: every step, and how many of the first steps make the result."""
+
+    steps: tuple[Step, ...]
+    length: int
+
+    @property
+    def picks(self) -> Picks:
+        """Indices of the candidates of the result, in the order of picking."""
+        return tuple(step.index for step in self.steps[: self.length])
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Weight of each candidate of the result, by index; they sum to 1."""
+        return {index: times / self.length for index, times in sorted(Counter(self.picks).items())}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetedGreedy:
+    """Add, again and again, the member for which loss / loss0 + w seconds / seconds0 + v bytes / bytes0 is least.
+
+    The scales are those of the best single member. Ties go to a member already in, the cheaper, the lower trial number.
+    """
+
+    max_members: int = 8  # different members of the result
+    max_additions: int = 50  # greedy steps
+    budget_seconds: float | None = None  # per row at batch 128, summed over different members
+    budget_bytes: float | None = None
+    cost_weight: float = 0.0  # w
+    bytes_weight: float = 0.0  # v
+    replacement: bool = True  # the same member may be added again, which raises its weight
+
+    def __post_init__(self) -> None:
+        for name in ("max_members", "max_additions"):
+            if getattr(self, name) < 1:
+                raise EnsembleError(f"BudgetedGreedy.{name}: got {getattr(self, name)!r}; allowed: an integer >= 1")
+        for name in ("cost_weight", "bytes_weight"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise EnsembleError(f"BudgetedGreedy.{name}: got {value!r}; allowed: a finite number >= 0")
+        for name in ("budget_seconds", "budget_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise EnsembleError(
+                    f"BudgetedGreedy.{name}: got {value!r}; allowed: a number > 0, or None for no budget"
+                )
+
+    def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
+        """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
+        self.check(candidates)
+        seconds, sizes = _column(candidates.seconds, len(candidates)), _column(candidates.sizes, len(candidates))
+        best = int(ranked(candidates, scorer)[0])
+        # Without a price the raw loss is compared: a division could turn a tie into a win by rounding.
+        priced = self.cost_weight > 0 or self.bytes_weight > 0
+        scale = max(float(scorer.losses((), np.array([best]))[0]), 1e-12) if priced else 1.0
+        w = self.cost_weight / seconds[best] if self.cost_weight > 0 else 0.0
+        v = self.bytes_weight / max(sizes[best], 1.0)
+        picks: Picks = ()
+        inside = np.zeros(len(candidates), dtype=bool)
+        steps: list[Step] = []
+        spent, weight = 0.0, 0.0
+        for _ in range(self.max_additions):
+            cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
+            wanted = np.flatnonzero(self._allowed(inside, cost, size))
+            if len(wanted) == 0:
+                break
+            price = w * cost[wanted] + v * size[wanted]
+            losses = scorer.losses(picks, wanted)
+            objective = losses / scale + price
+            # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were summed.
+            key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], objective.round(12))
+            first = int(np.lexsort(key)[0])
+            chosen = int(wanted[first])
+            picks, inside[chosen] = (*picks, chosen), True
+            spent, weight = float(cost[chosen]), float(size[chosen])
+            steps.append(
+                Step(
+                    index=chosen,
+                    loss=float(losses[first]),
+                    seconds=spent,
+                    bytes=weight,
+                    objective=float(objective[first]),
+                )
+            )
+        least = min(range(len(steps)), key=lambda step: (round(steps[step].objective, 12), step))
+        return Selection(steps=tuple(steps), length=least + 1)
+
+    def pool(self, candidates: Candidates, scorer: Scorer) -> Iterator[tuple[Picks, float]]:
+        """Yield picks and their loss for a front: singles, top-k and every prefix of runs over weights and budgets.
+
+        All of them keep this strategy's own budgets and `max_members`.
+        """
+        self.check(candidates)
+        order = ranked(candidates, scorer)
+        singles = scorer.losses((), np.arange(len(candidates)))
+        yield from (((int(index),), float(singles[index])) for index in order if self.admits(candidates, (int(index),)))
+        for picks, loss in top(candidates, scorer, self.max_members):
+            if self.admits(candidates, picks):
+                yield picks, loss
+        for variant in self._variants(candidates, int(order[0])):
+            steps = variant.run(candidates, scorer).steps
+            picks = tuple(step.index for step in steps)
+            yield from ((picks[: length + 1], step.loss) for length, step in enumerate(steps))
+
+    def admits(self, candidates: Candidates, picks: Picks) -> bool:
+        """Say whether picks keep `max_members` and the budgets."""
+        members = np.array(sorted(set(picks)))
+        seconds, sizes = _column(candidates.seconds, len(candidates)), _column(candidates.sizes, len(candidates))
+        return (
+            len(members) <= self.max_members
+            and bool(seconds[members].sum() <= _limit(self.budget_seconds))
+            and bool(sizes[members].sum() <= _limit(self.budget_bytes))
+        )
+
+    def check(self, candidates: Candidates) -> None:
+        """Refuse weights and budgets for which costs are missing, and budgets that no member keeps."""
+        for what, column, weight, budget in (
+            ("seconds", candidates.seconds, self.cost_weight, self.budget_seconds),
+            ("bytes", candidates.sizes, self.bytes_weight, self.budget_bytes),
+        ):
+            if column is None and (weight > 0 or budget is not None):
+                raise EnsembleError(
+                    f"BudgetedGreedy: got a weight or budget on {what}, which the members of this library do not know; "
+                    "allowed: without; give model= and sample= to tw.ensemble.leave"
+                )
+            if column is not None and budget is not None and budget < column.min():
+                cheapest = int(column.argmin())
+                raise EnsembleError(
+                    f"BudgetedGreedy.budget_{what}: got {budget:g}; allowed: at least {column[cheapest]:g}, the "
+                    f"cheapest member's (trial {candidates.trials[cheapest]})"
+                )
+        if not self._affordable(candidates).any():
+            raise EnsembleError(
+                f"BudgetedGreedy: got budget_seconds={self.budget_seconds:g} and budget_bytes={self.budget_bytes:g}, "
+                "which no member keeps both; allowed: budgets that one member keeps; raise either"
+            )
+
+    def _affordable(self, candidates: Candidates) -> Array:
+        seconds, sizes = _column(candidates.seconds, len(candidates)), _column(candidates.sizes, len(candidates))
+        return np.asarray((seconds <= _limit(self.budget_seconds)) & (sizes <= _limit(self.budget_bytes)))
+
+    def _allowed(self, inside: Array, cost: Array, size: Array) -> Array:
+        allowed = (cost <= _limit(self.budget_seconds)) & (size <= _limit(self.budget_bytes))
+        if inside.sum() >= self.max_members:
+            allowed &= inside
+        return np.asarray(allowed if self.replacement else allowed & ~inside)
+
+    def _variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
+        prices = [(self.cost_weight, self.bytes_weight), (0.0, 0.0)]
+        budgets = [self.budget_seconds]
+        if candidates.seconds is not None:
+            prices += [(w, 0.0) for w in _WEIGHTS]
+            wanted = [min(times * float(candidates.seconds[best]), _limit(self.budget_seconds)) for times in _BUDGETS]
+            least = candidates.seconds[self._affordable(candidates)].min()
+            budgets += [budget for budget in wanted if budget >= least]
+        if candidates.sizes is not None:
+            prices += [(0.0, v) for v in _BYTES_WEIGHTS]
+        for w, v in dict.fromkeys(prices):
+            for budget in dict.fromkeys(budgets):
+                yield replace(self, cost_weight=w, bytes_weight=v, budget_seconds=budget)
+
+
+def ranked(candidates: Candidates, scorer: Scorer) -> Indices:
+    """Return the candidates by rising loss alone; ties: cheaper, then lower trial number."""
+    losses = scorer.losses((), np.arange(len(candidates))).round(12)
+    return np.lexsort((candidates.trials, _column(candidates.seconds, len(candidates)), losses))
+
+
+def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
+    """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`."""
+    order = ranked(candidates, scorer)
+    for count in range(1, min(largest, len(order)) + 1):
+        picks = tuple(int(index) for index in order[:count])
+        yield picks, float(scorer.losses(picks[:-1], order[count - 1 : count])[0])
+
+
+def _column(column: Array | None, count: int) -> Array:
+    return np.zeros(count) if column is None else column
+
+
+def _limit(budget: float | None) -> float:
+    return math.inf if budget is None else budget

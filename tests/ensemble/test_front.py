@@ -1,0 +1,179 @@
+"""The front of ensembles, picks from it, baselines and scores."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.ensemble import BudgetedGreedy, Front, Mean, Point, Weighted, combine, leave
+from trainwright.ensemble.front import non_dominated
+from trainwright.ensemble.metrics import METRICS
+from trainwright.errors import EnsembleError
+
+
+@pytest.fixture(scope="module")
+def front(filled) -> Front:
+    return filled.library().select(BudgetedGreedy(max_members=4))
+
+
+class TestFront:
+    def test_points(self, front):
+        """No point dominates another, and neither a single nor a top-k dominates a point."""
+        points = front.points
+        assert len(points) > 5
+        assert [point.loss for point in points] == sorted(point.loss for point in points)
+        rivals = [*points, *front.baselines.values()]
+        for point in points:
+            assert len(point.members) <= 4
+            assert sum(point.weights) == pytest.approx(1.0)
+            assert not any(dominates(rival, point) for rival in rivals)
+
+    def test_loss_and_cost_of_a_point(self, front):
+        for point in front.points:
+            ensemble = front.ensemble(point)
+            assert ensemble.score("selection", "cross_entropy") == pytest.approx(point.loss, abs=1e-12)
+            assert ensemble.cost_seconds == point.seconds_per_row
+            assert ensemble.bytes == point.bytes
+            assert point.seconds_per_row == pytest.approx(sum(0.001 * (trial + 1) for trial in point.members))
+
+    def test_pick(self, front):
+        best, knee = front.pick(), front.pick("knee")
+        assert best == front.ensemble(front.points[0])
+        assert knee.cost_seconds < best.cost_seconds
+        cheap = front.pick(max_seconds=0.004)
+        assert cheap.cost_seconds <= 0.004
+        within = [point.loss for point in front.points if point.seconds_per_row <= 0.004]
+        assert cheap.score("selection", "cross_entropy") == pytest.approx(min(within))
+        assert front.pick(max_bytes=12).bytes <= 12
+        assert front.pick("knee", max_bytes=12).bytes <= 12
+
+    @pytest.mark.parametrize(
+        ("how", "limits", "sentence"),
+        [
+            ("kne", {}, r"got 'kne'; allowed: best, knee \(did you mean 'knee'\?\)"),
+            ("best", {"max_seconds": 1e-6}, "max_seconds: got 1e-06; allowed: at least 0.001"),
+            ("best", {"max_bytes": 3}, "max_bytes: got 3; allowed: at least 4"),
+        ],
+    )
+    def test_refusals(self, front, how, limits, sentence):
+        with pytest.raises(EnsembleError, match=sentence):
+            front.pick(how, **limits)
+
+    def test_limits_that_no_point_keeps_together(self):
+        points = (
+            Point(loss=0.1, seconds_per_row=2.0, bytes=1, members=(0,), weights=(1.0,)),
+            Point(loss=0.2, seconds_per_row=1.0, bytes=2, members=(1,), weights=(1.0,)),
+        )
+        front = Front(points=points, baselines={}, library={}, metric="accuracy", split="selection")
+        with pytest.raises(EnsembleError, match="which no point keeps both"):
+            front.pick(max_seconds=1.0, max_bytes=1)
+
+    def test_costs_unknown(self, study):
+        for number in range(4):
+            study.leave(number)
+        front = study.library().select(BudgetedGreedy())
+        assert len(front.points) == 1
+        assert (front.points[0].seconds_per_row, front.points[0].bytes) == (None, None)
+        assert front.pick("knee").cost_seconds is None
+        with pytest.raises(EnsembleError, match=r"max_seconds: got 1\.0, but the members' seconds are not known"):
+            front.pick(max_seconds=1.0)
+
+    def test_baselines(self, front):
+        assert list(front.baselines) == ["single best", "top-2", "top-3", "top-4"]
+        losses = [front.ensemble(Point(**alone(trial))).score("selection", "cross_entropy") for trial in range(8)]
+        order = np.argsort(losses)
+        for count, point in enumerate(front.baselines.values(), start=1):
+            assert point.members == tuple(sorted(order[:count]))
+            assert point.weights == (1 / count,) * count
+
+    @settings(deadline=None)
+    @given(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=30))
+    def test_non_dominated(self, rows):
+        values = np.array(rows, dtype=float)
+        keep = non_dominated(values)
+        for index, row in enumerate(rows):
+            better = any(all(a <= b for a, b in zip(other, row, strict=True)) and other != row for other in rows)
+            assert not (better and keep[index])
+            assert better or row in values[keep].tolist() or list(row) in values[keep].tolist()
+        assert len(np.unique(values[keep], axis=0)) == keep.sum()
+
+
+class TestEnsemble:
+    def test_score_on_test_rows(self, filled, front):
+        ensemble = front.pick()
+        labels = filled.targets["test"]
+        mean = sum(
+            weight * filled.predictions(member.trial, skill=1 + member.trial / 8)["test"]
+            for member, weight in zip(ensemble.members, ensemble.weights, strict=True)
+        )
+        true = mean[np.arange(len(labels)), labels]
+        assert ensemble.score() == np.mean(mean.argmax(axis=1) == labels)
+        assert ensemble.score("test", "cross_entropy") == pytest.approx(-np.log(true).mean(), abs=1e-6)
+        squared = ((mean - np.eye(4)[labels]) ** 2).sum(axis=1).mean()
+        assert ensemble.score("test", "squared_error") == pytest.approx(squared, abs=1e-3)
+        np.testing.assert_allclose(ensemble.predictions("test"), mean, atol=1e-3)
+
+    def test_a_true_class_of_probability_zero(self, study):
+        """The score clips as the selection does, member by member, so both give one number."""
+        labels = {"selection": np.array([0, 1])}
+        for number, rows in enumerate(([[0.0, 1.0], [0.1, 0.9]], [[1.0, 0.0], [0.9, 0.1]])):
+            leave(study.trial(number), predictions={"selection": np.array(rows)}, targets=labels)
+        front = study.library().select(BudgetedGreedy())
+        assert front.points[0].members == (0, 1)
+        assert front.pick().score("selection", "cross_entropy") == pytest.approx(front.points[0].loss, abs=1e-12)
+
+    def test_summary(self, front):
+        ensemble = front.pick("knee")
+        assert front.summary(ensemble) == {
+            "single_test_accuracy": front.single_best.score("test", "accuracy"),
+            "ensemble_test_accuracy": ensemble.score("test", "accuracy"),
+            "ensemble_cost": ensemble.cost_seconds,
+        }
+
+    def test_table(self, front):
+        rows = front.pick().table()
+        assert [row["weight"] for row in rows] == sorted((row["weight"] for row in rows), reverse=True)
+        assert all(row["params"] == {"width": row["trial"]} and row["bytes"] == 4 * row["trial"] + 4 for row in rows)
+
+    def test_other_metrics_select_too(self, filled):
+        library = filled.library()
+        for name, metric in METRICS.items():
+            front = library.select(BudgetedGreedy(max_members=3), metric=name)
+            score = front.pick().score("selection", name)
+            assert float(metric.loss(np.array(score))) == pytest.approx(front.points[0].loss)
+            assert front.points[0].loss <= front.baselines["single best"].loss
+
+
+class TestCombination:
+    @settings(deadline=None)
+    @given(seed=st.integers(0, 99), cut=st.integers(0, 5))
+    def test_merge(self, seed, cut):
+        """Partial folds merge to the whole fold, for each rule."""
+        draws = np.random.default_rng(seed)
+        predictions, weights = draws.random((5, 7, 3)), draws.random(5) + 0.1
+        for rule, expected in (
+            (Weighted(), np.average(predictions, axis=0, weights=weights)),
+            (Mean(), predictions.mean(axis=0)),
+        ):
+            parts = []
+            for part in (range(cut), range(cut, 5)):
+                state = rule.init(7, 3)
+                for member in part:
+                    state = rule.add(state, member, predictions[member], weights[member])
+                parts.append(state)
+            np.testing.assert_allclose(rule.finish(rule.merge(*parts)), expected, atol=1e-12)
+            np.testing.assert_allclose(rule.finish(rule.merge(*parts[::-1])), expected, atol=1e-12)
+            np.testing.assert_allclose(combine(rule, iter(predictions), weights.tolist()), expected, atol=1e-12)
+
+    def test_nothing(self):
+        with pytest.raises(ValueError, match="at least one"):
+            combine(Weighted(), [], [])
+
+
+def alone(trial):
+    return {"loss": 0.0, "seconds_per_row": 0.0, "bytes": 0, "members": (trial,), "weights": (1.0,)}
+
+
+def dominates(one, other):
+    left, right = ((point.loss, point.seconds_per_row, point.bytes) for point in (one, other))
+    return all(a <= b for a, b in zip(left, right, strict=True)) and round(left[0], 12) < round(right[0], 12)
