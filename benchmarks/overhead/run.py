@@ -82,7 +82,7 @@ def _run(train: Callable[[Any], None], trials: int) -> tuple[float, float]:
             tw.Space(x=tw.Float(0.0, 1.0)), objectives="min loss", directory=Path(folder) / "study", seed=0
         )
         wall, driver = time.perf_counter(), time.process_time()
-        study.run(train, trials=trials, searcher=tw.RandomSearcher(), engine=tw.Local(workers=WORKERS))
+        study.run(train, trials=trials, searcher=tw.RandomSearcher(), engine=tw.Local(workers=WORKERS), progress=False)
         return time.perf_counter() - wall, time.process_time() - driver
 
 

@@ -30,7 +30,7 @@ class Own:
     def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
         """Tell results of configurations that nobody asked for."""
         for row, loss in zip(rows, losses, strict=True):
-            self._study.tell(self._space.configuration_of(self._params(row)), loss=loss)
+            self._study.tell(self._params(row), loss=loss)
 
     def ask(self, count: int) -> list[tuple[Any, list[float]]]:
         """Propose rows."""
