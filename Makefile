@@ -14,7 +14,9 @@ SOURCES := pyproject.toml constraints.txt
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
-demo: $(VENV)/.demo  ## Search 60 small CNNs, select an ensemble, write a report (DATA=digits or fashion-mnist); kill it and run it again: it goes on
+demo: $(VENV)/.base  ## Search 60 small CNNs, select an ensemble, write a report (DATA=digits or fashion-mnist); kill it and run it again: it goes on
+	@if [ "$(DATA)" = fashion-mnist ] && [ ! -d /usr/share/datasets/fashion-mnist ]; then \
+	  echo "demo: DATA=fashion-mnist needs Debian's package: apt-get install dataset-fashion-mnist" >&2; exit 2; fi
 	@echo "== demo: 60 trials of a CNN on $(DATA), then an ensemble and a report, in runs/demo"
 	$(BIN)/trainwright run examples/demo/$(DATA).toml
 
@@ -55,11 +57,6 @@ $(VENV)/.base: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade "pip>=25.1"
 	$(PIP) install --constraint constraints.txt --editable ".[torch,report]" --group demo
-	@touch $@
-
-$(VENV)/.demo: $(VENV)/.base
-	@if [ "$(DATA)" = fashion-mnist ] && [ ! -d /usr/share/datasets/fashion-mnist ]; then \
-	  echo "demo: DATA=fashion-mnist needs Debian's package: apt-get install dataset-fashion-mnist" >&2; exit 2; fi
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
