@@ -23,7 +23,7 @@ from trainwright.ledger import (
     parse_objectives,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import RandomSearcher as ForestSearcher, Searcher
+from trainwright.search import ForestSearcher, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.book import Book
