@@ -47,7 +47,7 @@ bench: $(VENV)/.dev  ## Run the benchmarks that need no peers or data (see bench
 	$(BIN)/python benchmarks/asktell/run.py
 
 peers:  ## Install the peers that benchmarks compare with, each into a venv of its own below .peers/
-	benchmarks/peers/install.sh
+	$(PYTHON) benchmarks/peers/install.py
 
 clean:  ## Remove environments, runs and build products
 	rm -rf $(VENV) runs docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
