@@ -18,14 +18,14 @@ def test_ledger(capsys: pytest.CaptureFixture):
 
 
 def test_asktell(capsys: pytest.CaptureFixture):
-    asktell.main(["--searchers", "forest", "--observations", "100", "--json"])
+    asktell.main(["--searchers", "forest", "--observations", "100", "--repeats", "1", "--json"])
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
     assert 0 < summary["forest_ms_100"] <= summary["forest_p95_ms_100"]
     assert summary["forest_directory_ms_100"] > 0
 
 
 def test_overhead(capsys: pytest.CaptureFixture):
-    overhead.main(["--trials", "10", "--json"])
+    overhead.main(["--trials", "10", "--repeats", "1", "--json"])
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
     assert summary["import_pulls"] == []
     assert summary["import_seconds"] > 0
