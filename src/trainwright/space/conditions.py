@@ -35,13 +35,16 @@ Holds = Callable[[Array], Mask]  # settled rows to the rows in which a condition
 Binder = Callable[["Comparison", bool], Holds]  # (comparison, negated) to its evaluation over the columns of a space
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """A parameter compared with one value or, for `one_of`, several."""
 
     operation: str  # "equals", "one_of", "less" or "greater"
     name: str
     values: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.operation}({', '.join(map(repr, (self.name, *self.values)))})"
 
     def __str__(self) -> str:
         values = [repr(value) for value in self.values]
@@ -63,12 +66,15 @@ class Comparison:
         return {self.operation: [self.name, list(self.values) if self.operation == "one_of" else self.values[0]]}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Combination:
     """Conditions joined by `all_of` or `any_of`, or one under `not_`."""
 
     operation: str
     parts: tuple["Condition", ...]
+
+    def __repr__(self) -> str:
+        return f"{self.operation}({', '.join(map(repr, self.parts))})"
 
     def __str__(self) -> str:
         if self.operation == "not_":

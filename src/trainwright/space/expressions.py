@@ -133,7 +133,7 @@ def _check(tree: ast.expr, owner: str) -> None:
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
             problem = "operator ~"
         elif isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-            problem = "is"
+            problem = "'is'"
         elif type(node) in _FORBIDDEN and id(node) not in listed:
             problem = _FORBIDDEN[type(node)]
         elif isinstance(node, ast.expr) and not isinstance(node, _KNOWN):

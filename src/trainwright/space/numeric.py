@@ -68,7 +68,7 @@ class Number(Varying):
             raise SpaceError(
                 f"{name}: step and log cannot be combined; list the values: Choice({low!r}, ..., ordered=True)"
             )
-        if self.step is not None and not 0 < self.step <= high - low:
+        if self.step is not None and not 0 < self.step <= (high - low) * (1 + 1e-9):  # 32.05 - 29.75 < 2.3 in floats
             raise SpaceError(f"{name}: step must be above 0 and at most high - low = {high - low!r}, got {self.step!r}")
         if self.prior is not None:
             if not isinstance(self.prior, Normal | Beta):
@@ -188,7 +188,7 @@ class Int(Number):
     def clean(self, name: str, value: Any) -> int:
         """Return the value as an int, or raise TrialError that says what is allowed."""
         value = plain(value)
-        if not is_number(value) or not float(value).is_integer():
+        if not is_number(value) or not (isinstance(value, int) or value.is_integer()):
             raise TrialError(
                 f"{name}={value!r} is not a whole number; allowed: a whole number in [{self.low!r}, {self.high!r}]"
             )

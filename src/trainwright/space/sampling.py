@@ -1,37 +1,44 @@
 """Legal rows from the priors: rejection in rounds, then repair, then a sentence that says what nothing meets."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from trainwright.errors import SpaceInfeasible
-from trainwright.space.axes import Array
+from trainwright.space.axes import Array, Mask
 from trainwright.space.rules import Rows, Rules
 
 __all__ = ["draw_legal"]
 
 ROUNDS = 100
 PATIENCE = 20  # rounds of plain rejection before repair is considered
+LENDING = 80  # rounds before repair may copy what passed in other rows
 RARE = 1 / 1000  # a share of legal rows below this calls for repair
 LEAST_BATCH, MOST_BATCH = 64, 8192
 
 
-def draw_legal(rules: Rules, latent: Callable[[int], Array], count: int) -> Array:
-    """Return `count` settled rows that pass all rules; `latent(n)` draws n rows from the priors.
+def draw_legal(rules: Rules, generator: np.random.Generator, count: int) -> Array:
+    """Return `count` settled rows that pass all rules, or raise SpaceInfeasible.
 
     Plain rejection keeps the priors' law, restricted to legal rows. If after 20 rounds fewer than one row in 1000
-    has passed, each broken row keeps its values but those that its broken rules name, which are drawn again.
+    has passed, a broken row keeps its values but those that its broken rules name: these are drawn again and, in the
+    last 20 rounds, copied from rows that pass the rule, so that one lucky draw serves all.
     """
+    layout = rules.layout
+
+    def latent(size: float) -> Array:
+        return layout.maps.quantile(generator.random((int(size), len(layout.columns))))
+
     drawn = found = 0
     passes = np.zeros(len(rules.rules))
     kept: list[Array] = []
+    lenders = np.empty((0, len(layout.columns)))
     repair = False
     L = latent(count)
     for number in range(1, ROUNDS + 1):
-        U = rules.layout.settle(L)
+        U = layout.settle(L)
         verdicts = rules.verdicts(Rows(rules, U))
-        legal = verdicts.all(axis=1)
+        legal: Mask = np.asarray(verdicts.all(axis=1))
         kept.append(U[legal])
         found += len(kept[-1])
         if found >= count:
@@ -41,7 +48,12 @@ def draw_legal(rules: Rules, latent: Callable[[int], Array], count: int) -> Arra
             passes += verdicts.sum(axis=0)
         repair = repair or (number >= PATIENCE and found < RARE * drawn)
         if repair:
-            L = _redraw(rules, L, latent(len(L)), verdicts)
+            lenders = np.concatenate([lenders, L[legal]])
+            fresh = latent(len(L))
+            if number >= LENDING:
+                passed = np.concatenate([np.ones((len(lenders), len(rules.rules)), dtype=np.bool_), verdicts])
+                _lend(rules, np.concatenate([lenders, L]), passed, fresh, generator)
+            L = np.where(_named(rules, verdicts), fresh, L)
         else:
             wanted = 1.2 * (count - found) * drawn / max(found, 0.5)
             L = latent(math.ceil(min(max(wanted, LEAST_BATCH), max(MOST_BATCH, 16 * count))))
@@ -54,10 +66,23 @@ def draw_legal(rules: Rules, latent: Callable[[int], Array], count: int) -> Arra
     raise SpaceInfeasible(f"{start} in {ROUNDS} rounds; {', '.join(broken)}")
 
 
-def _redraw(rules: Rules, L: Array, fresh: Array, verdicts: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Array:
-    names = np.zeros((len(rules.rules), L.shape[1]), dtype=np.bool_)
+def _named(rules: Rules, verdicts: Mask) -> Mask:
+    """Return the entries to replace: what broken rules name, and the whole of legal rows, which are kept already."""
+    names = np.zeros((len(rules.rules), len(rules.layout.columns)), dtype=np.int64)
     for index, rule in enumerate(rules.rules):
-        names[index, list(rule.support.columns)] = True
-    replace = (~verdicts).astype(np.int64) @ names > 0
-    replace[verdicts.all(axis=1)] = True  # kept already: start a new row
-    return np.where(replace, fresh, L)
+        names[index, list(rule.support.columns)] = 1
+    named: Mask = (~verdicts) @ names > 0
+    named[verdicts.all(axis=1)] = True
+    return named
+
+
+def _lend(rules: Rules, pool: Array, passed: Mask, fresh: Array, generator: np.random.Generator) -> None:
+    """Copy what a rule names, from rows of the pool that pass it, into the fresh entries of those that do not.
+
+    `fresh` belongs to the last rows of the pool.
+    """
+    for index, rule in enumerate(rules.rules):
+        sources, targets = np.flatnonzero(passed[:, index]), np.flatnonzero(~passed[-len(fresh) :, index])
+        if len(sources):
+            columns = np.array(rule.support.columns, dtype=np.intp)
+            fresh[np.ix_(targets, columns)] = pool[np.ix_(generator.choice(sources, len(targets)), columns)]

@@ -77,14 +77,14 @@ class Space:
 
     def latent(self, generator: np.random.Generator, count: int) -> Array:
         """Return `count` draws from the priors in which every column has a value; `settle` makes rows of them."""
-        if count < 0:
-            raise SpaceError(f"latent: count must be >= 0, got {count}")
         return self._layout.maps.quantile(generator.random((count, self.dimension)))
 
     def sample(self, generator: np.random.Generator, count: int) -> Array:
         """Return `count` legal rows drawn from the priors, or raise SpaceInfeasible."""
+        if count < 0:
+            raise SpaceError(f"sample: count must be >= 0, got {count}")
         if self._rules.rules:
-            return draw_legal(self._rules, lambda size: self.latent(generator, size), count)
+            return draw_legal(self._rules, generator, count)
         return self.settle(self.latent(generator, count))
 
     def settle(self, U: Array) -> Array:
