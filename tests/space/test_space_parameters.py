@@ -68,7 +68,9 @@ class TestColumnMaps:
     )
     def test_units_outside_and_at_the_ends_stay_within_the_bounds(self, parameter, u):
         space = Space(x=parameter)
-        [params] = space.decode(space.settle(np.array([[u]])))
+        U = space.settle(np.array([[u]]))
+        assert 0 <= U[0, 0] <= 1
+        [params] = space.decode(U)
         assert parameter.low <= params["x"] <= parameter.high
 
     def test_columns_describe_themselves(self):

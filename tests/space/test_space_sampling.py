@@ -66,6 +66,11 @@ def test_quantile_maps_the_unit_cube_through_priors_and_weights():
     assert p[1, 3] == 1.0  # the argument is left as it is
 
 
+def test_a_value_without_weight_is_not_drawn_at_the_ends():
+    space = Space(a=Choice("x", "y", "z", weights=[0, 1, 0]))
+    assert space.quantile(np.array([[0.0], [1.0]]))[:, 0].tolist() == [1, 1]
+
+
 def test_rejection_keeps_the_law_of_legal_rows():
     """Uniform on the triangle below the diagonal."""
     space = Space(require("a + b <= 1"), a=Float(0, 1), b=Float(0, 1))

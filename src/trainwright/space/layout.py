@@ -49,13 +49,12 @@ class Layout:
         out = self.maps.snap(np.asarray(U, dtype=np.float64))
         for name, holds in self.conditions.items():
             out[~holds(out), self.index[name]] = np.nan
-        self._refuse_gaps(out)
+        if np.isnan(U).any():
+            self._refuse_gaps(out)
         return out
 
     def _refuse_gaps(self, U: Array) -> None:
         gaps = np.isnan(U)
-        if not gaps.any():
-            return
         for name, index in self.index.items():
             gap = gaps[:, index]
             if name in self.conditions:
