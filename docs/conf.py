@@ -1,0 +1,53 @@
+"""Sphinx settings: Markdown pages through MyST, the furo theme, the reference from docstrings, nothing from a network."""
+
+import re
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import trainwright
+
+project = "Trainwright"
+copyright = "the Trainwright authors, Apache-2.0"  # noqa: A001 -- Sphinx's own name
+release = trainwright.__version__
+language = "en_GB"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"Trainwright {release}"
+html_static_path = ["_static"]
+html_css_files = ["page.css"]
+html_math_renderer = "mathml"
+html_show_sphinx = False
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+default_role = "code"  # docstrings are written with single backticks
+
+
+def _plain(_app, _what, _name, _object, _options, lines):
+    """Escape what only looks like markup in a docstring: stars, bars and closing underscores outside of code."""
+    for number, line in enumerate(lines):
+        parts = re.split(r"(`[^`]*`)", line)
+        lines[number] = "".join(
+            part if part.startswith("`") else re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", part) for part in parts
+        )
+
+
+def _formula(translator, node):
+    translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
+def setup(app):
+    """Register formulas as MathML, which browsers draw without a script."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
+    app.connect("autodoc-process-docstring", _plain)
+    return {"parallel_read_safe": True}
