@@ -1,5 +1,6 @@
 """The book of one study: its ledger, the state folded from it, and the followers that every record passes by."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -29,16 +30,18 @@ class Book:
         self.state = State()
         self.followers: list[Follower] = []
         self._cursor: object = None
-        self._joined = False
+        self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
         self._next_number = 0
+        self._taken: dict[int, str] = {}  # numbers below that others own, but have not proposed; and who
         self._liveness = Liveness(LEASE_SECONDS)
-        self._fold(self.replay())
+        self.replay()
 
     def replay(self) -> list[Record]:
-        """Return all records as the live study saw them: session after session, each writer's in their order."""
+        """Fold all records, and return them as the live study saw them: session after session, each writer's in order."""
         records, self._cursor = self.ledger.read(None)
         sessions = {r.writer: (r.body.get("session", 0), r.writer) for r in records if r.kind == "joined"}
         records.sort(key=lambda r: (*sessions.get(r.writer, (0, r.writer)), r.seq))
+        self._fold(records)
         return records
 
     def append(self, *records: Record) -> None:
@@ -47,10 +50,11 @@ class Book:
         self._fold(self.ledger.append(records))
 
     def join(self) -> None:
-        """Say who writes, once, before the first record or claim."""
-        if not self._joined:
-            self._joined = True
-            self._fold(self.ledger.append([facts.joined(Writer.here(), session=self.state.sessions + 1)]))
+        """Say who writes, once for each writer that the ledger makes of us, before its first record or claim."""
+        if self.ledger.writer not in self._mine:
+            (record,) = self.ledger.append([facts.joined(Writer.here(), session=self.state.sessions + 1)])
+            self._mine.add(record.writer)
+            self._fold([record])
 
     def refresh(self) -> None:
         """Read and fold what other writers appended."""
@@ -66,10 +70,10 @@ class Book:
 
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""
-        if self._joined:
-            self.append(facts.left())
+        if self.ledger.writer in self._mine:
+            self._fold(self.ledger.append([facts.left()]))
+        self._mine.clear()
         self.ledger.close()
-        self._joined = False
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -79,7 +83,10 @@ class Book:
     def space(self) -> Space:
         """Return the space that the study was created with."""
         if self.state.space is None:
-            raise StudyError(f"{self.directory}: the ledger holds no `created` record; it is no complete study")
+            raise StudyError(
+                f"no study in {self.directory}: its ledger holds no `created` record, so its creation was cut short; make "
+                "it again with tw.Study(space, objectives, directory=...)"
+            )
         return Space.from_json(self.state.space)
 
     def create(self, space: Space, objectives: Sequence[Objective], seed: int, versions: dict[str, str]) -> None:
@@ -89,28 +96,47 @@ class Book:
 
     def claim_number(self, limit: int | None = None) -> int | None:
         """Return the least free trial number, now ours, or None if `limit` numbers are taken."""
-        number = self._next_number
-        while limit is None or number < limit:
-            if number not in self.state.trials and self._take_over(f"number/{number}") is not None:
-                self._next_number = number + 1
-                return number
-            number += 1
+        self._taken = {n: owner for n, owner in self._taken.items() if n not in self.state.trials}
+        for number in itertools.chain(self._taken.copy(), itertools.count(self._next_number)):
+            if limit is not None and number >= limit:
+                return None
+            self._next_number = max(self._next_number, number + 1)
+            if number not in self.state.trials:
+                turn, owner = self._take_over(f"number/{number}")
+                if turn is not None:
+                    self._taken.pop(number, None)
+                    return number
+                self._taken[number] = owner
         return None
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Let claimed numbers for which there was no proposal be claimed again."""
+        self._taken = dict(sorted({**self._taken, **dict.fromkeys(numbers, self.ledger.writer)}.items()))
 
     def claim_lease(self, number: int) -> int | None:
         """Return the next lease of a trial, now ours, or None if somebody alive has it."""
         trial = self.state.trials.get(number)
         lease = (trial.lease if trial is not None else 0) + 1
-        return self._take_over(f"lease/{number}", lease)
+        return self._take_over(f"lease/{number}", lease)[0]
 
-    def _take_over(self, key: str, turn: int = 0) -> int | None:
-        """Claim `key` at `turn`, or at the turn after each dead owner: one who died before it wrote what it did."""
+    def _take_over(self, key: str, turn: int = 0) -> tuple[int | None, str]:
+        """Claim `key` at `turn`, or at the turn after each dead owner: one who died before it wrote what it did.
+
+        Returns the turn, or None if somebody else has it, and the owner.
+        """
         self.join()
-        while (owner := self.ledger.claim(f"{key}/{turn}", self.ledger.writer)) != self.ledger.writer:
+        while (owner := self.ledger.claim(f"{key}/{turn}", self.ledger.writer)) not in self._mine:
             if not self.holder_is_dead(owner):
-                return None
+                return None, owner
             turn += 1
-        return turn
+        return turn, owner
+
+    def undecided(self, limit: int | None) -> bool:
+        """Whether it is not known yet if some holder, on another host, of a trial or number below `limit` lives."""
+        held = (Status.PROPOSED, Status.RUNNING)
+        holders = {trial.holder for trial in self.state.trials.values() if trial.status in held}
+        holders |= {owner for number, owner in self._taken.items() if limit is None or number < limit}
+        return any(self.holder_is_dead(holder) is None for holder in holders)
 
     def propose(self, number: int, configuration: Configuration) -> None:
         """Write a proposal, with how much its searcher had seen."""
@@ -126,9 +152,13 @@ class Book:
             )
         )
 
-    def holder_is_dead(self, writer: str) -> bool:
-        """Return whether the writer that holds a trial is known to be gone. Our own are never."""
-        if writer == self.ledger.writer:
+    def is_mine(self, writer: str) -> bool:
+        """Whether a writer is this object."""
+        return writer in self._mine
+
+    def holder_is_dead(self, writer: str) -> bool | None:
+        """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""
+        if writer in self._mine:
             return False
         beats = self.ledger.beats([writer])[writer]
         return self._liveness.dead(writer, self.state.writers.get(writer), beats)

@@ -1,15 +1,14 @@
 """The loop of one `study.run`: it joins searcher, scheduler and engine over the book."""
 
-import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainwright.engine import Died, Engine, Outcome, Quiet, Raised, Returned, TrainFunction
 from trainwright.errors import SpaceExhausted, TrainwrightError
-from trainwright.ledger import Record, Status, TrialState, facts
+from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
 from trainwright.schedule import View as RuleView
@@ -82,8 +81,9 @@ class Driver:
         self._space = view.space
         self._running: dict[int, _Running] = {}
         self._waiting: deque[int] = deque()  # trials to go on with: interrupted, lost, proposed by a dead writer
-        self._foreign: set[int] = set()  # trials that other live drivers hold
+        self._foreign: set[int] = set()  # trials that others hold
         self._free: list[int] = []
+        self._granted = 0  # trials handed to the policy in its present plan
         self._started = self._refreshed = self._beaten = time.monotonic()
 
     def run(self, train: TrainFunction) -> None:
@@ -93,13 +93,17 @@ class Driver:
         self._free = list(range(self.engine.slots))
         self.book.ledger.beat()
         try:
-            self._adopt()
+            self._adopt(self.book.state.trials)
             while not self._out_of_time():
+                self._granted = 0
                 for grant in self.scheduler.policy.plan(self):
                     self._start(grant.work.trial, grant.block)
-                if not self._running:
-                    break
-                self.engine.poll(self, _POLL_SECONDS)
+                if self._running:
+                    self.engine.poll(self, _POLL_SECONDS)
+                elif not self._granted:  # else another driver was faster: look again
+                    if self._enough() or not self.book.undecided(self._allowed()):
+                        break
+                    self._await_news()
                 self._upkeep()
                 self.progress.tick(self.book.state, len(self._running))
         finally:
@@ -121,11 +125,12 @@ class Driver:
 
     def next_work(self) -> Work | None:
         """Return an interrupted trial, or a new one while budget and space last."""
-        while self._waiting:
+        while self._waiting and not self._enough():
             number = self._waiting.popleft()
             if not self._settle(self.book.state.trials[number]):
+                self._granted += 1
                 return Work(number)
-        if self.exhausted or not self.rule.starts_new(self._rule_view()):
+        if self._enough() or self.exhausted or not self.rule.starts_new(self._rule_view()):
             return None
         number_or_none = self.book.claim_number(self._allowed())
         if number_or_none is None:
@@ -133,11 +138,18 @@ class Driver:
         try:
             (configuration,) = self.searcher.ask(self.view, [number_or_none])
         except SpaceExhausted as end:
+            self.book.release([number_or_none])
             self.exhausted = True
             self.progress.say(f"every configuration of the space has been tried: {end}")
             return None
         self.book.propose(number_or_none, configuration)
+        self._granted += 1
         return Work(number_or_none)
+
+    def _enough(self) -> bool:
+        """Whether all results that the budget allows are there, or would be if every running trial gives one."""
+        expected = self.book.state.results + len(self._running) + self._granted
+        return self.budget.trials is not None and expected >= self.budget.trials
 
     def _allowed(self) -> int | None:
         trials = self.budget.trials
@@ -150,24 +162,29 @@ class Driver:
 
     # Starting and ending.
 
-    def _adopt(self) -> None:
+    def _adopt(self, numbers: Iterable[int]) -> None:
         """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
-        for number in sorted(self.book.state.trials):
+        for number in sorted(numbers):
             trial = self.book.state.trials[number]
-            if trial.status is Status.RUNNING:
-                if self._orphaned(trial):
+            self._foreign.discard(number)
+            if number in self._running or number in self._waiting:
+                continue
+            if trial.status in {Status.RUNNING, Status.PROPOSED} and not self._orphaned(trial):
+                self._foreign.add(number)
+            elif not trial.key and not trial.status.ended:  # its proposal is damaged: nobody knows what to run
+                self.book.append(
+                    facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
+                )
+            else:
+                if trial.status is Status.RUNNING:
                     self.book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
-                else:
-                    self._foreign.add(number)
-            if (
-                trial.status is Status.LOST
-                or trial.preempted
-                or (trial.status is Status.PROPOSED and trial.key and self.book.holder_is_dead(trial.writer))
-            ):
-                self._waiting.append(number)
+                if trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted:
+                    self._waiting.append(number)
 
     def _orphaned(self, trial: TrialState) -> bool:
-        return self.book.holder_is_dead(trial.leases[trial.lease].writer)
+        if trial.status is Status.RUNNING and self.book.is_mine(trial.holder):
+            return True  # it does not run here, so an interrupt cut its end short
+        return bool(self.book.holder_is_dead(trial.holder))
 
     def _settle(self, trial: TrialState) -> bool:
         """End a trial that was judged before its driver died, but whose end was not written."""
@@ -233,7 +250,7 @@ class Driver:
         return isinstance(running.verdict, Continue) and running.refusal is None
 
     def _judge(self, number: int, running: _Running, epoch: int, metrics: Mapping[str, float]) -> None:
-        running.refusal = self._refusal(metrics, f"at epoch {epoch}")
+        running.refusal = refusal(self.book.objectives, metrics, f"at epoch {epoch}")
         if running.refusal is not None:
             return
         running.verdict = self.rule.verdict(self.book.state.trials[number], self._rule_view())
@@ -249,16 +266,6 @@ class Driver:
                     threshold=reason.threshold,
                 )
             )
-
-    def _refusal(self, metrics: Mapping[str, float], when: str) -> str | None:
-        """Return the sentence that says what is wrong with the objectives among the metrics, or None."""
-        for objective in self.book.objectives:
-            if objective.metric not in metrics:
-                reported = ", ".join(sorted(metrics)) or "nothing"
-                return f"objective {objective.metric!r} is missing {when}; reported: {reported}"
-            if not math.isfinite(float(metrics[objective.metric])):
-                return f"objective {objective.metric!r} is {float(metrics[objective.metric])} {when}"
-        return None
 
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
@@ -294,7 +301,7 @@ class Driver:
             )
         values, message = self._values(outcome)
         if message is None:
-            message = self._refusal(values, "in the result")
+            message = refusal(self.book.objectives, values, "in the result")
         if message is not None:
             return facts.failed(number, lease, failure="bad_objective", message=message, wall_seconds=seconds)
         return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)
@@ -332,6 +339,13 @@ class Driver:
         if now - self._refreshed >= _REFRESH_SECONDS:
             self._refreshed = now
             self.book.refresh()
+            self._adopt(list(self._foreign))
+
+    def _await_news(self) -> None:
+        """Wait until it is known whether another host's driver still lives, and take over what it left if not."""
+        time.sleep(_POLL_SECONDS)
+        self.book.refresh()
+        self._adopt(self.book.state.trials)
 
     def _out_of_time(self) -> bool:
         wall, devices = self.budget.wall_seconds, self.budget.device_seconds
@@ -340,8 +354,13 @@ class Driver:
             self.progress.say(f"the budget of {wall:g} wall seconds is used; running trials keep their checkpoints")
             return True
         if devices is not None:
-            held = sum((now - r.since) * len(r.block) for r in self._running.values())
+            held = sum(self._unrecorded(number, now) for number in self._running)
             if self.book.state.device_seconds + held >= devices:
                 self.progress.say(f"the budget of {devices:g} device seconds is used")
                 return True
         return False
+
+    def _unrecorded(self, number: int, now: float) -> float:
+        """Return the device seconds of a running trial beyond those that its reports have recorded."""
+        lease = self.book.state.trials[number].leases[self._running[number].lease]
+        return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))

@@ -32,6 +32,8 @@ class SearchFollower:
         """Tell everything about trials that the state already holds."""
         for number in sorted(trials):
             trial = trials[number]
+            if not trial.key:
+                continue  # its proposal is damaged
             for epoch in sorted(trial.reports):
                 self._report(trial, epoch)
             self._status(trial)

@@ -63,31 +63,27 @@ class Progress:
             self._bar.update(self._task, completed=state.results, state=text)
 
     def ended(self, state: State, trial: TrialState) -> None:
-        """Say how a trial ended."""
+        """Say how a trial ended; beside a live line only what stands out: a new best, or no result."""
         if not self._shown:
             return
-        self._note_best(state, trial)
-        of = f"/{self._trials}" if self._trials is not None else ""
-        failure = trial.failure
-        what = (
-            f"{failure.kind}: {failure.message}"
-            if failure is not None
-            else ", ".join(f"{name}={value:.6g}" for name, value in (trial.values or {}).items())
-        )
-        epochs = f" after {trial.epoch} epochs" if trial.epoch > 1 else ""
-        best = self._best_text(state)
-        self.say(
-            f"[{state.results}{of}] trial {trial.number} {trial.status}{epochs} ({trial.seconds:.1f} s)"
-            + (f": {what}" if what else "")
-            + (f" | {best}" if best else "")
-        )
+        better = self._note_best(state, trial)
+        line = f"trial {trial.number} {trial.status}{_length(trial)}{_what(trial)}"
+        if self._bar is None:
+            of = f"/{self._trials}" if self._trials is not None else ""
+            best = self._best_text(state)
+            self.say(f"[{state.results}{of}] {line}" + (f" | {best}" if best else ""))
+        elif better or not trial.has_result:
+            self.say(line)
 
-    def _note_best(self, state: State, trial: TrialState) -> None:
+    def _note_best(self, state: State, trial: TrialState) -> bool:
         objective = _first(state)
-        if objective is not None and trial.values and objective.metric in trial.values:
-            loss = objective.loss(trial.values[objective.metric])
-            if self._best is None or loss < self._best[0]:
-                self._best = loss, trial
+        if objective is None or not trial.values or objective.metric not in trial.values:
+            return False
+        loss = objective.loss(trial.values[objective.metric])
+        if self._best is not None and loss >= self._best[0]:
+            return False
+        self._best = loss, trial
+        return True
 
     def _best_text(self, state: State) -> str:
         objective = _first(state)
@@ -99,3 +95,15 @@ class Progress:
 
 def _first(state: State) -> Objective | None:
     return state.objectives[0] if len(state.objectives) == 1 else None
+
+
+def _length(trial: TrialState) -> str:
+    epochs = f" after {trial.epoch} epochs" if trial.epoch > 1 else ""
+    return f"{epochs} ({trial.seconds:.1f} s)"
+
+
+def _what(trial: TrialState) -> str:
+    if trial.failure is not None:
+        return f": {trial.failure.kind}: {trial.failure.message}"
+    values = ", ".join(f"{name}={value:.6g}" for name, value in (trial.values or {}).items())
+    return f": {values}" if values else ""

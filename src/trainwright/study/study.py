@@ -1,26 +1,36 @@
 """Study: what a person holds. A space, objectives and a directory; ask and tell, or run."""
 
+import itertools
 import math
-import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from trainwright.engine import IN_WORKER, Engine, Local, ScriptBoundary, TrainFunction
-from trainwright.errors import InputError, MissingExtra, ObjectiveError, StudyError, TrialError, closest
+from trainwright.engine import Engine, Local, TrainFunction, script_boundary
+from trainwright.errors import (
+    InputError,
+    MissingExtra,
+    ObjectiveError,
+    SpaceExhausted,
+    StudyError,
+    TrialError,
+    closest,
+)
 from trainwright.ledger import (
     DirectoryLedger,
     Ledger,
     MemoryLedger,
     Objective,
     State,
+    Status,
     TrialState,
     facts,
     parse_objectives,
+    refusal,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ForestSearcher, Searcher
@@ -87,6 +97,7 @@ class Study:
         self._book = book
         self._searcher: Searcher = searcher if searcher is not None else ForestSearcher()
         self._view: SearchView | None = None
+        self._adopted: set[int] = set()  # trials that dead writers proposed and that `ask` has handed out
 
     # Ask and tell.
 
@@ -103,25 +114,31 @@ class Study:
             raise StudyError(f"ask: count must be >= 1, got {count!r}")
         view = self._searching()
         wanted = count or 1
-        asked = self._orphans()[:wanted]
-        numbers: list[int] = []
-        while len(asked) + len(numbers) < wanted:
-            number = self._book.claim_number()
-            if number is not None:
-                numbers.append(number)
+        asked = list(itertools.islice(self._orphans(), wanted))
+        numbers = [self._number() for _ in range(wanted - len(asked))]
         if numbers:
-            proposals = self._searcher.ask(view, numbers)
+            try:
+                proposals = self._searcher.ask(view, numbers)
+            except SpaceExhausted:
+                self._book.release(numbers)
+                raise
             for number, proposal in zip(numbers, proposals, strict=True):
                 self._book.propose(number, proposal)
                 asked.append(replace(proposal, number=number))
         return asked if count is not None else asked[0]
 
-    def _orphans(self) -> list[Configuration]:
-        return [
-            Configuration(params=trial.params, key=trial.key, number=trial.number, origin=trial.origin)
-            for trial in self._book.state.trials.values()
-            if trial.status == "proposed" and trial.key and self._book.holder_is_dead(trial.writer)
-        ]
+    def _orphans(self) -> Iterator[Configuration]:
+        """Yield the proposals of dead writers, each now ours and yielded once."""
+        for trial in self.trials:
+            abandoned = trial.status is Status.PROPOSED and trial.key and trial.number not in self._adopted
+            if abandoned and self._book.holder_is_dead(trial.writer) and self._book.claim_lease(trial.number):
+                self._adopted.add(trial.number)
+                yield Configuration(params=trial.params, key=trial.key, number=trial.number, origin=trial.origin)
+
+    def _number(self) -> int:
+        number = self._book.claim_number()
+        assert number is not None  # noqa: S101 -- there is always another one without a limit
+        return number
 
     def tell(
         self,
@@ -133,18 +150,23 @@ class Study:
     ) -> TrialState:
         """Record the result of a configuration: one that was asked, or any legal mapping of values (a new trial).
 
-        `failed` tells why there is none. `repeat=True` records a second result as a new trial of the same values.
+        `failed` tells why there is none; an objective that is NaN or infinite fails the trial too. `repeat=True` records a second result as a new trial of the same values.
         """
         number = configuration.number if isinstance(configuration, Configuration) else None
         trial = self._book.state.trials.get(number) if number is not None else None
+        if isinstance(configuration, Configuration) and trial is not None and trial.key != configuration.key:
+            trial = None  # another study's number
         if trial is not None and trial.status.ended and not repeat:
             self._refuse_retelling(trial, metrics)
         values = {} if failed is not None else self._values(metrics, number)
         if trial is None or trial.status.ended:
             trial = self._enter(configuration)
         lease = max(1, trial.lease)
+        bad = refusal(self.objectives, values, "in tell") if failed is None else None
         if failed is not None:
             self._book.append(facts.failed(trial.number, lease, failure="exception", message=failed))
+        elif bad is not None:
+            self._book.append(facts.failed(trial.number, lease, failure="bad_objective", message=bad))
         else:
             self._book.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
         return trial
@@ -170,9 +192,7 @@ class Study:
     def _enter(self, configuration: Configuration | Mapping[str, Any]) -> TrialState:
         self._searching()
         checked = self.space.configuration_of(dict(configuration))
-        number = None
-        while number is None:
-            number = self._book.claim_number()
+        number = self._number()
         self._book.propose(number, replace(checked, number=number, origin={"searcher": "told"}))
         return self._book.state.trials[number]
 
@@ -210,8 +230,7 @@ class Study:
         or the space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures, or after 10
         without one success.
         """
-        if os.environ.get(IN_WORKER):
-            raise ScriptBoundary  # a worker is loading the script that called this: it has what it came for
+        script_boundary()
         _check_budget(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
         if trials is None and wall_seconds is None and device_seconds is None and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
@@ -220,7 +239,6 @@ class Study:
             self.space, self._book.state.seed, len(self.objectives), trials, epochs=schedule.rule.max_epochs
         )
         rule = RuleFollower(schedule.rule, self.objectives)
-        self._book.refresh()
         for record in self._book.replay():
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
         followers = list(self._book.followers)
@@ -375,7 +393,7 @@ def _check_budget(**budget: float | None) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
             raise InputError(f"run: {name} must be a number > 0, got {value!r}")
     trials = budget["trials"]
-    if trials is not None and trials != int(trials):
+    if trials is not None and trials % 1 != 0:
         raise InputError(f"run: trials must be a whole number, got {trials!r}")
 
 
