@@ -4,7 +4,7 @@ from trainwright.ledger import facts
 from trainwright.ledger.directory import DirectoryLedger
 from trainwright.ledger.fold import Decision, State, fold
 from trainwright.ledger.memory import MemoryLedger
-from trainwright.ledger.objectives import Objective, parse_objectives
+from trainwright.ledger.objectives import Objective, parse_objectives, refusal
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
@@ -34,4 +34,5 @@ __all__ = [
     "facts",
     "fold",
     "parse_objectives",
+    "refusal",
 ]

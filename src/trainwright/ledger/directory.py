@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 from urllib.parse import quote
 
 from trainwright.errors import LedgerError, LedgerTooNew, StudyError
@@ -32,6 +33,8 @@ class DirectoryLedger:
     """
 
     def __init__(self, directory: str | Path, *, create: bool = False, fsync: Fsync = "lifecycle") -> None:
+        if fsync not in get_args(Fsync):
+            raise StudyError(f"DirectoryLedger.fsync: got {fsync!r}; allowed: {', '.join(map(repr, get_args(Fsync)))}")
         self.directory = Path(directory)
         self._fsync = fsync
         try:
@@ -56,17 +59,22 @@ class DirectoryLedger:
     def append(self, records: Sequence[Record]) -> list[Record]:
         """Write the records as the journal's fsync policy says and return them stamped.
 
-        After a failure the object goes on as a new writer, since what the old file's end looks like is unknown.
+        After a failure, or Ctrl-C in the middle of it, the object goes on as a new writer, since what the old file's
+        end looks like is unknown.
         """
         at = time.time()
         stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate(records)]
         try:
             self._journal.append(stamped)
-        except LedgerError:
-            self._open_writer()
+            self._seq += len(stamped)
+        except BaseException:
+            self._renew()
             raise
-        self._seq += len(stamped)
         return stamped
+
+    def _renew(self) -> None:
+        self._journal.abandon()
+        self._open_writer()
 
     def read(self, cursor: Cursor | None = None) -> tuple[list[Record], Cursor]:
         """Return the records beyond `cursor` (bytes per journal)."""
@@ -74,7 +82,7 @@ class DirectoryLedger:
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`, after trying to put `token` there."""
-        name = quote(key, safe="")
+        name = quote(key, safe="").replace(".", "%2E")  # no "." and "..", no hidden files
         folder = self.directory / "claims" / hashlib.blake2b(name.encode(), digest_size=1).hexdigest()
         path = folder / name
         try:
@@ -88,9 +96,13 @@ class DirectoryLedger:
         self._beats += 1
         try:
             (self.directory / "beats" / self.writer).write_text(str(self._beats), encoding="ascii")
-            self._journal.sync()
         except OSError as error:
             raise LedgerError(f"cannot write {self.directory / 'beats'}: {error.strerror or error}") from error
+        try:
+            self._journal.sync()
+        except LedgerError:
+            self._renew()  # after a failed sync nobody knows which pages reached the disk
+            raise
 
     def beats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
@@ -101,11 +113,16 @@ class DirectoryLedger:
         return self._reader.dropped()
 
     def close(self) -> None:
-        """Sync and close the journal."""
-        self._journal.close()
+        """Sync and close the journal; if it is used again, it is as a new writer."""
+        try:
+            self._journal.close()
+        finally:
+            self._open_writer()
 
 
 def _create(directory: Path) -> None:
+    if (directory / "study.json").exists():
+        _study_id(directory)  # a newer version's ledger is left as it is
     for name in ("journal", "claims", "beats"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     if (directory / "study.json").exists():

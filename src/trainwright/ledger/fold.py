@@ -190,13 +190,14 @@ def _reported(trial: TrialState, record: Record) -> None:
             epoch, body["step"], _metrics(body["metrics"]), body["wall_seconds"], lease, record.at
         )
     held = _lease(trial, record)
+    held.writer = held.writer or record.writer  # its `started` may be damaged
     held.seconds = max(held.seconds, body["wall_seconds"])
 
 
 def _checkpointed(trial: TrialState, record: Record) -> None:
     body, lease = record.body, record.lease or 1
     before = trial.checkpoints.get(body["epoch"])
-    if before is None or lease > before.lease:
+    if before is None or lease >= before.lease:  # the same epoch again replaced the file
         trial.checkpoints[body["epoch"]] = Checkpoint(body["epoch"], body["path"], body["bytes"], body["digest"], lease)
 
 

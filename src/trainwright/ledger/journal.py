@@ -4,6 +4,7 @@ Because a file has one writer and a restarted writer opens a new one, no lock is
 after a torn tail.
 """
 
+import contextlib
 import os
 import shutil
 import time
@@ -49,32 +50,41 @@ class JournalWriter:
             written = os.write(self._file, data)
             if written != len(data):
                 raise OSError(28, "no space left on device")  # a short write on a regular file means just that
-            self._after_write(records)
         except OSError as error:
-            self.close(sync=False)
             raise LedgerError(_failure(self.path, error)) from error
+        self._after_write(records)
 
     def _after_write(self, records: Sequence[Record]) -> None:
         now = time.monotonic()
         if self._unsynced_since is None:
             self._unsynced_since = now
         urgent = self._fsync == "always" or any(record.kind not in _LAZY_KINDS for record in records)
-        if self._fsync != "never" and (urgent or now - self._unsynced_since > _LAZY_SECONDS):
+        if urgent or now - self._unsynced_since > _LAZY_SECONDS:
             self.sync()
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
-        if self._file is not None and self._unsynced_since is not None:
+        """Bring what was written to the disk, unless the policy leaves that to the system."""
+        if self._file is None or self._unsynced_since is None or self._fsync == "never":
+            return
+        try:
             os.fdatasync(self._file)
-            self._unsynced_since = None
+        except OSError as error:
+            raise LedgerError(_failure(self.path, error)) from error
+        self._unsynced_since = None
 
-    def close(self, *, sync: bool = True) -> None:
-        """Close the file; a later append would open a new writer's."""
+    def close(self) -> None:
+        """Sync and close the file."""
+        try:
+            self.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the file as it is: what failed was told already, and a failing close cannot be mended."""
         if self._file is not None:
-            if sync and self._fsync != "never":
-                self.sync()
-            os.close(self._file)
-            self._file = None
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                os.close(file)
 
 
 @dataclass(slots=True)

@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from trainwright.errors import ObjectiveError
 
-__all__ = ["Objective", "parse_objectives"]
+__all__ = ["Objective", "parse_objectives", "refusal"]
 
 _FORM = re.compile(r"^\s*(?:(min|max)\s+)?([^\s<>=]+)\s*(?:(<=|>=)\s*(\S+))?\s*$")
 
@@ -74,3 +74,14 @@ def parse_objectives(objectives: str | Sequence[str]) -> tuple[Objective, ...]:
         if metrics.count(metric) > 1:
             raise ObjectiveError(f"objectives: {metric!r} is named twice; give each metric one direction")
     return parsed
+
+
+def refusal(objectives: Sequence[Objective], metrics: Mapping[str, float], when: str) -> str | None:
+    """Return the sentence that says what is wrong with the objectives among a trial's metrics, or None."""
+    for objective in objectives:
+        if objective.metric not in metrics:
+            reported = ", ".join(sorted(metrics)) or "nothing"
+            return f"objective {objective.metric!r} is missing {when}; reported: {reported}"
+        if not math.isfinite(float(metrics[objective.metric])):
+            return f"objective {objective.metric!r} is {float(metrics[objective.metric])} {when}"
+    return None

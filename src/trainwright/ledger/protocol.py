@@ -49,4 +49,4 @@ class Ledger(Protocol):
         """Return what the latest reads had to leave out."""
 
     def close(self) -> None:
-        """Flush and let go of files; the ledger cannot append afterwards."""
+        """Flush and let go of files; whoever appends afterwards starts a new file."""

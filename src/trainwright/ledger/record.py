@@ -35,7 +35,7 @@ class Record:
 
     def stamped(self, writer: str, seq: int, at: float) -> "Record":
         """Return this record as written by `writer` as its `seq`-th, at wall time `at` (s)."""
-        return replace(self, writer=writer, seq=seq, at=at)
+        return replace(self, writer=writer, seq=seq, at=round(at, 6))
 
     def line(self) -> bytes:
         """Return the record's journal line: crc32 in 8 hex digits, a space, canonical JSON, a newline."""
@@ -46,7 +46,7 @@ class Record:
             "seq": self.seq,
             "trial": self.trial,
             "lease": self.lease,
-            "at": round(self.at, 6),
+            "at": self.at,
             "body": self.body,
         }
         try:
@@ -72,22 +72,25 @@ class Record:
         return [cls._of(next(parsed)) if ok else None for ok in sound]
 
     @classmethod
-    def _of(cls, content: Mapping[str, Any]) -> "Record":
-        if content["v"] > FORMAT:
-            raise LedgerTooNew(
-                f"the ledger holds records of format {content['v']}; this version reads up to {FORMAT};"
-                " upgrade trainwright"
+    def _of(cls, content: Mapping[str, Any]) -> "Record | None":
+        try:
+            if content["v"] > FORMAT:
+                raise LedgerTooNew(
+                    f"the ledger holds records of format {content['v']}; this version reads up to {FORMAT};"
+                    " upgrade trainwright"
+                )
+            return cls(
+                kind=content["kind"],
+                body=content["body"],
+                trial=content["trial"],
+                lease=content["lease"],
+                writer=content["writer"],
+                seq=content["seq"],
+                at=content["at"],
+                v=content["v"],
             )
-        return cls(
-            kind=content["kind"],
-            body=content["body"],
-            trial=content["trial"],
-            lease=content["lease"],
-            writer=content["writer"],
-            seq=content["seq"],
-            at=content["at"],
-            v=content["v"],
-        )
+        except (KeyError, TypeError):  # sound JSON, but no record: nothing that we wrote
+            return None
 
 
 def _sound(line: bytes) -> bool:

@@ -139,6 +139,11 @@ class TrialState:
         return max(self.leases, default=0)
 
     @property
+    def holder(self) -> str:
+        """The writer that has the highest lease, or that proposed the trial if it never started; "" if unknown."""
+        return self.leases[self.lease].writer if self.leases else self.writer
+
+    @property
     def end(self) -> End | None:
         """The end that counts: the result of the highest lease that has one, else the end of the highest lease."""
         with_result = [n for n, lease in self.leases.items() if lease.end is not None and lease.end.result]

@@ -63,19 +63,21 @@ class Liveness:
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.lease_seconds = lease_seconds
         self._clock = clock
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[str, tuple[int, float, bool]] = {}
 
-    def dead(self, name: str, writer: Writer | None, beats: int) -> bool:
-        """Return whether the writer `name`, who has beaten `beats` times, is dead."""
+    def dead(self, name: str, writer: Writer | None, beats: int) -> bool | None:
+        """Return whether the writer `name`, who has beaten `beats` times, is dead; None while that is not known yet."""
         gone = writer.gone() if writer is not None else None
         if gone is not None:
             return gone
         now = self._clock()
-        count, since = self._seen.get(name, (-1, now))
+        count, since, moved = self._seen.setdefault(name, (beats, now, False))
         if beats != count:
-            self._seen[name] = (beats, now)
+            self._seen[name] = (beats, now, True)
             return False
-        return now - since >= self.lease_seconds
+        if now - since >= self.lease_seconds:
+            return True
+        return False if moved else None
 
 
 def _boot() -> str:

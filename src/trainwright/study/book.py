@@ -84,8 +84,8 @@ class Book:
         """Return the space that the study was created with."""
         if self.state.space is None:
             raise StudyError(
-                f"no study in {self.directory}: its ledger holds no `created` record, so its creation was cut short; make "
-                "it again with tw.Study(space, objectives, directory=...)"
+                f"no study in {self.directory}: its ledger holds no `created` record, its creation was cut short; make it "
+                "again with tw.Study(space, objectives, directory=...)"
             )
         return Space.from_json(self.state.space)
 

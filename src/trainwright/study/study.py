@@ -150,7 +150,8 @@ class Study:
     ) -> TrialState:
         """Record the result of a configuration: one that was asked, or any legal mapping of values (a new trial).
 
-        `failed` tells why there is none; an objective that is NaN or infinite fails the trial too. `repeat=True` records a second result as a new trial of the same values.
+        `failed` tells why there is none; an objective that is NaN or infinite fails the trial too. `repeat=True`
+        records a second result as a new trial of the same values.
         """
         number = configuration.number if isinstance(configuration, Configuration) else None
         trial = self._book.state.trials.get(number) if number is not None else None

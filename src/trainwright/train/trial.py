@@ -152,6 +152,7 @@ class Trial:
             self._restored, state = found
             self._run.restore(state)
             self._epoch = self._restored.epoch
+            self._last = self._restored.report["metrics"]  # all there is to tell if no epoch is left to do
         return self._run
 
     def library_directory(self) -> Path:
@@ -176,7 +177,6 @@ class Trial:
         restored = self._restored
         if restored is None or restored.epoch <= self.assignment.reported_epoch:
             return
-        self._last = restored.report["metrics"]
         self._send(
             [
                 self._checkpointed(restored),
@@ -185,7 +185,7 @@ class Trial:
                     self.assignment.lease,
                     epoch=restored.epoch,
                     step=restored.report["step"],
-                    metrics=self._last,
+                    metrics=restored.report["metrics"],
                     wall_seconds=0.0,
                 ),
             ]
