@@ -11,12 +11,11 @@ from trainwright.engine._engine import (
     Returned,
     TrainFunction,
 )
-from trainwright.engine._function import IN_WORKER, FunctionReference, ScriptBoundary, load_function
+from trainwright.engine._function import FunctionReference, load_function, script_boundary
 from trainwright.engine.in_process import InProcess
 from trainwright.engine.local import Local
 
 __all__ = [
-    "IN_WORKER",
     "Block",
     "Died",
     "Engine",
@@ -28,7 +27,7 @@ __all__ = [
     "Quiet",
     "Raised",
     "Returned",
-    "ScriptBoundary",
     "TrainFunction",
     "load_function",
+    "script_boundary",
 ]

@@ -26,9 +26,9 @@ class _Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Returned(_Ended):
-    """The training function came to its end and returned `value`."""
+    """The training function came to its end and returned `value`: the objective, metrics by name, or nothing."""
 
-    value: Any = None
+    value: float | Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -12,16 +13,27 @@ from typing import Any
 
 from trainwright.errors import EngineError, closest
 
-__all__ = ["IN_WORKER", "FunctionReference", "ScriptBoundary", "load_function"]
+__all__ = ["IN_WORKER", "LOADING", "FunctionReference", "load_function", "script_boundary"]
 
 IN_WORKER = "TRAINWRIGHT_WORKER"
-"""Set in the environment of worker processes."""
+"""Set in the environment of worker processes: to `LOADING`, then to the number of the process that runs trials."""
+LOADING = "loading"
 
 _SCRIPT = "__mp_main__"  # the name that multiprocessing gives a main script, so that its own children find it too
 
 
-class ScriptBoundary(BaseException):
-    """Raised by `study.run` in a worker that is loading the main script: all it needs has been defined by then."""
+class _ScriptBoundary(BaseException):
+    """Ends the loading of a main script in a worker."""
+
+
+def script_boundary() -> None:
+    """End the loading of the main script here, if this is a worker (or a process that a trial spawned) that loads it.
+
+    `study.run` calls it: all that the worker needs has been defined by then, and the rest is the driver's. A study that
+    a trial runs inside itself is let through.
+    """
+    if os.environ.get(IN_WORKER) not in {None, str(os.getpid())}:
+        raise _ScriptBoundary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +46,18 @@ class FunctionReference:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "FunctionReference":
-        """Return the reference of a function or a callable instance of a module-level name."""
+        """Return the reference of a function, or raise `EngineError` if its name does not lead to it."""
         name = getattr(function, "__qualname__", None)
         module = getattr(function, "__module__", None)
-        if name is None or module is None or "<" in name:
+        if name is not None and "<" in name:
             raise EngineError(
-                f"train: {name or function!r} is defined inside another function or is a lambda, so a worker process "
+                f"train: {name} is defined inside another function or is a lambda, so a worker process "
                 "cannot find it; move it to the top of a module, or use tw.Local(workers=0)"
+            )
+        if name is None or module is None or _lookup(sys.modules.get(module), name) != function:
+            raise EngineError(
+                f"train: no name at the top of a module leads to {function!r}, so a worker process cannot find it; "
+                "put a plain function there that calls it, or use tw.Local(workers=0)"
             )
         if module not in {"__main__", _SCRIPT}:
             return cls(module=module, name=name)
@@ -58,11 +75,33 @@ class FunctionReference:
 
     def load(self) -> Callable[..., Any]:
         """Return the function, importing its module or running its script up to `study.run`."""
-        module = importlib.import_module(self.module) if self.script is None else _run_script(self.script)
-        found: Any = module
-        for part in self.name.split("."):
-            found = getattr(found, part)
+        module = _import(self.module) if self.script is None else _run_script(self.script)
+        found = _lookup(module, self.name)
+        if found is None:
+            raise EngineError(
+                f"train: {self.script or self.module} defines no {self.name!r} before its first study.run; define it "
+                "above, or put the runs under if __name__ == '__main__'"
+            )
         return found  # type: ignore[no-any-return]
+
+
+def _lookup(module: ModuleType | None, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module; one that calls `study.run` at its top, as under `python -m`, counts as imported up to there."""
+    with contextlib.suppress(_ScriptBoundary):
+        return importlib.import_module(name)
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 -- it has just been found
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with contextlib.suppress(_ScriptBoundary):
+        spec.loader.exec_module(module)
+    return module
 
 
 def _run_script(path: str) -> ModuleType:
@@ -70,7 +109,7 @@ def _run_script(path: str) -> ModuleType:
     module.__file__ = path
     sys.modules[_SCRIPT] = sys.modules["__main__"] = module
     code = compile(Path(path).read_bytes(), path, "exec")
-    with contextlib.suppress(ScriptBoundary):
+    with contextlib.suppress(_ScriptBoundary):
         exec(code, module.__dict__)  # noqa: S102 -- the user's own script
     return module
 

@@ -5,7 +5,7 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from trainwright.engine._engine import Block, Handler, Outcome, Raised, TrainFunction
+from trainwright.engine._engine import Block, Handler, TrainFunction
 from trainwright.engine._function import FunctionReference
 from trainwright.engine._process import WorkerProcess
 from trainwright.engine.devices import cores
@@ -49,7 +49,7 @@ class Pool:
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; no process is started before the first launch."""
         self._reference = FunctionReference.of(train)
-        self._directory = directory
+        self._directory = None if directory is None else directory.resolve()
 
     def devices(self, block: Block) -> tuple[str, ...]:
         """Return the GPUs of the block's slots, or their CPU shares."""
@@ -59,12 +59,17 @@ class Pool:
 
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Hand the assignment to the block's worker, starting one if there is none."""
-        worker = self._idle.pop(block, None) or WorkerProcess(self._environment(block))
+        worker = self._idle.pop(block, None)
+        if worker is not None and worker.ended:  # something killed it while it waited: not this trial's doing
+            worker.close(kill=True)
+            worker = None
+        if worker is None:
+            worker = WorkerProcess(self._environment(block))
         log = None
         if self._directory is not None:
             name = f"lease-{assignment.lease}.log"
             log = str(self._directory / "logs" / f"trial-{assignment.trial:06d}" / name)
-        worker.run((sys.path, self._reference, assignment, log, bool(self.gpus)))
+        worker.run((sys.path, sys.argv, self._reference, assignment, log, bool(self.gpus)))
         self._busy[block] = worker, assignment.trial
 
     def _environment(self, block: Block) -> dict[str, str]:
@@ -84,7 +89,7 @@ class Pool:
             ready = wait(list(by_connection), pause)
             for block in sorted(by_connection[connection] for connection in ready):  # type: ignore[index]
                 self._serve(block, handler)
-            self._watch()
+            self._watch(handler)
             if ready or left <= 0:
                 return
 
@@ -96,28 +101,26 @@ class Pool:
                 worker.connection.send(handler.facts(trial, content))
                 return
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            kind, content = "gone", None
-        outcome: Outcome
-        if kind == "gone":
-            outcome = worker.outcome()
-            worker.close(kill=True)
-        elif kind == "unsendable":
-            message = f"train returned a value that cannot be sent to the driver ({content}); return numbers or None"
-            outcome = Raised(failure="exception", message=message, seconds=worker.seconds)
-        else:
-            outcome = content
+            self._bury(block, handler)
+            return
         del self._busy[block]
-        if kind != "gone":
-            self._keep(block, worker)
-        handler.exited(trial, outcome)
-
-    def _keep(self, block: Block, worker: WorkerProcess) -> None:
         if worker.condemned or self.fresh_process:
             worker.close(kill=worker.condemned)
         else:
             self._idle[block] = worker
+        handler.exited(trial, content)
 
-    def _watch(self) -> None:
+    def _bury(self, block: Block, handler: Handler) -> None:
+        worker, trial = self._busy[block]
+        outcome = worker.outcome()
+        worker.close(kill=True)
+        del self._busy[block]
+        handler.exited(trial, outcome)
+
+    def _watch(self, handler: Handler) -> None:
+        for block in [block for block, (worker, _) in self._busy.items() if worker.ended]:
+            if not self._busy[block][0].connection.poll():  # no last words are left to read
+                self._bury(block, handler)
         for worker, _ in self._busy.values():
             if self.timeout_seconds is not None and worker.seconds > self.timeout_seconds:
                 message = f"it ran longer than timeout_seconds={self.timeout_seconds:g}"
@@ -133,6 +136,8 @@ class Pool:
         """Kill what runs, let idle workers go, leave no process behind."""
         for worker, _ in self._busy.values():
             worker.close(kill=True)
+        for worker in self._idle.values():
+            worker.connection.close()  # all of them leave at once
         for worker in self._idle.values():
             worker.close(kill=False)
         self._busy.clear()

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.engine._engine import Died, Outcome, Raised
-from trainwright.engine._function import IN_WORKER
+from trainwright.engine._function import IN_WORKER, LOADING
 
 __all__ = ["WorkerProcess"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
+
+_FAREWELL_SECONDS = 2.0
+"""How long a process may take to end by itself."""
 
 
 class WorkerProcess:
@@ -29,7 +32,7 @@ class WorkerProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainwright.engine.worker", str(theirs.fileno()), str(os.getpid())],
-                env={**os.environ, **environment, IN_WORKER: "1", "PYTHONPATH": _path()},
+                env={**os.environ, **environment, IN_WORKER: LOADING, "PYTHONPATH": _path()},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -64,12 +67,19 @@ class WorkerProcess:
             self._signal(signal.SIGKILL)
 
     @property
+    def ended(self) -> bool:
+        """Whether the process is gone. A child that it forked may hold its line open all the same."""
+        return self._process.poll() is not None
+
+    @property
     def condemned(self) -> bool:
         """Whether an end was decided for it."""
         return self._verdict is not None
 
     def outcome(self) -> Outcome:
-        """Return what the end of the process means for its trial. Waits for the process."""
+        """Return what the end of a process that has let go of its line means for its trial. Waits for the process."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL_SECONDS)  # it is on its way out: a signal now would hide its exit status
         self._signal(signal.SIGKILL)  # children that outlived it
         code = self._process.wait()
         if self._verdict is not None:
@@ -88,11 +98,11 @@ class WorkerProcess:
         return sum(_resident(pid) for pid in _family(self._process.pid))
 
     def close(self, *, kill: bool) -> None:
-        """End the process: at once, or by closing its connection and waiting up to two seconds."""
+        """End the process: at once, or by closing its connection and waiting a little."""
         self.connection.close()
         if not kill:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2.0)
+                self._process.wait(_FAREWELL_SECONDS)
         self._signal(signal.SIGKILL)
         self._process.wait()
 

@@ -1,14 +1,16 @@
 """Running one assignment in this process: seeding, the call, and what its end means."""
 
 import gc
+import reprlib
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from trainwright.engine._engine import Outcome, Quiet, Raised, Returned, TrainFunction
-from trainwright.errors import InputError
-from trainwright.train import Assignment, Channel, Trial, TrialEnd, seed_all, visible_device
+from trainwright.errors import InputError, ObjectiveError
+from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
 
 __all__ = ["run_assignment"]
 
@@ -17,10 +19,10 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     """Call `train` on a trial of `assignment` and return how it ended. KeyboardInterrupt is let through."""
     started = time.monotonic()
     seed_all(assignment.seed)
-    trial = Trial(assignment, channel, device=visible_device(gpu=gpu))
+    trial = Trial(assignment, channel, gpu=gpu)
     outcome: Outcome
     try:
-        value = train(trial)
+        value = _result(train(trial))
         outcome = Returned(value=value, **_closing(trial, started))
     except TrialEnd:
         outcome = Quiet(**_closing(trial, started))
@@ -31,6 +33,18 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
         outcome = Raised(failure=_kind(error), message=_sentence(error), traceback=text, **_closing(trial, started))
     _free(trial)
     return outcome
+
+
+def _result(value: Any) -> float | dict[str, float] | None:
+    """Return what `train` returned as plain numbers: no driver should need the libraries that made them."""
+    if value is None:
+        return None
+    named = value if isinstance(value, Mapping) else {"": value}
+    numbers = {str(name): as_number(item) for name, item in named.items()}
+    plain = {name: number for name, number in numbers.items() if number is not None}
+    if len(plain) < len(numbers):
+        raise ObjectiveError(f"train returned {reprlib.repr(value)}; return a number, a dict of numbers, or None")
+    return plain if named is value else plain[""]
 
 
 def _closing(trial: Trial, started: float) -> dict[str, Any]:
@@ -44,6 +58,8 @@ def _closing(trial: Trial, started: float) -> dict[str, Any]:
 
 
 def _kind(error: BaseException) -> str:
+    if isinstance(error, ObjectiveError):
+        return "bad_objective"
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return "out_of_memory"
@@ -51,7 +67,10 @@ def _kind(error: BaseException) -> str:
 
 
 def _sentence(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
+    try:
+        text = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 -- the error's own __str__ is the user's code too
+        text = []
     first = text[0] if text else ""
     return first if isinstance(error, InputError) else f"{type(error).__name__}: {first}".removesuffix(": ")
 

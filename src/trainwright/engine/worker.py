@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainwright.engine._function import FunctionReference
+from trainwright.engine._function import IN_WORKER, LOADING, FunctionReference
 from trainwright.engine._run import run_assignment
 from trainwright.ledger import Record
 
@@ -37,20 +37,24 @@ def main(descriptor: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     connection: Connection[Any, Any] = Connection(descriptor)
     functions: dict[FunctionReference, Any] = {}
+    home = Path.cwd()
     while True:
         try:
-            path, reference, assignment, log, gpu = connection.recv()
+            path, arguments, reference, assignment, log, gpu = connection.recv()
         except (EOFError, OSError):
             return
-        sys.path[:] = path
+        sys.path[:], sys.argv[:] = path, arguments
+        os.chdir(home)  # the trial before may have gone elsewhere
         if log is not None:
             _redirect(Path(log))
         try:
             if reference not in functions:
+                os.environ[IN_WORKER] = LOADING
                 functions[reference] = reference.load()
             train = functions[reference]
         except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
             train = _raiser(error)
+        os.environ[IN_WORKER] = str(os.getpid())  # a study inside a trial is no business of ours; its children load
         outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -58,8 +62,6 @@ def main(descriptor: int, parent: int) -> None:
             connection.send(("exited", outcome))
         except (BrokenPipeError, ConnectionResetError):
             return
-        except Exception as error:  # noqa: BLE001 -- a returned value that cannot be pickled
-            connection.send(("unsendable", repr(error)))
 
 
 def _raiser(error: BaseException) -> Any:

@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainwright.engine import Died, Engine, Outcome, Quiet, Raised, Returned, TrainFunction
 from trainwright.errors import SpaceExhausted, TrainwrightError
@@ -287,7 +286,7 @@ class Driver:
             return facts.paused(
                 number, lease, reason="rung", epoch=outcome.epoch, values=outcome.metrics, wall_seconds=seconds
             )
-        if isinstance(running.verdict, Stop) or isinstance(outcome, Quiet):
+        if isinstance(running.verdict, Stop):
             values = self.book.state.trials[number].reports[self.book.state.trials[number].epoch].metrics
             return facts.finished(number, lease, reason="stopped", values=values, wall_seconds=seconds)
         if isinstance(outcome, Raised):
@@ -306,19 +305,19 @@ class Driver:
             return facts.failed(number, lease, failure="bad_objective", message=message, wall_seconds=seconds)
         return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)
 
-    def _values(self, outcome: Returned) -> tuple[Mapping[str, float], str | None]:
-        """Return the final metrics: the last reported, overridden by what the function returned."""
-        value: Any = outcome.value
+    def _values(self, outcome: Returned | Quiet) -> tuple[Mapping[str, float], str | None]:
+        """Return the final metrics: the last reported, overridden by what the function returned.
+
+        A trial that nobody stopped ends quietly when it reports beyond its full length: it is complete.
+        """
+        value = outcome.value if isinstance(outcome, Returned) else None
         if value is None:
             return outcome.metrics, None
         if not isinstance(value, Mapping):
             if len(self.book.objectives) != 1:
                 return {}, f"train returned {value!r}; return a dict of metrics, or report them"
             value = {self.book.objectives[0].metric: value}
-        try:
-            return {**outcome.metrics, **{str(name): float(number) for name, number in value.items()}}, None
-        except (TypeError, ValueError):
-            return {}, f"train returned {value!r}, which are no numbers; return a number or a dict of numbers"
+        return {**outcome.metrics, **value}, None
 
     def _give_up_if_hopeless(self, trial: TrialState) -> None:
         counts = self.book.state.counts

@@ -2,6 +2,6 @@
 
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
-from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, visible_device
+from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, as_number
 
-__all__ = ["Assignment", "Channel", "Run", "Trial", "TrialEnd", "seed_all", "visible_device"]
+__all__ = ["Assignment", "Channel", "Run", "Trial", "TrialEnd", "as_number", "seed_all"]

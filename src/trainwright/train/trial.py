@@ -1,9 +1,13 @@
 """Trial: what a training function holds. It reports, is told whether to go on, and resumes where it stood."""
 
-import sys
+import importlib.util
+import operator
+import reprlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +19,7 @@ from trainwright.train.run import Run
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "visible_device"]
+__all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "as_number"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,17 +55,18 @@ class Trial:
     """One configuration in training.
 
     `params` holds its values, `number` its place in the study, `seed` a 63-bit seed of its own, `device` where to
-    train ("cpu", "cuda:0"). `scratch` is for anything that should live as long as this run of the trial.
+    train. `scratch` is for anything that should live as long as this run of the trial.
     """
 
     assignment: Assignment
     channel: Channel
-    device: str = "cpu"
+    gpu: bool = False
     scratch: dict[str, Any] = field(default_factory=dict)
     _run: Run | None = None
-    _restored: Saved | None = None
-    _epoch: int = 0  # the last one reported, or restored
+    _epoch: int = 0  # the last one done
+    _reported: int = 0  # the last one reported in this run, or restored
     _in_work: int = 0  # the one that epochs() has handed out
+    _warned: bool = False
     _waiting: list[Record] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
     _last: Mapping[str, float] = field(default_factory=dict)
@@ -82,6 +87,15 @@ class Trial:
         """A seed of this trial's own, the same in every run of it. Global generators are seeded with it already."""
         return self.assignment.seed
 
+    @cached_property
+    def device(self) -> str:
+        """Where to train: "cuda:0" if this run was given a GPU and torch can use it, else "cpu"."""
+        if not self.gpu or importlib.util.find_spec("torch") is None:
+            return "cpu"
+        import torch
+
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+
     @property
     def max_epochs(self) -> int | None:
         """The full length of a trial as the study's scheduler says, if it says so."""
@@ -89,8 +103,8 @@ class Trial:
 
     @property
     def next_epoch(self) -> int:
-        """The epoch in work: the one that the next report will be for."""
-        return max(self._in_work, self._epoch + 1)
+        """The epoch in work: the one that `epochs` has handed out last, else the one after the last reported."""
+        return self._in_work or self._epoch + 1
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the epochs still to do, from 1 or from after the restored checkpoint, up to `count` or `max_epochs`."""
@@ -102,7 +116,6 @@ class Trial:
             )
         if self.max_epochs is not None:
             last = min(last, self.max_epochs)
-        self._catch_up()
         for epoch in range(self._epoch + 1, last + 1):
             self._in_work = epoch
             yield epoch
@@ -111,22 +124,28 @@ class Trial:
     def report(self, *, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
         """Report the metrics of an epoch (from 1; default: the one in work). May end the trial here, quietly.
 
-        With `prepare`, a checkpoint of this epoch is saved first, so that no reported epoch is ever repeated. `step`
-        counts optimizer steps. Raises `TrialError` if a metric is no number or nothing is reported.
+        With `prepare`, a checkpoint of this epoch is saved first, so that no reported epoch is ever repeated: report
+        last in an epoch, for what comes after is not in it. An epoch counts once: a second report of it, or of an older
+        one, is ignored with a warning; one beyond `max_epochs` ends the trial. `step` counts optimizer steps. Raises
+        `TrialError` if a metric is no number or nothing is reported.
         """
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
-        numbers = _numbers(metrics, self.number)
-        at = self.next_epoch if epoch is None else epoch
-        if isinstance(at, bool) or not isinstance(at, int) or at < 1:
-            raise TrialError(f"trial {self.number}: epoch must be a whole number >= 1, got {at!r}")
+        numbers = self._numbers(metrics)
+        at = self.next_epoch if epoch is None else self._whole("epoch", epoch, least=1)
+        steps = None if step is None else self._whole("step", step, least=0)
+        if at <= self._reported:
+            self._warn_once(f"trial {self.number}: epoch {at} was reported before; later reports of it are ignored")
+            return
+        if self.max_epochs is not None and at > self.max_epochs:
+            raise TrialEnd
         seconds = time.monotonic() - self._started
         record = facts.reported(
-            self.number, self.assignment.lease, epoch=at, step=step, metrics=numbers, wall_seconds=seconds
+            self.number, self.assignment.lease, epoch=at, step=steps, metrics=numbers, wall_seconds=seconds
         )
-        self._epoch = max(self._epoch, at)
+        self._reported, self._epoch = at, max(self._epoch, at)
         if self._run is not None and self.assignment.directory is not None:
-            self._save(at, step, numbers)
+            self._save(at, steps, numbers)
         self._last = numbers
         self._send([record])
 
@@ -142,17 +161,19 @@ class Trial:
         """Place model and batches on the trial's device and restore the newest good checkpoint, if there is one.
 
         `loss(model, batch)` gives a scalar and is needed for `run.step` only; `schedule` is a learning-rate scheduler
-        of torch, stepped by you. From here on every report saves a checkpoint.
+        of torch, stepped by you. From here on every report saves a checkpoint. May end the trial here, quietly.
         """
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
         self._run = Run(model, optimizer, loader, loss=loss, schedule=schedule, device=self.device)
         found = self._store().restore(self.device) if self.assignment.directory is not None else None
         if found is not None:
-            self._restored, state = found
+            saved, state = found
             self._run.restore(state)
-            self._epoch = self._restored.epoch
-            self._last = self._restored.report["metrics"]  # all there is to tell if no epoch is left to do
+            self._epoch = self._reported = saved.epoch
+            self._last = saved.report["metrics"]  # all there is to tell if no epoch is left to do
+            if saved.epoch > self.assignment.reported_epoch:
+                self._catch_up(saved)
         return self._run
 
     def library_directory(self) -> Path:
@@ -172,11 +193,8 @@ class Trial:
         waiting, self._waiting = self._waiting, []
         return waiting, self._last, self._epoch
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, restored: Saved) -> None:
         """Report what the restored checkpoint knows and the ledger does not: the run died between the two."""
-        restored = self._restored
-        if restored is None or restored.epoch <= self.assignment.reported_epoch:
-            return
         self._send(
             [
                 self._checkpointed(restored),
@@ -208,6 +226,34 @@ class Trial:
         if not self.channel.exchange(waiting + records):
             raise TrialEnd
 
+    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        if not metrics:
+            raise TrialError(
+                f"trial {self.number}: report needs at least one metric, such as trial.report(val_loss=0.3)"
+            )
+        numbers = {}
+        for name, value in metrics.items():
+            number = as_number(value)
+            if number is None:
+                shown = f"{reprlib.repr(value)} ({type(value).__name__})"
+                raise TrialError(f"trial {self.number}: {name} must be a number, got {shown}")
+            numbers[name] = number
+        return numbers
+
+    def _whole(self, name: str, value: Any, least: int) -> int:
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = least - 1
+        if isinstance(value, bool) or number < least:
+            raise TrialError(f"trial {self.number}: {name} must be a whole number >= {least}, got {value!r}")
+        return number
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, stacklevel=3)
+
     def _store(self) -> CheckpointStore:
         return CheckpointStore(self._folder("checkpoints"), self.assignment.lease)
 
@@ -222,27 +268,11 @@ class Trial:
         return Path(self.assignment.directory)
 
 
-def _numbers(metrics: Mapping[str, Any], trial: int) -> dict[str, float]:
-    if not metrics:
-        raise TrialError(f"trial {trial}: report needs at least one metric, such as trial.report(val_loss=0.3)")
-    numbers = {}
-    for name, value in metrics.items():
-        try:
-            if isinstance(value, str | bytes):
-                raise TypeError
-            numbers[name] = float(value)
-        except (TypeError, ValueError):
-            raise TrialError(
-                f"trial {trial}: {name} must be a number, got {value!r} ({type(value).__name__})"
-            ) from None
-    return numbers
-
-
-def visible_device(*, gpu: bool) -> str:
-    """Return the torch device of a process that was given a GPU or not, without loading torch where there is none."""
-    if not gpu:
-        return "cpu"
-    torch = sys.modules.get("torch")
-    if torch is None:
-        import torch
-    return "cuda:0" if torch is not None and torch.cuda.is_available() else "cpu"
+def as_number(value: Any) -> float | None:
+    """Return a number of any library, such as a tensor of one element, as a float; None if it is no number."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
+        return None
