@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainwright.errors import TrainwrightError
 
 __all__ = ["CheckpointStore", "Saved"]
@@ -52,30 +54,33 @@ class CheckpointStore:
         import torch
 
         buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
+        torch.save(_plain(dict(state)), buffer)
         content = buffer.getbuffer()
         digest = hashlib.blake2b(content, digest_size=16).hexdigest()
         manifest = {"schema": _SCHEMA, "epoch": epoch, "bytes": len(content), "digest": digest, "report": dict(report)}
         home = self.folder / f"lease-{self.lease}"
         target = home / f"epoch-{epoch:06d}"
-        temporary = home / f".tmp-epoch-{epoch:06d}-{secrets.token_hex(4)}"
+        nonce = secrets.token_hex(4)
+        temporary, replaced = home / f".tmp-epoch-{epoch:06d}-{nonce}", home / f".tmp-replaced-{nonce}"
         try:
             temporary.mkdir(parents=True)
             _write(temporary / "state.pt", content)
             _write(temporary / "manifest.json", json.dumps(manifest).encode())
+            _sync(temporary)
             if target.exists():  # the same epoch again, under the same lease: the later one counts
-                shutil.rmtree(target)
+                target.rename(replaced)
             temporary.rename(target)
             _sync(home)
         except OSError as error:
+            if replaced.exists() and not target.exists():
+                replaced.rename(target)
             shutil.rmtree(temporary, ignore_errors=True)
             raise TrainwrightError(
                 f"cannot save the checkpoint {target}: {(error.strerror or str(error)).lower()}; the one before is kept"
             ) from error
-        saved = Saved(path=target, lease=self.lease, epoch=epoch, size=len(content), digest=digest, report=report)
-        for old in self.list()[_KEPT:]:
+        for old in [replaced, *self.list()[_KEPT:]]:
             shutil.rmtree(old, ignore_errors=True)
-        return saved
+        return Saved(path=target, lease=self.lease, epoch=epoch, size=len(content), digest=digest, report=report)
 
     def list(self) -> list[Path]:
         """Return the folders of all checkpoints of this and earlier leases, newest (lease, epoch) first."""
@@ -89,8 +94,12 @@ class CheckpointStore:
     def restore(self, device: str = "cpu") -> tuple[Saved, dict[str, Any]] | None:
         """Return the newest checkpoint that is whole, and its state; None if there is none.
 
-        A damaged one is set aside as `.bad-epoch-...` and the one before it is tried.
+        A damaged one is set aside as `.bad-epoch-...` and the one before it is tried. What earlier leases left half
+        written is removed.
         """
+        for torn in self.folder.glob("lease-*/.tmp-*"):
+            if torn.parent.name != f"lease-{self.lease}":
+                shutil.rmtree(torn, ignore_errors=True)
         for path in self.list():
             loaded = _load(path, device)
             if loaded is not None:
@@ -119,6 +128,17 @@ def _load(path: Path, device: str) -> tuple[Saved, dict[str, Any]] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return saved, torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a state with NumPy's scalars as Python's: `weights_only=True` would refuse to read them back."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:  # a module's own kind of mapping carries versions, and holds tensors anyway
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(_plain(item) for item in value)
+    return value
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:

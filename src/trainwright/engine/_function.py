@@ -116,9 +116,11 @@ def _run_script(path: str) -> ModuleType:
 
 def load_function(text: str) -> Callable[..., Any]:
     """Return the function that "module:function" names, with a sentence about whatever is wrong with it."""
-    module_name, separator, name = text.partition(":")
+    module_name, separator, name = text.partition(":") if isinstance(text, str) else ("", "", "")
     if not separator or not module_name or not name:
         raise EngineError(f"train: got {text!r}; allowed: 'module:function', such as 'my_project.training:train'")
+    if not all(module_name.split(".")):
+        raise EngineError(f"train: {module_name!r} is no module's name; allowed: 'module:function', found {text!r}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

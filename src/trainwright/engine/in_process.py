@@ -5,7 +5,6 @@ from pathlib import Path
 
 from trainwright.engine._engine import Block, Handler, TrainFunction
 from trainwright.engine._run import run_assignment
-from trainwright.engine.devices import visible_gpus
 from trainwright.ledger import Record
 from trainwright.train import Assignment
 
@@ -15,10 +14,10 @@ __all__ = ["InProcess"]
 class InProcess:
     """Runs trials in the calling process; `tw.Local(workers=0)` is this."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: tuple[str, ...] = ()) -> None:
         self._train: TrainFunction | None = None
         self._queue: deque[Assignment] = deque()
-        self._gpus = visible_gpus()
+        self._gpus = gpus
 
     @property
     def slots(self) -> int:

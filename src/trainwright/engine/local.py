@@ -36,23 +36,32 @@ class Local:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
             raise EngineError(f"Local.workers: got {workers!r}; allowed: a whole number >= 0 (0 runs in this process)")
         for name, value in (("timeout_seconds", timeout_seconds), ("memory_bytes", memory_bytes)):
-            if value is not None and not value > 0:
+            if value is not None and not (_is_number(value) and value > 0):
                 raise EngineError(f"Local.{name}: got {value!r}; allowed: a number > 0, or None for no limit")
             if value is not None and workers == 0:
                 raise EngineError(f"Local.{name}: got {value!r} with workers=0; a limit needs a process to kill")
-        if not grace_seconds >= 0:
+        if not (_is_number(grace_seconds) and grace_seconds >= 0):
             raise EngineError(f"Local.grace_seconds: got {grace_seconds!r}; allowed: a number >= 0")
+        found = visible_gpus()
+        if gpus is not None and (isinstance(gpus, str) or not isinstance(gpus, Sequence)):
+            raise EngineError(f"Local.gpus: got {gpus!r}; allowed: a list of GPUs, such as [0, 1], or () for none")
+        if gpus and not found:
+            raise EngineError(
+                f"Local.gpus: got {gpus!r}, but CUDA_VISIBLE_DEVICES and /proc/driver/nvidia/gpus tell of no GPU here; "
+                "leave gpus out to run on the CPU, or set CUDA_VISIBLE_DEVICES"
+            )
+        chosen = found if gpus is None else tuple(str(gpu) for gpu in gpus)
         self._engine: Engine = (
             Pool(
                 workers,
-                gpus=visible_gpus() if gpus is None else tuple(str(gpu) for gpu in gpus),
+                gpus=chosen,
                 timeout_seconds=timeout_seconds,
                 memory_bytes=memory_bytes,
                 grace_seconds=grace_seconds,
                 fresh_process=fresh_process,
             )
             if workers
-            else InProcess()
+            else InProcess(chosen)
         )
 
     @property
@@ -79,3 +88,7 @@ class Local:
     def close(self) -> None:
         """Kill what runs, let idle workers go, leave no process behind."""
         self._engine.close()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -143,6 +143,9 @@ class PromotionRule(Protocol):
     def max_epochs(self) -> int | None:
         """The full length of a trial in epochs; None if the training function decides."""
 
+    def check(self, objectives: int) -> None:
+        """Refuse a study of so many objectives that the rule cannot judge its trials."""
+
     def empty(self) -> Index:
         """Return the index of a study without events."""
 
@@ -163,7 +166,15 @@ class PromotionRule(Protocol):
 
 
 class Rule:
-    """The answers that most rules share: never pause, start new trials while the budget lasts."""
+    """What most rules share: they compare one objective, never pause, start new trials while the budget lasts."""
+
+    def check(self, objectives: int) -> None:
+        """Refuse more objectives than one: a rule that looks at the first alone would drop the best at the others."""
+        if objectives > 1:
+            raise ScheduleError(
+                f"{type(self).__name__} compares trials by one objective, the study has {objectives}; "
+                "give the study one objective, or use FixedEpochs"
+            )
 
     def on_free(self, index: Index, view: View) -> Promote | New | Wait:  # noqa: ARG002 -- the protocol's arguments
         """Start a new trial if the budget allows one."""
@@ -175,7 +186,7 @@ class Rule:
 
 
 def check_epochs(rule: str, values: Sequence[tuple[str, int | None]]) -> None:
-    """Refuse anything but whole numbers >= 1 (None is let through)."""
+    """Refuse anything but whole numbers >= 1."""
     for name, value in values:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ScheduleError(f"{rule}.{name}: got {value!r}; allowed: a whole number of epochs >= 1")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from trainwright.errors import ScheduleError
 from trainwright.schedule._rule import (
     CONTINUE,
     Continue,
@@ -28,11 +29,23 @@ class AnyOf:
     first: PromotionRule
     second: PromotionRule
 
+    def __post_init__(self) -> None:
+        for rule in (self.first, self.second):
+            if isinstance(rule, type) or not isinstance(rule, PromotionRule):
+                raise ScheduleError(
+                    f"AnyOf: got {rule!r}; allowed: two rules, such as AnyOf(ASHA(max_epochs=27), Median())"
+                )
+
     @property
     def max_epochs(self) -> int | None:
         """The shorter of the two lengths."""
         lengths = [rule.max_epochs for rule in (self.first, self.second) if rule.max_epochs is not None]
         return min(lengths, default=None)
+
+    def check(self, objectives: int) -> None:
+        """Refuse what either refuses."""
+        self.first.check(objectives)
+        self.second.check(objectives)
 
     def empty(self) -> Index:
         """Return both indices."""

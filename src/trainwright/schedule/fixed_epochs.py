@@ -14,7 +14,11 @@ class FixedEpochs(Rule):
     max_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        check_epochs("FixedEpochs", [("max_epochs", self.max_epochs)])
+        if self.max_epochs is not None:
+            check_epochs("FixedEpochs", [("max_epochs", self.max_epochs)])
+
+    def check(self, objectives: int) -> None:
+        """Any number will do: nothing is compared."""
 
     def empty(self) -> Index:
         """Nothing to remember."""

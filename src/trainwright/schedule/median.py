@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from trainwright.errors import ScheduleError
 from trainwright.schedule._halves import Entry, Halves
 from trainwright.schedule._rule import (
     CONTINUE,
@@ -49,8 +50,10 @@ class Median(Rule):
     max_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        names = ("min_epochs", "interval", "min_trials", "max_epochs")
+        names = ["min_epochs", "interval", *(["max_epochs"] if self.max_epochs is not None else [])]
         check_epochs("Median", [(name, getattr(self, name)) for name in names])
+        if isinstance(self.min_trials, bool) or not isinstance(self.min_trials, int) or self.min_trials < 1:
+            raise ScheduleError(f"Median.min_trials: got {self.min_trials!r}; allowed: a whole number >= 1")
 
     def empty(self) -> _Index:
         """Return an index without curves."""

@@ -18,6 +18,12 @@ class Scheduler:
     rule: PromotionRule = field(default_factory=FixedEpochs)
     policy: AllocationPolicy = field(default_factory=Fixed)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, type) or not isinstance(self.rule, PromotionRule):
+            raise ScheduleError(f"Scheduler.rule: got {self.rule!r}; allowed: a rule such as ASHA(max_epochs=27)")
+        if isinstance(self.policy, type) or not isinstance(self.policy, AllocationPolicy):
+            raise ScheduleError(f"Scheduler.policy: got {self.policy!r}; allowed: a policy such as Fixed(2)")
+
     @classmethod
     def of(cls, given: "Scheduler | PromotionRule | AllocationPolicy | None") -> "Scheduler":
         """Return `given` as a scheduler: a rule alone runs on one slot a trial, a policy alone stops nobody."""
@@ -25,9 +31,9 @@ class Scheduler:
             return cls()
         if isinstance(given, Scheduler):
             return given
-        if isinstance(given, PromotionRule):
+        if isinstance(given, PromotionRule) and not isinstance(given, type):
             return cls(rule=given)
-        if isinstance(given, AllocationPolicy):
+        if isinstance(given, AllocationPolicy) and not isinstance(given, type):
             return cls(policy=given)
         raise ScheduleError(
             f"scheduler: got {given!r}; allowed: a rule such as ASHA(max_epochs=27), a policy such as Fixed(2), "

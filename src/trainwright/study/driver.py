@@ -87,6 +87,7 @@ class Driver:
 
     def run(self, train: TrainFunction) -> None:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens."""
+        self.scheduler.rule.check(len(self.book.objectives))
         self.scheduler.policy.check(self.engine.slots)
         self.engine.open(train, self.book.directory)
         self._free = list(range(self.engine.slots))

@@ -102,8 +102,8 @@ class RuleFollower:
     def verdict(self, trial: TrialState, view: RuleView) -> Verdict:
         """Return the rule's verdict on the trial's latest report."""
         losses = losses_of(self._objectives, trial.reports[trial.epoch].metrics)
-        if losses is None:
-            return Continue()
+        if losses is None or trial.epoch >= (self.rule.max_epochs or math.inf):
+            return Continue()  # the full length ends a trial by itself: it is complete, not stopped
         first = self._objectives[0]
         best = min(first.loss(report.metrics.get(first.metric, math.nan)) for report in trial.reports.values())
         seen = TrialView(number=trial.number, epoch=trial.epoch, losses=losses, best_loss=best)
