@@ -148,8 +148,8 @@ def _study_id(directory: Path) -> str:
 def _link(path: Path, content: str, *, sync: bool = False) -> bool:
     """Put `content` at `path` unless something is there; return whether it was this call that did."""
     temporary = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(content)
+    with temporary.open("xb") as file:
+        file.write(content.encode())
         if sync:
             file.flush()
             os.fsync(file.fileno())
@@ -174,15 +174,15 @@ _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.
 def _create_exclusively(path: Path, content: str) -> bool:
     """Do without hard links: the file's creation decides, its content tells who it was."""
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(content)
+        with path.open("xb") as file:
+            file.write(content.encode())
     except FileExistsError:
         return False
-    return path.read_text(encoding="utf-8") == content
+    return _owner(path) == content
 
 
 def _owner(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return path.read_bytes().decode()
 
 
 def _beats(path: Path) -> int:
