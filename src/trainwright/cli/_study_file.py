@@ -12,6 +12,7 @@ from typing import Any
 import trainwright as tw
 from trainwright.engine import load_function
 from trainwright.errors import InputError, StudyError, closest
+from trainwright.report.summary import check_ensemble
 
 __all__ = ["Job", "read_job"]
 
@@ -36,25 +37,31 @@ class Job:
     ensemble: Mapping[str, Any] | None = None
 
 
-def read_job(path: Path, *, directory: Path | None = None) -> Job:
-    """Return the job of a .toml or .py file; `directory` overrides the one that a TOML file names."""
+def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> Job:
+    """Return the job of a .toml or .py file; `directory` and `workers` override those that it names."""
     if not path.is_file():
         raise InputError(f"run: there is no file {path}; give a study file (.toml) or a Python file (.py)")
     sys.path.insert(0, str(path.resolve().parent))  # where its modules are
     if path.suffix == ".toml":
-        return _of_toml(path, directory)
+        return _of_toml(path, directory, workers)
     if path.suffix == ".py":
         if directory is not None:
             raise InputError(f"run: --directory goes with a .toml file; {path} makes its own study")
-        return _of_python(path)
+        return _of_python(path, workers)
     raise InputError(f"run: {path} ends in {path.suffix or 'nothing'!r}; allowed: .toml, .py")
 
 
-def _of_python(path: Path) -> Job:
+def _of_python(path: Path, workers: int | None) -> Job:
     module = importlib.import_module(path.stem)
-    for name, kind in (("study", "a tw.Study"), ("train", "a function of a trial")):
-        if not hasattr(module, name):
-            raise InputError(f"run: {path} has no {name!r}; define {name} = {kind} at its top level")
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != path.resolve():
+        raise InputError(f"run: {path} has the name of another module ({found or 'built in'}); rename the file")
+    if not isinstance(getattr(module, "study", None), tw.Study):
+        raise InputError(f"run: {path} has no study; define study = tw.Study(...) at its top level")
+    if not callable(getattr(module, "train", None)):
+        raise InputError(f"run: {path} has no function train; define def train(trial) at its top level")
+    if workers is not None and hasattr(module, "engine"):
+        raise InputError(f"run: --workers {workers} and {path} both name an engine; leave one out")
     budget = {name: getattr(module, name) for name in ("trials", "wall_seconds") if hasattr(module, name)}
     return Job(
         open_study=lambda: module.study,
@@ -62,16 +69,20 @@ def _of_python(path: Path) -> Job:
         budget=budget,
         searcher=getattr(module, "searcher", None),
         scheduler=getattr(module, "scheduler", None),
-        engine=getattr(module, "engine", None),
+        engine=getattr(module, "engine", None) if workers is None else tw.Local(workers=workers),
     )
 
 
-def _of_toml(path: Path, directory: Path | None) -> Job:
+def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"run: {path} is no valid TOML: {error}") from None
+    except OSError as error:
+        raise InputError(f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     _known(content, _TABLES, str(path))
+    for name, table in content.items():
+        _check_table(table, f"{path}, [{name}]")
     settings = content.get("study", {})
     _known(settings, _STUDY_KEYS, f"{path}, [study]")
     for name in ("train", "objectives"):
@@ -79,12 +90,18 @@ def _of_toml(path: Path, directory: Path | None) -> Job:
             raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
     if not content.get("space"):
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
+    for name, table in content["space"].items():
+        _check_table(table, f"{path}, [space.{name}]")
     space = tw.Space.from_json(
         {
             "parameters": [{"name": name, **table} for name, table in content["space"].items()],
             "requirements": [{"text": text} for text in settings.get("require", [])],
         }
     )
+    _check_settings(settings, f"{path}, [study]")
+    check_ensemble(content.get("ensemble", {}))
+    if workers is not None:
+        content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else settings.get("directory")
     rule = _built(content, "rule", _RULES)
     policy = _built(content, "policy", _POLICIES)
@@ -100,6 +117,21 @@ def _of_toml(path: Path, directory: Path | None) -> Job:
     )
 
 
+def _check_table(given: Any, where: str) -> None:
+    if not isinstance(given, dict):
+        raise InputError(f"{where}: got {given!r}; allowed: a table, its entries below its name in brackets")
+
+
+def _check_settings(settings: Mapping[str, Any], where: str) -> None:
+    objectives, rules = settings["objectives"], settings.get("require", [])
+    if not isinstance(objectives, str | list):
+        raise InputError(f"{where} objectives: got {objectives!r}; allowed: 'min val_loss', or a list of such texts")
+    if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+        raise InputError(f"{where} require: got {rules!r}; allowed: a list of texts, such as ['width * depth <= 512']")
+    if not isinstance(settings.get("directory", ""), str):
+        raise InputError(f"{where} directory: got {settings['directory']!r}; allowed: a path, such as 'runs/digits'")
+
+
 def _built(content: Mapping[str, Any], table: str, names: tuple[str, ...]) -> Any:
     """Return the object that a table names, made with the table's other entries as arguments."""
     if table not in content:
@@ -109,12 +141,12 @@ def _built(content: Mapping[str, Any], table: str, names: tuple[str, ...]) -> An
     if name not in names:
         raise InputError(f"[{table}] name: got {name!r}; allowed: {', '.join(names)}{closest(str(name), names)}")
     maker = getattr(tw, name)
-    known = [key for key in inspect.signature(maker).parameters if not key.startswith("_")]
-    _known(arguments, known, f"[{table}] {name}")
-    try:
-        return maker(**arguments)
-    except TypeError as error:
-        raise InputError(f"[{table}] {name}: {error}; arguments: {', '.join(known)}") from None
+    known = inspect.signature(maker).parameters
+    _known(arguments, list(known), f"[{table}] {name}")
+    missing = [key for key, p in known.items() if p.default is p.empty and key not in arguments]
+    if missing:
+        raise InputError(f"[{table}] {name}: {missing[0]!r} is missing; arguments: {', '.join(known)}")
+    return maker(**arguments)
 
 
 def _known(given: Mapping[str, Any], allowed: "tuple[str, ...] | list[str]", where: str) -> None:

@@ -15,6 +15,8 @@ from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="trainwright",
     help="From hyperparameter search to a served ensemble.",
@@ -44,12 +46,20 @@ def main() -> NoReturn:
     except TrainwrightError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on from here", 130)
+        _interrupted()
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            _interrupted()
+        raise
     sys.exit(0)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _interrupted() -> NoReturn:
+    _fail("interrupted; the same command goes on from here", _INTERRUPTED)
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -1,5 +1,6 @@
 """`trainwright run FILE`: search, then whatever stages the file names."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,15 +21,15 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Run a study, or go on with it; then select an ensemble and write the report, if the file asks for it."""
-    from trainwright import Local
     from trainwright.cli._study_file import read_job
     from trainwright.report import write_report, write_summary
 
-    job = read_job(file, directory=directory)
+    job = read_job(file, directory=directory, workers=workers)
     budget = {**job.budget, **({} if trials is None else {"trials": trials})}
     study = job.open_study()
-    engine = Local(workers=workers) if workers is not None else job.engine
-    study.run(job.train, **budget, searcher=job.searcher, scheduler=job.scheduler, engine=engine, progress=not quiet)
+    study.run(
+        job.train, **budget, searcher=job.searcher, scheduler=job.scheduler, engine=job.engine, progress=not quiet
+    )
     study.close()
     summary: dict[str, Any] = {"trials": len(study.trials), "finished": study.state.results}
     if study.directory is not None:
@@ -37,7 +38,8 @@ def run(
     if not quiet:
         show_summary(summary)
         if study.directory is not None:
-            print(f"to go on:   trainwright run {file} --trials {2 * summary['finished']}")
+            again = ["trainwright", "run", str(file), *([] if directory is None else ["--directory", str(directory)])]
+            print(f"to go on:   {shlex.join([*again, '--trials', str(2 * max(1, summary['finished']))])}")
     if json:
         print_json(summary)
 

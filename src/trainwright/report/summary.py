@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import BudgetedGreedy, Library
+from trainwright.ensemble.metrics import metric_of
 from trainwright.errors import InputError, closest
 from trainwright.ledger import DirectoryLedger, State, fold
 from trainwright.report.files import replacing
 
-__all__ = ["write_summary"]
+__all__ = ["check_ensemble", "write_summary"]
 
 _SETTINGS = ("max_members", "metric", "split", "test_split", "cost_factor")
 
@@ -38,11 +39,25 @@ def write_summary(directory: str | Path, *, ensemble: Mapping[str, Any] | None =
     return content
 
 
-def _selected(library: Library, settings: Mapping[str, Any]) -> dict[str, Any]:
-    for name in settings:
+def check_ensemble(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of [ensemble] that cannot work, so that a study need not run first to tell."""
+    for name, value in settings.items():
         if name not in _SETTINGS:
             allowed = ", ".join(_SETTINGS)
             raise InputError(f"[ensemble]: {name!r} is unknown; allowed: {allowed}{closest(name, _SETTINGS)}")
+        if name == "max_members" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"[ensemble] max_members: got {value!r}; allowed: a whole number >= 1")
+        if name == "cost_factor" and (not isinstance(value, int | float) or not value > 0):
+            raise InputError(
+                f"[ensemble] cost_factor: got {value!r}; allowed: a number > 0, times the best single's cost"
+            )
+        if name in {"metric", "split", "test_split"} and not isinstance(value, str):
+            raise InputError(f"[ensemble] {name}: got {value!r}; allowed: a name")
+    metric_of(settings.get("metric", "cross_entropy"), "classes")
+
+
+def _selected(library: Library, settings: Mapping[str, Any]) -> dict[str, Any]:
+    check_ensemble(settings)
     test = settings.get("test_split", "test")
     strategy = BudgetedGreedy(max_members=settings.get("max_members", 8))
     front = library.select(strategy, settings.get("metric", "cross_entropy"), settings.get("split", "selection"))
