@@ -135,14 +135,14 @@ def _study_id(directory: Path) -> str:
     path = directory / "study.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        version, study = content["format"], content["study"]
+        version, study = int(content["format"]), str(content["study"])
     except FileNotFoundError:
         raise StudyError(f"no study in {directory.parent}: {path} does not exist") from None
     except (ValueError, KeyError, TypeError):
         raise StudyError(f"{path} is damaged: expected a JSON object with 'format' and 'study'") from None
     if version > FORMAT:
         raise LedgerTooNew(f"{directory}: format {version}; this version reads up to {FORMAT}; upgrade trainwright")
-    return str(study)
+    return study
 
 
 def _link(path: Path, content: str, *, sync: bool = False) -> bool:

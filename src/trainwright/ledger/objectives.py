@@ -37,9 +37,12 @@ class Objective:
             other = "<=" if direction == "min" else ">="
             raise ObjectiveError(f"objective {text!r}: a bound on '{direction}' is written with {other}, got {sign}")
         try:
-            return cls(metric, direction, float(bound))
+            limit = float(bound)
         except ValueError:
-            raise ObjectiveError(f"objective {text!r}: the bound {bound!r} is not a number") from None
+            limit = math.nan
+        if math.isnan(limit):
+            raise ObjectiveError(f"objective {text!r}: the bound {bound!r} is not a number")
+        return cls(metric, direction, limit)
 
     def loss(self, value: float) -> float:
         """Return `value` as a loss (lower is better); NaN and infinities become +inf."""
@@ -65,6 +68,10 @@ class Objective:
 
 def parse_objectives(objectives: str | Sequence[str]) -> tuple[Objective, ...]:
     """Return the objectives of one text or a sequence of texts, each metric named once."""
+    if not isinstance(objectives, Sequence):
+        raise ObjectiveError(
+            f"objectives: got {objectives!r}; allowed: a text such as 'min val_loss', or a list of them"
+        )
     texts = [objectives] if isinstance(objectives, str) else list(objectives)
     if not texts:
         raise ObjectiveError("objectives: at least one is needed, such as 'min val_loss'; got none")

@@ -63,13 +63,15 @@ class Record:
         Raises `LedgerTooNew` if a record is of a newer format. The lines are parsed as one JSON array: half the time.
         """
         sound = [_sound(line) for line in lines]
+        texts = [line[9:] for line, ok in zip(lines, sound, strict=True) if ok]
         try:
-            parsed = iter(
-                json.loads(b"[" + b",".join([line[9:] for line, ok in zip(lines, sound, strict=True) if ok]) + b"]")
-            )
-        except ValueError:  # a checksum holds over something that is no JSON: nothing that we wrote
+            parsed = json.loads(b"[" + b",".join(texts) + b"]")
+        except ValueError:
+            parsed = []
+        if len(parsed) != len(texts):  # a checksum holds over something that is no JSON: nothing that we wrote
             return [record for line in lines for record in (cls.of_lines([line]) if len(lines) > 1 else [None])]
-        return [cls._of(next(parsed)) if ok else None for ok in sound]
+        contents = iter(parsed)
+        return [cls._of(next(contents)) if ok else None for ok in sound]
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> "Record | None":

@@ -1,0 +1,119 @@
+"""Who is held dead, when: processes of this host at once, others after unmoved beats on the observer's own clock."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainwright.ledger import Liveness, Writer
+
+ELSEWHERE = Writer(host="another-host", boot="b", pid=1, process_start="1")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def liveness(clock):
+    return Liveness(180.0, clock)
+
+
+def test_a_live_process_of_this_host_never_dies(liveness, clock):
+    """However long it is silent: a step may take hours."""
+    for _ in range(3):
+        assert liveness.dead("w", Writer.here(), 0) is False
+        clock.now += 1e6
+
+
+def test_a_process_that_is_gone_is_dead_at_once(liveness):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    writer = replace(Writer.here(), pid=process.pid, process_start=stat.rpartition(")")[2].split()[19])
+    assert liveness.dead("w", writer, 0) is False
+    process.kill()
+    deadline = time.monotonic() + 30
+    while not liveness.dead("w", writer, 0) and time.monotonic() < deadline:  # a zombie, not waited for
+        time.sleep(0.01)
+    assert liveness.dead("w", writer, 0) is True
+    process.wait()
+    assert liveness.dead("w", writer, 0) is True
+
+
+def test_another_process_of_the_same_number_is_not_the_writer(liveness):
+    assert liveness.dead("w", replace(Writer.here(), process_start="1"), 0) is True
+
+
+def test_a_host_that_was_started_anew_has_no_old_writers(liveness):
+    assert liveness.dead("w", replace(Writer.here(), boot="an-older-one"), 0) is True
+
+
+def test_whoever_left_is_gone(liveness):
+    assert liveness.dead("w", replace(Writer.here(), left=True), 0) is True
+    assert liveness.dead("w", replace(ELSEWHERE, left=True), 7) is True
+
+
+@pytest.mark.parametrize("writer", [ELSEWHERE, None])
+def test_another_host_dies_only_after_unmoved_beats(liveness, clock, writer):
+    """A newcomer waits the whole time from first sight and does not know until then."""
+    assert liveness.dead("w", writer, 5) is None
+    clock.now += 179.0
+    assert liveness.dead("w", writer, 5) is None
+    clock.now += 1.0
+    assert liveness.dead("w", writer, 5) is True
+
+
+def test_every_beat_gives_the_whole_time_again(liveness, clock):
+    liveness.dead("w", ELSEWHERE, 0)
+    for beats in range(1, 5):
+        clock.now += 179.0
+        assert liveness.dead("w", ELSEWHERE, beats) is False
+    clock.now += 179.0
+    assert liveness.dead("w", ELSEWHERE, 4) is False  # it was seen to live
+    clock.now += 1.0
+    assert liveness.dead("w", ELSEWHERE, 4) is True
+    assert liveness.dead("w", ELSEWHERE, 5) is False  # it was only cut off
+
+
+def test_observers_and_writers_are_told_apart(liveness, clock):
+    newcomer = Liveness(180.0, clock)
+    liveness.dead("w", ELSEWHERE, 0)
+    clock.now += 100.0
+    newcomer.dead("w", ELSEWHERE, 0)
+    liveness.dead("other", ELSEWHERE, 0)
+    clock.now += 100.0
+    assert liveness.dead("w", ELSEWHERE, 0) is True
+    assert liveness.dead("other", ELSEWHERE, 0) is None
+    assert newcomer.dead("w", ELSEWHERE, 0) is None
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_the_wall_clock_is_irrelevant(monkeypatch, step):
+    """It may be an hour off and step in the middle of a run: only the monotonic clock of the observer counts."""
+    now = time.time()
+    liveness = Liveness(180.0)
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert liveness.dead("w", ELSEWHERE, 0) is None
+    assert liveness.dead("here", Writer.here(), 0) is False
+    now += step
+    assert liveness.dead("w", ELSEWHERE, 0) is None
+    assert liveness.dead("here", Writer.here(), 0) is False
+
+
+def test_here_is_this_process():
+    writer = Writer.here()
+    assert writer.pid == os.getpid()
+    assert writer.gone() is False
+    assert Writer.of(writer.body()) == writer
