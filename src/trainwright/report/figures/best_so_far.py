@@ -1,0 +1,105 @@
+"""How the best value came down: over the number of results, and over the time of work."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.ledger import Status
+from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned, value_axis
+from trainwright.report.overview import Overview
+from trainwright.report.words import count, duration, escape, number, time_unit
+
+__all__ = ["best_so_far"]
+
+_MOST_POINTS = 1500
+
+
+def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure] | None:
+    """Return the figures over results and over time, or None without results."""
+    if not len(overview.results):
+        return None
+    goal = overview.objectives[objective]
+    order = overview.results
+    values, losses = overview.values[order, objective], overview.losses[order, objective]
+    records = np.flatnonzero(np.concatenate([[True], losses[1:] < np.minimum.accumulate(losses)[:-1]]))
+    ended = np.array([end.at if (end := overview.trials[at].end) is not None else np.nan for at in order])
+    seconds = overview.clock.seconds(ended)
+    steps = np.arange(1, len(order) + 1)
+    metric = escape(goal.metric, 40)
+    y, remark = value_axis(metric, values, low_is_good=goal.direction == "min")
+    last = int(records[-1])
+    best = f"{number(values[last])} by trial {overview.trials[order[last]].number}"
+    thin = thinned(len(order), _MOST_POINTS, records.tolist())
+    if len(thin) < len(order):
+        remark = f"{remark} {len(thin):,} of {len(order):,} results are drawn.".strip()
+    unit, per = time_unit(overview.clock.total)
+
+    def figure(name: str, title: str, caption: str, x: NDArray[np.float64], x_axis: Json) -> Figure:
+        return Figure(
+            name=f"{name}-{objective}",
+            title=title,
+            caption=f"{caption} {remark}".strip(),
+            data=[*_dots(overview, order, values, x, thin), _line(values, x, records)],
+            layout=layout(xaxis=x_axis, yaxis=y),
+        )
+
+    return (
+        figure(
+            "best-results",
+            f"Best {metric} over results",
+            f"The best of {count(len(order), 'result')}, {best}, came as result {last + 1:,}, "
+            f"after {count(len(records) - 1, 'improvement')}.",
+            steps.astype(np.float64),
+            axis("results", rangemode="tozero", **({"dtick": 1} if len(order) <= 10 else {})),
+        ),
+        figure(
+            "best-time",
+            f"Best {metric} over time",
+            f"The best came after {duration(float(seconds[last]))} of {duration(overview.clock.total)} of work.",
+            seconds / per,
+            axis(f"time of work ({unit})", rangemode="tozero"),
+        ),
+    )
+
+
+def _dots(
+    overview: Overview,
+    order: NDArray[np.int64],
+    values: NDArray[np.float64],
+    x: NDArray[np.float64],
+    thin: NDArray[np.int64],
+) -> list[Json]:
+    stopped = np.array([overview.trials[at].status is not Status.COMPLETE for at in order])
+    size, opacity = (6, 0.9) if len(thin) <= 300 else (4, 0.5)
+    traces = []
+    for name, mask, colour, symbol in (
+        ("stopped early", stopped, "--muted", "x-thin-open"),
+        ("complete", ~stopped, "--blue", "circle"),
+    ):
+        chosen = thin[mask[thin]]
+        if len(chosen):
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": rounded(x[chosen]),
+                    "y": rounded(values[chosen]),
+                    "customdata": [overview.trials[order[at]].number for at in chosen],
+                    "marker": {"color": colour, "size": size, "symbol": symbol, "line": {"color": colour, "width": 1}},
+                    "opacity": opacity,
+                    "hovertemplate": "trial %{customdata}: %{y:.4g}<extra></extra>",
+                }
+            )
+    return traces
+
+
+def _line(values: NDArray[np.float64], x: NDArray[np.float64], records: NDArray[np.int64]) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "best so far",
+        "x": rounded([*x[records], x.max()]),
+        "y": rounded([*values[records], values[records[-1]]]),
+        "line": {"color": "--orange", "width": 2.5, "shape": "hv"},
+        "hovertemplate": "best so far: %{y:.4g}<extra></extra>",
+    }

@@ -1,0 +1,95 @@
+"""A figure as plain data: traces and layout for plotly.js, a title, and a caption that says what is to be seen.
+
+Colours are names of the page's CSS properties, such as "--blue", which the page replaces by the colour of its theme;
+so one figure fits light and dark. Text that comes from users is escaped, since Plotly's labels know tags.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Figure", "Json", "axis", "layout", "rounded", "thinned", "value_axis"]
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One figure; `name` is its id in a page, sizes are in pixels; narrower than `least_width` it is scrolled."""
+
+    name: str
+    title: str
+    caption: str  # HTML
+    data: list[Json] = field(repr=False)
+    layout: Json = field(repr=False)
+    height: int = 340
+    least_width: int = 0
+
+
+def axis(title: str = "", **settings: Any) -> Json:
+    """Return an axis in the style of all figures."""
+    return {
+        "title": {"text": title, "standoff": 8},
+        "gridcolor": "--grid",
+        "linecolor": "--line",
+        "tickcolor": "--line",
+        "zeroline": False,
+        "showline": True,
+        "ticks": "outside",
+        "ticklen": 4,
+        "automargin": True,
+        **settings,
+    }
+
+
+def layout(**settings: Any) -> Json:
+    """Return the layout that all figures share: a legend in one line on top, no background of its own."""
+    return {
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": "--ink"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 48, "r": 16, "t": 36, "b": 44},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
+        "hoverlabel": {"bgcolor": "--surface", "bordercolor": "--line", "font": {"color": "--ink"}},
+        "hovermode": "closest",
+        **settings,
+    }
+
+
+def value_axis(title: str, values: NDArray[np.float64], *, low_is_good: bool) -> tuple[Json, str]:
+    """Return an axis for metric values, and a remark on what it leaves out, "" if nothing.
+
+    Logarithmic where positive values span more than 1.5 decades; bad outliers far beyond the rest are cut off.
+    """
+    known = np.sort(values[np.isfinite(values)])
+    if not len(known):
+        return axis(title), ""
+    low, high = float(known[0]), float(known[-1])
+    q05, q95 = np.quantile(known, [0.05, 0.95])
+    remark = ""
+    if low_is_good and high - q95 > 3 * (q95 - low) > 0:
+        high, remark = float(q95), "Values above the axis are cut off."
+    if not low_is_good and q05 - low > 3 * (high - q05) > 0:
+        low, remark = float(q05), "Values below the axis are cut off."
+    log = low > 0 and high / low > 30
+    ends = np.log10([low, high]) if log else np.array([low, high])
+    pad = 0.05 * (ends[1] - ends[0]) or 0.05 * abs(ends[1]) or 1.0
+    settings: Json = {"type": "log", "dtick": 1 if ends[1] - ends[0] > 2 else "D2"} if log else {}
+    return axis(title, range=[float(ends[0] - pad), float(ends[1] + pad)], **settings), remark
+
+
+def rounded(values: Any, digits: int = 6) -> list[float | None]:
+    """Return floats with few significant digits, since a page carries them as text; None for what is not finite."""
+    array = np.asarray(values, dtype=np.float64)
+    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in array.tolist()]
+
+
+def thinned(count: int, most: int, keep: Sequence[int] = ()) -> NDArray[np.int64]:
+    """Return at most `most` even positions of `count`, and those in `keep`."""
+    if count <= most:
+        return np.arange(count)
+    even = np.linspace(0, count - 1, most).astype(np.int64)
+    return np.unique(np.concatenate([even, np.asarray(keep, dtype=np.int64)]))

@@ -1,0 +1,171 @@
+"""Learning curves: one line a trial over its epochs, with the rungs at which rules decided."""
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from trainwright.ledger import Objective, Status, TrialState
+from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, value_axis
+from trainwright.report.overview import Overview
+from trainwright.report.words import count, escape, number
+
+__all__ = ["learning_curves"]
+
+_MOST_CURVES, _MOST_FAILED, _MOST_POINTS, _MOST_RUNGS = 150, 30, 300, 12
+
+
+def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
+    """Return the curves of at most 150 results and what has no result yet, or None if nothing has two epochs."""
+    goal = overview.objectives[objective]
+    if overview.epochs < 2:
+        return None
+    results = [overview.trials[at] for at in overview.drawn(_MOST_CURVES)]
+    best = _best(overview)
+    others = [t for t in overview.trials if not t.has_result and goal.metric in _metrics(t)]
+    groups = (
+        ("stopped early", "--muted", 0.55, [t for t in results if t.status in {Status.STOPPED, Status.PAUSED}]),
+        ("complete", "--blue", 0.6, [t for t in results if t.status is Status.COMPLETE]),
+        ("running", "--green", 0.8, [t for t in others if not t.status.ended][-_MOST_FAILED:]),
+        ("failed", "--red", 0.8, [t for t in others if t.status.ended][-_MOST_FAILED:]),
+        ("best", "--orange", 1.0, [best] if best is not None else []),
+    )
+    traces: list[Json] = []
+    values: list[float] = []
+    drawn = 0
+    for name, colour, opacity, trials in groups:
+        shown = [t for t in trials if goal.metric in _metrics(t) and (t is not best or name == "best")]
+        if shown:
+            traces.append(_curves(name, (colour, opacity), shown, goal))
+            values += [value for value in traces[-1]["y"] if value is not None]
+            drawn += len(shown)
+    if not traces:
+        return None
+    stopped = [t for t in results if t.status is Status.STOPPED and t is not best and goal.metric in _metrics(t)]
+    if stopped:
+        traces.insert(1, _crosses(stopped, goal))
+    metric = escape(goal.metric, 40)
+    y, remark = value_axis(metric, np.array(values), low_is_good=goal.direction == "min")
+    x = _epoch_axis(overview)
+    return Figure(
+        name=f"curves-{objective}",
+        title=f"Learning curves: {metric}",
+        caption=f"{_caption(overview, objective, drawn)} {remark}".strip(),
+        data=traces,
+        layout=layout(xaxis=x, yaxis=y, shapes=_rung_lines(overview)),
+        height=420,
+    )
+
+
+def _best(overview: Overview) -> TrialState | None:
+    """Return the best trial; of several objectives none is the best in all."""
+    return overview.best if len(overview.objectives) == 1 else None
+
+
+def _metrics(trial: TrialState) -> Iterable[str]:
+    last = trial.reports.get(trial.epoch)
+    return last.metrics if last is not None else ()
+
+
+def _points(trial: TrialState, goal: Objective) -> tuple[list[int], list[float]]:
+    epochs = sorted(trial.reports)
+    if len(epochs) > _MOST_POINTS:
+        epochs = [epochs[at] for at in np.linspace(0, len(epochs) - 1, _MOST_POINTS).astype(int)]
+    return epochs, [trial.reports[epoch].metrics.get(goal.metric, math.nan) for epoch in epochs]
+
+
+def _curves(name: str, style: tuple[str, float], trials: list[TrialState], goal: Objective) -> Json:
+    """Return all curves of a group as one trace, parted by gaps: a trace for each would make the page slow."""
+    x: list[int | None] = []
+    y: list[float] = []
+    numbers: list[int | None] = []
+    for trial in trials:
+        epochs, metrics = _points(trial, goal)
+        x += [*epochs, None]
+        y += [*metrics, math.nan]
+        numbers += [trial.number] * len(epochs) + [None]
+    colour, opacity = style
+    lone = any(len(trial.reports) == 1 for trial in trials)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if lone or name == "best" else "lines",
+        "name": name,
+        "x": x,
+        "y": rounded(y),
+        "customdata": numbers,
+        "connectgaps": False,
+        "opacity": opacity,
+        "line": {"color": colour, "width": 3 if name == "best" else 1.2},
+        "marker": {"color": colour, "size": 6 if name == "best" else 3},
+        "hovertemplate": "trial %{customdata}, epoch %{x}: %{y:.4g}<extra></extra>",
+    }
+
+
+def _crosses(stopped: list[TrialState], goal: Objective) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "stopped here",
+        "x": [trial.epoch for trial in stopped],
+        "y": rounded([trial.reports[trial.epoch].metrics[goal.metric] for trial in stopped]),
+        "customdata": [trial.number for trial in stopped],
+        "marker": {"color": "--muted", "size": 7, "symbol": "x-thin-open", "line": {"color": "--muted", "width": 1.5}},
+        "hovertemplate": "trial %{customdata} stopped after epoch %{x}: %{y:.4g}<extra></extra>",
+        "showlegend": True,
+    }
+
+
+def _geometric(rungs: list[int]) -> bool:
+    return len(rungs) >= 2 and all(later >= 2 * earlier for earlier, later in pairwise(rungs))
+
+
+def _epoch_axis(overview: Overview) -> Json:
+    """Return a logarithmic axis where rungs grow by factors, else most trials would fill its first inch."""
+    rungs = overview.rungs
+    if not _geometric(rungs):
+        return axis("epoch", rangemode="tozero")
+    ticks = sorted({*rungs, overview.epochs})
+    ends = [math.log10(min(ticks[0], 1)) - 0.03, math.log10(overview.epochs) + 0.03]
+    return axis("epoch (logarithmic)", type="log", tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], range=ends)
+
+
+def _rung_lines(overview: Overview) -> list[Json]:
+    if len(overview.rungs) > _MOST_RUNGS:
+        return []
+    style = {"color": "--muted", "width": 1, "dash": "dash"}
+    return [
+        {"type": "line", "x0": rung, "x1": rung, "y0": 0, "y1": 1, "yref": "paper", "line": style, "layer": "below"}
+        for rung in overview.rungs
+    ]
+
+
+def _caption(overview: Overview, objective: int, drawn: int) -> str:
+    with_reports = sum(bool(trial.reports) for trial in overview.trials)
+    parts = [f"{drawn:,} of {count(with_reports, 'trial')} are drawn." if drawn < with_reports else ""]
+    if not parts[0]:
+        parts = [f"{count(drawn, 'trial')}, one line each."]
+    elif drawn >= _MOST_CURVES // 2:
+        parts = [f"{drawn:,} of {with_reports:,} trials are drawn: the best ones and an even choice of the others."]
+    rungs = overview.rungs
+    stopped = overview.count(Status.STOPPED)
+    if rungs and len(rungs) <= _MOST_RUNGS:
+        where = f"epoch{'s' if len(rungs) > 1 else ''} {_listed(rungs)}"
+        parts.append(f"Dashed lines are rungs, {where}, at which a rule chose who goes on; {_stopped(stopped)}.")
+    elif rungs:
+        parts.append(f"A rule decided at {len(rungs)} different epochs; {_stopped(stopped)}.")
+    best = _best(overview)
+    if best is not None and best.reports:
+        value = overview.values[overview.ranking[0], objective]
+        parts.append(f"The best, trial {best.number}, reached {number(value)} in {count(best.epoch, 'epoch')}.")
+    return " ".join(part for part in parts if part)
+
+
+def _stopped(stopped: int) -> str:
+    return f"{count(stopped, 'trial')} {'was' if stopped == 1 else 'were'} stopped"
+
+
+def _listed(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

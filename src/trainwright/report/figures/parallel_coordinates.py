@@ -1,0 +1,169 @@
+"""Parallel coordinates: a line a trial through its parameters and its result, the best on top.
+
+Drawn as plain lines, which needs no WebGL: reports are read over remote desktops too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.overview import Overview
+from trainwright.report.words import count, escape, number, shown
+from trainwright.space import Choice, Column, Space
+
+__all__ = ["parallel_coordinates"]
+
+_MOST_LINES, _MOST_AXES, _MOST_TICKS = 250, 12, 8
+_INACTIVE = -0.13
+_GROUPS = (  # from the worst to the best, so that the best lie on top
+    ("the rest", 1.0, "--ramp-1", 0.35, 1.0),
+    ("best half", 0.5, "--ramp-2", 0.6, 1.0),
+    ("best quarter", 0.25, "--ramp-3", 0.8, 1.3),
+    ("best tenth", 0.1, "--ramp-4", 1.0, 2.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    name: str
+    places: NDArray[np.float64]  # [lines] in [0, 1]; NaN where inactive
+    ticks: Sequence[tuple[float, str]]  # place and text
+
+
+def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] = ()) -> Figure | None:
+    """Return the figure, or None with fewer than two results.
+
+    Of more than 12 parameters those in `first` (the most important ones, say) are shown.
+    """
+    if len(overview.results) < 2:
+        return None
+    lines = overview.ranking[thinned(len(overview.ranking), _MOST_LINES)].tolist()
+    rows = np.array([space.encode(overview.trials[at].params) for at in lines])
+    wanted = [column.name for column in space.columns]
+    if len(wanted) > _MOST_AXES:
+        kept = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
+        wanted = [name for name in wanted if name in kept]
+    axes = [_parameter(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
+    axes += [_result(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
+    rank = np.empty(len(overview.trials))
+    rank[overview.ranking] = (np.arange(len(overview.ranking)) + 0.5) / len(overview.ranking)
+    drawn = (
+        f"{len(lines):,} of {len(overview.results):,} results are drawn, evenly from the best to the worst."
+        if len(lines) < len(overview.results)
+        else f"{count(len(lines), 'result')}, one line each."
+    )
+    hidden = f" {len(wanted)} of {len(space.columns)} parameters are shown." if len(wanted) < space.dimension else ""
+    inactive = " Below an axis, at “none”, pass trials without that parameter." if np.isnan(rows).any() else ""
+    return Figure(
+        name="parallel",
+        title="Parallel coordinates",
+        caption=f"{drawn} Where the strong lines run together, good trials agree; "
+        f"where they fan out, the parameter matters little.{inactive}{hidden}",
+        data=_lines(overview, lines, axes, rank[lines]),
+        layout=layout(
+            xaxis=axis(range=[-0.3, len(axes) - 0.7], visible=False, fixedrange=True),
+            yaxis=axis(range=[_INACTIVE - 0.1, 1.1], visible=False, fixedrange=True),
+            shapes=[_upright(x) for x in range(len(axes))],
+            annotations=[label for x, each in enumerate(axes) for label in _labels(x, each)],
+            margin={"l": 16, "r": 16, "t": 36, "b": 8},
+        ),
+        height=420,
+        least_width=95 * len(axes),
+    )
+
+
+def _parameter(space: Space, column: Column, units: NDArray[np.float64]) -> _Axis:
+    parameter = space.parameters[column.name]
+    if column.kind == "choice":
+        values = parameter.values if isinstance(parameter, Choice) else ()
+        span = max(len(values) - 1, 1)
+        ticks = [(code / span, escape(shown(value), 14)) for code, value in enumerate(values)]
+        return _Axis(column.name, units / span, _few(ticks))
+    if column.points is not None and column.points <= _MOST_TICKS:
+        marks = (np.arange(column.points) + 0.5) / column.points
+    else:
+        marks = np.linspace(0.0, 1.0, 5)
+    texts = [escape(shown(value), 14) for value in _values(space, column.name, marks)]
+    return _Axis(column.name, units, list(zip(marks.tolist(), texts, strict=True)))
+
+
+def _values(space: Space, name: str, units: NDArray[np.float64]) -> list[Any]:
+    """Return a parameter's values at units, through a space of it alone, without its condition."""
+    [entry] = [dict(entry) for entry in space.to_json()["parameters"] if entry["name"] == name]
+    entry.pop("when", None)
+    return [params[name] for params in Space.from_json({"parameters": [entry]}).decode(units[:, None])]
+
+
+def _result(overview: Overview, objective: int, lines: Sequence[int]) -> _Axis:
+    """Return the result's axis, by rank: values crowd at one end, and what counts is their order."""
+    values = overview.values[lines, objective]
+    ordered = np.sort(values)
+    low_is_good = overview.objectives[objective].direction == "min"
+    places = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") - 1) / 2
+    places = places / max(len(values) - 1, 1)
+    marks = np.linspace(0.0, 1.0, 5)
+    ticks = [(float(mark), number(float(np.quantile(ordered, mark)), 3)) for mark in marks]
+    if low_is_good:
+        places, ticks = 1.0 - places, [(1.0 - mark, text) for mark, text in ticks]
+    return _Axis(f"{overview.objectives[objective].metric} (by rank)", places, ticks)
+
+
+def _few(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    return ticks if len(ticks) <= _MOST_TICKS else [*ticks[:: len(ticks) // _MOST_TICKS + 1], ticks[-1]]
+
+
+def _lines(overview: Overview, lines: Sequence[int], axes: Sequence[_Axis], rank: NDArray[np.float64]) -> list[Json]:
+    places = np.column_stack([each.places for each in axes])
+    places = np.where(np.isnan(places), _INACTIVE, places)
+    numbers = [overview.trials[at].number for at in lines]
+    traces: list[Json] = []
+    least = {name: below for (name, *_), (_, below, *_) in pairwise(_GROUPS)}
+    for name, most, colour, opacity, width in _GROUPS:
+        chosen = np.flatnonzero((rank <= most) & (rank > least.get(name, 0.0)))
+        if not len(chosen):
+            continue
+        x: list[int | None] = [*range(len(axes)), None] * len(chosen)
+        y = rounded(np.column_stack([places[chosen], np.full(len(chosen), np.nan)]).ravel(), 4)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": name,
+                "x": x,
+                "y": y,
+                "customdata": np.repeat([numbers[at] for at in chosen.tolist()], len(axes) + 1).tolist(),
+                "opacity": opacity,
+                "line": {"color": colour, "width": width},
+                "hovertemplate": "trial %{customdata}<extra></extra>",
+            }
+        )
+    return traces
+
+
+def _upright(x: int) -> Json:
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1.5}}
+
+
+def _labels(x: int, each: _Axis) -> list[Json]:
+    plain = {"x": x, "showarrow": False, "font": {"color": "--ink", "size": 11}}
+    name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(each.name, 22)}</b>"}
+    ticks = [
+        {
+            **plain,
+            "y": place,
+            "xanchor": "left",
+            "xshift": 4,
+            "text": text,
+            "bgcolor": "--halo",
+            "borderpad": 1,
+        }
+        for place, text in each.ticks
+    ]
+    if np.isnan(each.places).any():
+        ticks.append({**ticks[0], "y": _INACTIVE, "text": "none"})
+    return [name, *ticks]

@@ -1,0 +1,78 @@
+"""Several objectives against each other, with the results that no other dominates."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.report.figures.figure import Figure, Json, layout, rounded, thinned, value_axis
+from trainwright.report.overview import Overview
+from trainwright.report.words import count, escape
+
+__all__ = ["trade_offs"]
+
+_MOST_POINTS, _MOST_FIGURES = 2000, 3
+_PLAIN: Json = {"color": "--muted", "size": 6, "opacity": 0.7}
+_FRONT: Json = {"color": "--orange", "size": 10, "symbol": "diamond"}
+
+
+def trade_offs(overview: Overview) -> list[Figure]:
+    """Return the first objective against each other one, at most three figures; none for one objective."""
+    if not len(overview.results):
+        return []
+    return [_trade_off(overview, other) for other in range(1, min(len(overview.objectives), _MOST_FIGURES + 1))]
+
+
+def _trade_off(overview: Overview, other: int) -> Figure:
+    goals = overview.objectives[0], overview.objectives[other]
+    plain = np.setdiff1d(overview.results, overview.front)
+    plain = plain[thinned(len(plain), _MOST_POINTS)]
+    points = overview.values[overview.results][:, [0, other]]
+    axes, remarks = zip(
+        *(
+            value_axis(escape(goal.metric, 40), points[:, side], low_is_good=goal.direction == "min")
+            for side, goal in enumerate(goals)
+        ),
+        strict=True,
+    )
+    bounds = [
+        {"type": "line", **_across(side, goal.bound), "line": {"color": "--red", "width": 1, "dash": "dash"}}
+        for side, goal in enumerate(goals)
+        if goal.bound is not None
+    ]
+    # With more than two objectives the front is no line in the plane of two.
+    line: Json = {"mode": "lines+markers", "line": {"color": "--orange", "width": 1.5, "shape": "hv"}}
+    steps = line if len(overview.objectives) == 2 else {}
+    wanted = " and ".join(f"{'low' if goal.direction == 'min' else 'high'} {escape(goal.metric, 40)}" for goal in goals)
+    held = int(overview.within[overview.results].sum())
+    bound = (
+        f" Dashed red: the bounds, which {count(held, 'result')} of {len(overview.results):,} keep." if bounds else ""
+    )
+    return Figure(
+        name=f"front-{other}",
+        title=f"{escape(goals[0].metric, 40)} against {escape(goals[1].metric, 40)}",
+        caption=f"Wanted: {wanted}. {count(len(overview.front), 'result')} of {len(overview.results):,} "
+        f"{'is' if len(overview.front) == 1 else 'are'} on the front: no other is as good in everything and better in "
+        f"something.{bound} {' '.join(dict.fromkeys(filter(None, remarks)))}".strip(),
+        data=[
+            _points(overview, plain, other) | {"name": "others", "marker": _PLAIN},
+            _points(overview, overview.front, other) | {"name": "front", "marker": _FRONT} | steps,
+        ],
+        layout=layout(xaxis=axes[0], yaxis=axes[1], shapes=bounds),
+        height=400,
+    )
+
+
+def _across(side: int, bound: float) -> Json:
+    if side == 0:
+        return {"x0": bound, "x1": bound, "y0": 0, "y1": 1, "yref": "paper"}
+    return {"y0": bound, "y1": bound, "x0": 0, "x1": 1, "xref": "paper"}
+
+
+def _points(overview: Overview, at: NDArray[np.int64], other: int) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": rounded(overview.values[at, 0]),
+        "y": rounded(overview.values[at, other]),
+        "customdata": [overview.trials[place].number for place in at],
+        "hovertemplate": "trial %{customdata}: %{x:.4g}, %{y:.4g}<extra></extra>",
+    }

@@ -1,0 +1,225 @@
+"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.ledger import Lease, TrialState
+from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
+from trainwright.report.overview import Overview
+from trainwright.report.words import count, duration, escape, time_unit
+
+__all__ = ["utilisation"]
+
+_MOST_BARS, _MOST_SLOTS, _BINS, _LABELLED = 1500, 64, 300, 150
+_COLOURS = {
+    "complete": "--blue",
+    "stopped early": "--sky",
+    "running": "--green",
+    "failed": "--red",
+    "interrupted": "--orange",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    trial: int
+    slot: str
+    start: float  # seconds of work
+    end: float
+    how: str  # a key of _COLOURS
+
+
+def utilisation(overview: Overview) -> Figure | None:
+    """Return bars per slot, or a map of shares where they would be too many; None if no run has a start."""
+    runs = _runs(overview)
+    total = overview.clock.total
+    if not runs or not total > 0:
+        return None
+    slots = _ordered({run.slot for run in runs})
+    unit, per = time_unit(total)
+    busy = _busy(runs, slots, total)
+    share = float(busy.mean())
+    many = len(runs) > _MOST_BARS or len(slots) > _MOST_SLOTS
+    traces = [_map(busy, total / per)] if many else _bars(runs, per)
+    labels = [escape(slot, 24) for slot in slots]
+    breaks = overview.clock.breaks / per
+    height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
+    whole = height + 200
+    foot = 90 / (whole - 90)  # share of the plot that the line below takes
+    above = axis(automargin=True, domain=[foot + 0.06, 1.0], showgrid=False, showline=False, ticks="")
+    if many:
+        above |= {"type": "linear", "tickvals": [], "title": {"text": f"{len(slots):,} slots", "standoff": 8}}
+    else:
+        above |= {"type": "category", "categoryorder": "array", "categoryarray": labels[::-1]}
+    return Figure(
+        name="utilisation",
+        title="Workers",
+        caption=_caption(overview, runs, slots, share, many=many),
+        data=[*traces, _line(busy, total / per)],
+        layout=layout(
+            barmode="overlay",
+            bargap=0.25,
+            uniformtext={"mode": "hide", "minsize": 8},
+            xaxis=axis(f"time of work ({unit})", range=[0, total / per], anchor="y2"),
+            yaxis=above,
+            yaxis2=axis("busy", domain=[0.0, foot], range=[0, 1.05], tickformat=".0%", nticks=3, anchor="x"),
+            shapes=[
+                {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": _BREAK}
+                for x in breaks.tolist()
+            ],
+        ),
+        height=whole,
+    )
+
+
+_BREAK: Json = {"color": "--ink", "width": 1, "dash": "dot"}
+
+
+def _runs(overview: Overview) -> list[_Run]:
+    leases = [
+        (trial, lease)
+        for trial in overview.trials
+        for lease in trial.leases.values()
+        if lease.started_at is not None and lease.slot
+    ]
+    writers = overview.state.writers
+    hosts = {lease.writer: writers[lease.writer].host if lease.writer in writers else "" for _, lease in leases}
+    several = len(set(hosts.values())) > 1
+    clock = overview.clock
+    starts = clock.seconds(np.array([lease.started_at for _, lease in leases], dtype=np.float64))
+    ends = clock.seconds(np.array([_last(lease) for _, lease in leases], dtype=np.float64))
+    return [
+        _Run(
+            trial.number,
+            f"{hosts[lease.writer]} {lease.slot}" if several else lease.slot,
+            start,
+            end,
+            _how(trial, lease),
+        )
+        for (trial, lease), start, end in zip(leases, starts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _last(lease: Lease) -> float:
+    started = lease.started_at or 0.0
+    return max(started, lease.ended_at if lease.ended_at is not None else started + lease.seconds)
+
+
+def _how(trial: TrialState, lease: Lease) -> str:
+    if lease.end is None:
+        return "interrupted" if lease.lost or lease.number < trial.lease else "running"
+    if lease.end.kind == "failed":
+        return "failed"
+    if lease.end.kind == "paused":
+        return "interrupted" if lease.end.reason == "preempted" else "stopped early"
+    return {"completed": "complete", "stopped": "stopped early"}.get(lease.end.reason, "interrupted")
+
+
+def _ordered(slots: set[str]) -> list[str]:
+    return sorted(slots, key=lambda slot: [(not part.isdigit(), part.zfill(9)) for part in _parts(slot)])
+
+
+def _parts(slot: str) -> list[str]:
+    parts: list[str] = [""]
+    for letter in slot:
+        if parts[-1] and parts[-1][-1].isdigit() != letter.isdigit():
+            parts.append("")
+        parts[-1] += letter
+    return parts
+
+
+def _busy(runs: list[_Run], slots: list[str], total: float) -> NDArray[np.float64]:
+    """Return the share of each time bin [slots, bins] in which a slot was busy; exact, in O(runs + slots * bins)."""
+    rows = {slot: row for row, slot in enumerate(slots)}
+    width = total / _BINS
+    # The busy seconds up to each bin's edge are a sum of ramps; their second differences are kept, then summed.
+    slope = np.zeros((len(slots), _BINS + 1))
+    level = np.zeros((len(slots), _BINS + 1))
+    for run in runs:
+        row = rows[run.slot]
+        for at, sign in ((run.start, 1.0), (run.end, -1.0)):
+            place = min(int(at / width), _BINS - 1)
+            level[row, place] += sign * ((place + 1) * width - at)
+            slope[row, place + 1] += sign * width
+    share: NDArray[np.float64] = (level + np.cumsum(slope, axis=1))[:, :_BINS] / width
+    return np.clip(share, 0.0, 1.0)
+
+
+def _bars(runs: list[_Run], per: float) -> list[Json]:
+    traces: list[Json] = []
+    for how, colour in _COLOURS.items():
+        chosen = [run for run in runs if run.how == how]
+        if chosen:
+            traces.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": how,
+                    "y": [escape(run.slot, 24) for run in chosen],
+                    "base": rounded([run.start / per for run in chosen]),
+                    "x": rounded([(run.end - run.start) / per for run in chosen]),
+                    "customdata": [[run.trial, duration(run.end - run.start)] for run in chosen],
+                    "marker": {"color": colour, "line": {"color": "--surface", "width": 0.5}},
+                    "hovertemplate": f"trial %{{customdata[0]}}: {how}, ran %{{customdata[1]}}<extra></extra>",
+                }
+            )
+            if len(runs) <= _LABELLED:
+                traces[-1] |= {
+                    "text": [str(run.trial) for run in chosen],
+                    "textposition": "inside",
+                    "insidetextanchor": "middle",
+                    "textangle": 0,
+                    "textfont": {"color": "--on-colour", "size": 10},
+                }
+    return traces
+
+
+def _map(busy: NDArray[np.float64], end: float) -> Json:
+    group = -(-len(busy) // 100)  # a row stands for several slots if they are very many
+    rows = [busy[at : at + group].mean(axis=0) for at in range(0, len(busy), group)]
+    edges = np.linspace(0, end, _BINS + 1)
+    return {
+        "type": "heatmap",
+        "x": rounded((edges[:-1] + edges[1:]) / 2),
+        "y": list(range(len(rows)))[::-1],
+        "z": [rounded(row, 2) for row in rows],
+        "colorscale": [[0, "--surface"], [1, "--blue"]],
+        "zmin": 0,
+        "zmax": 1,
+        "showscale": False,
+        "hovertemplate": "%{z:.0%} busy<extra></extra>",
+    }
+
+
+def _line(busy: NDArray[np.float64], end: float) -> Json:
+    edges = np.linspace(0, end, _BINS + 1)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "busy slots",
+        "showlegend": False,
+        "x": rounded(edges),
+        "y": rounded([*busy.mean(axis=0), busy[:, -1].mean()], 3),
+        "xaxis": "x",
+        "yaxis": "y2",
+        "fill": "tozeroy",
+        "fillcolor": "--wash",
+        "line": {"color": "--blue", "width": 1.5, "shape": "hv"},
+        "hovertemplate": "%{y:.0%} of the slots busy<extra></extra>",
+    }
+
+
+def _caption(overview: Overview, runs: list[_Run], slots: list[str], share: float, *, many: bool) -> str:
+    clock = overview.clock
+    what = "darker is busier" if many else "a bar for each run of a trial, with its number where there is room"
+    parts = [
+        f"{count(len(runs), 'run')} on {count(len(slots), 'slot')} in {duration(clock.total)}: {what}.",
+        f"On average {share:.0%} of the slots were busy (line below).",
+    ]
+    if len(clock.breaks):
+        away = clock.ends[-1] - clock.starts[0] - clock.total
+        what = "line is a break" if len(clock.breaks) == 1 else f"lines are {len(clock.breaks)} breaks"
+        parts.append(f"The dotted {what} in which nothing ran, {duration(away)} in all, left out here.")
+    return " ".join(parts)

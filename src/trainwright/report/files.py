@@ -1,0 +1,42 @@
+"""Where a report or an export goes: refused in one sentence, or replaced as a whole."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainwright.errors import InputError
+
+__all__ = ["replacing", "target"]
+
+
+def target(directory: str | Path, file: str | Path, endings: tuple[str, ...] = ()) -> Path:
+    """Return `file` as a path that may be written, or raise `InputError`; no `endings` allow any.
+
+    What lies in the study's own records is never overwritten.
+    """
+    path = Path(file)
+    if endings and path.suffix.lower() not in endings:
+        given = repr(path.suffix) if path.suffix else "no ending"
+        raise InputError(f"cannot write {path}: its name must end in {' or '.join(endings)}, got {given}")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: the directory {path.parent} does not exist; make it first")
+    records = (Path(directory) / "ledger").resolve()
+    if records in path.resolve().parents:
+        raise InputError(f"cannot write {path}: it lies in the study's own records, {records}; choose another place")
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` that takes its place at the end; after an error nothing is left of it."""
+    temporary = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,84 @@
+"""The head of a report: what was searched for, how it stands, how to go on; and its foot."""
+
+import shlex
+from pathlib import Path
+
+from trainwright.ledger import Status
+from trainwright.report.overview import Overview
+from trainwright.report.words import count, date, duration, escape, number
+
+__all__ = ["footer_html", "header_html"]
+
+
+def header_html(overview: Overview, *, name: str, directory: Path | None, dropped: int) -> str:
+    """Return the study's name, objectives, counts by state, facts and the way on."""
+    goals = ", ".join(f"<code>{escape(objective)}</code>" for objective in overview.objectives)
+    states = "".join(
+        f'<li class="{status.value}">{overview.count(status):,} {status.value}</li>'
+        for status in Status
+        if overview.count(status)
+    )
+    facts = "".join(
+        f"<div><dt>{what}</dt><dd>{value}<small>{more}</small></dd></div>" for what, value, more in _facts(overview)
+    )
+    warning = f'<p class="go-on">{_dropped(dropped)}</p>' if dropped else ""
+    return (
+        f'<p class="eyebrow">Trainwright report</p><h1>{escape(name)}</h1><p class="soft">{goals}</p>'
+        f'<ul class="counts" aria-label="Trials by state">{states or "<li>no trial yet</li>"}</ul>'
+        f'<dl class="facts">{facts}</dl>{warning}{_way_on(overview, directory)}'
+    )
+
+
+def footer_html(overview: Overview, *, study_id: str, now: float) -> str:
+    """Return the study's identity, the versions that made it and when this page was written."""
+    versions = ", ".join(f"{escape(name)} {escape(of)}" for name, of in sorted(overview.state.versions.items()))
+    parts = [
+        f"Study <code>{escape(study_id)}</code>" if study_id else "",
+        f"seed {overview.state.seed}",
+        versions,
+        f"written {date(now)}",
+    ]
+    return "<p>" + " · ".join(part for part in parts if part) + "</p>"
+
+
+def _facts(overview: Overview) -> list[tuple[str, str, str]]:
+    facts: list[tuple[str, str, str]] = []
+    best = overview.best
+    if best is not None and len(overview.objectives) == 1:
+        value = number(float(overview.values[overview.ranking[0], 0]))
+        facts.append((f"best {escape(overview.objectives[0].metric, 30)}", value, f"trial {best.number}"))
+    elif best is not None:
+        facts.append(("on the front", f"{len(overview.front):,}", f"of {count(len(overview.results), 'result')}"))
+    facts.append(("trials", f"{len(overview.trials):,}", f"{overview.state.results:,} with a result"))
+    epochs = sum(len(trial.reports) for trial in overview.trials)
+    if epochs:
+        facts.append(("epochs", f"{epochs:,}", f"longest trial {overview.epochs:,}"))
+    if overview.clock.total > 0:
+        breaks = len(overview.clock.breaks)
+        facts.append(("time", duration(overview.clock.total), f"in {breaks + 1} sessions" if breaks else "wall time"))
+        facts.append(("device time", duration(overview.state.device_seconds), "all devices together"))
+    if overview.state.created_at:
+        facts.append(("begun", date(overview.state.created_at)[:10], date(overview.state.created_at)[11:]))
+    return facts
+
+
+def _way_on(overview: Overview, directory: Path | None) -> str:
+    if directory is None:
+        return ""
+    under_way = overview.count(Status.PROPOSED, Status.RUNNING, Status.LOST)
+    still = f"{count(under_way, 'trial')} {'is' if under_way == 1 else 'are'} not finished. " if under_way else ""
+    commands = [
+        value for _, name, value in overview.state.notes.values() if name == "resume" and isinstance(value, str)
+    ]
+    given = commands[-1] if commands else ""
+    place = shlex.quote(str(directory))
+    how = (
+        f"To go on: <code>{escape(given)}</code>."
+        if given
+        else "To go on, start the study again as before: ended trials are kept, others go on from their checkpoints."
+    )
+    return f'<p class="go-on">{still}{how} How it stands: <code>trainwright status {escape(place)}</code></p>'
+
+
+def _dropped(dropped: int) -> str:
+    return f'{count(dropped, "piece")} of the records could not be read: <a href="#dropped">which</a>.'

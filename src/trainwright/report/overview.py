@@ -1,0 +1,151 @@
+"""What every part of a report needs of a study, computed once: results as columns, their order, the clock."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.ledger import Objective, State, Status, TrialState
+from trainwright.ledger.rows import final_metrics
+from trainwright.study.front import non_dominated
+
+__all__ = ["Clock", "Overview"]
+
+_BREAK_SECONDS, _BREAK_SHARE = 60.0, 0.1
+
+
+class Overview:
+    """A study's trials in the order of their numbers, their results [trials, objectives], and who is best."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.objectives: tuple[Objective, ...] = state.objectives
+        self.trials: list[TrialState] = [state.trials[number] for number in sorted(state.trials)]
+        shape = len(self.trials), len(self.objectives)
+        finals = [final_metrics(trial) for trial in self.trials]
+        # In the user's direction; NaN without a result.
+        self.values = np.array(
+            [[metrics.get(o.metric, math.nan) for o in self.objectives] for metrics in finals], dtype=np.float64
+        ).reshape(shape)
+        signs = np.array([1.0 if o.direction == "min" else -1.0 for o in self.objectives])
+        self.losses = np.where(np.isfinite(self.values), self.values * signs, np.inf)
+
+    @cached_property
+    def results(self) -> NDArray[np.int64]:
+        """Positions of the trials with a finite result in every objective, in the order in which they ended."""
+        found = np.flatnonzero(np.isfinite(self.losses).all(axis=1)) if self.objectives else np.empty(0, np.int64)
+        return found[np.argsort([_ended(self.trials[at]) for at in found], kind="stable")]
+
+    @cached_property
+    def within(self) -> NDArray[np.bool_]:
+        """True [trials] where every objective keeps its bound."""
+        bounds = [math.inf if o.bound is None else o.loss(o.bound) for o in self.objectives]
+        return np.asarray((self.losses <= np.array(bounds)).all(axis=1))
+
+    @cached_property
+    def front(self) -> NDArray[np.int64]:
+        """Positions of the results that no other dominates, within the bounds if any result is, by first objective."""
+        if not len(self.results):
+            return self.results
+        pool = self.results[self.within[self.results]]
+        pool = pool if len(pool) else self.results
+        kept = pool[non_dominated(self.losses[pool])]
+        return kept[np.lexsort((kept, *self.losses[kept].T[::-1]))]
+
+    @cached_property
+    def ranking(self) -> NDArray[np.int64]:
+        """Positions of the results, best first: the front, then by mean rank in the objectives; out of bounds last."""
+        if not len(self.results):
+            return self.results
+        found = np.sort(self.results)
+        losses = self.losses[found]
+        places = np.argsort(np.argsort(losses, axis=0, kind="stable"), axis=0, kind="stable").mean(axis=1)
+        behind = ~np.isin(found, self.front)
+        return found[np.lexsort((found, places, behind, ~self.within[found]))]
+
+    @property
+    def best(self) -> TrialState | None:
+        """The best trial of a study with one objective; of several, the first of the front."""
+        return self.trials[self.ranking[0]] if len(self.results) else None
+
+    @cached_property
+    def epochs(self) -> int:
+        """The highest epoch that any trial has reported."""
+        return max((trial.epoch for trial in self.trials), default=0)
+
+    @cached_property
+    def rungs(self) -> list[int]:
+        """The epochs at which promotion rules have decided."""
+        return sorted({epoch for _, epoch in self.state.decisions})
+
+    @cached_property
+    def clock(self) -> "Clock":
+        """Time since the first start, without breaks."""
+        spans = [
+            (lease.started_at, lease.ended_at or lease.started_at + lease.seconds)
+            for trial in self.trials
+            for lease in trial.leases.values()
+            if lease.started_at is not None
+        ]
+        return Clock.of(np.array(spans, dtype=np.float64).reshape(len(spans), 2))
+
+    def count(self, *statuses: Status) -> int:
+        """Return how many trials are in one of the statuses."""
+        return sum(self.state.counts[status] for status in statuses)
+
+    def drawn(self, most: int) -> list[int]:
+        """Return the positions of at most `most` results, by number: the best third of them, then evenly many."""
+        if len(self.results) <= most:
+            return sorted(self.results.tolist())
+        best = self.ranking[: most // 3]
+        rest = np.sort(self.ranking[most // 3 :])
+        even = rest[np.linspace(0, len(rest) - 1, most - len(best)).astype(np.int64)]
+        return sorted({*best.tolist(), *even.tolist()})
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Wall time (s) to seconds of work: from the first start, without the breaks in which no trial ran.
+
+    A break is longer than a minute and than a tenth of the busy time: the study was interrupted and taken up again.
+    """
+
+    starts: NDArray[np.float64]  # of the sessions, ascending
+    ends: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, spans: NDArray[np.float64]) -> "Clock":
+        """Return the clock of spans of work [n, 2]: start and end."""
+        if not len(spans):
+            return cls(np.zeros(0), np.zeros(0))
+        spans = spans[np.argsort(spans[:, 0], kind="stable")]
+        reach = np.maximum.accumulate(spans[:, 1])
+        gaps = np.maximum(spans[1:, 0] - reach[:-1], 0.0)
+        busy = reach[-1] - spans[0, 0] - gaps.sum()
+        breaks = np.flatnonzero(gaps > max(_BREAK_SECONDS, _BREAK_SHARE * busy))
+        return cls(spans[np.concatenate([[0], breaks + 1]), 0], reach[np.concatenate([breaks, [len(spans) - 1]])])
+
+    @property
+    def total(self) -> float:
+        """Seconds of work."""
+        return float((self.ends - self.starts).sum())
+
+    @property
+    def breaks(self) -> NDArray[np.float64]:
+        """Where the breaks were, in seconds of work."""
+        return np.cumsum(self.ends - self.starts)[:-1]
+
+    def seconds(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return seconds of work at wall times; a time within a break is at its start."""
+        if not len(self.starts):
+            return np.zeros(len(times))
+        before = np.concatenate([[0.0], np.cumsum(self.ends - self.starts)])
+        session = np.maximum(np.searchsorted(self.starts, times, side="right") - 1, 0)
+        inside = np.clip(times - self.starts[session], 0.0, self.ends[session] - self.starts[session])
+        return np.asarray(before[session] + inside)
+
+
+def _ended(trial: TrialState) -> float:
+    return trial.end.at if trial.end is not None else math.inf

@@ -1,0 +1,147 @@
+"""The tables of a report, as HTML: the best trials, the pick's members, failures, dropped records."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.ledger import Dropped, TrialState
+from trainwright.ledger.rows import final_metrics
+from trainwright.report.ensembles import Ensembles
+from trainwright.report.overview import Overview
+from trainwright.report.words import DASH, aligned, count, duration, escape, number, shown
+
+__all__ = ["best_trials", "dropped_records", "failures", "pick"]
+
+_MOST_TRIALS, _MOST_FAILURES, _MOST_NUMBERS, _MOST_DROPPED, _LONGEST = 20, 40, 12, 30, 120
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Texts of a column, not yet escaped; `right` aligns numbers, `classes` has one CSS class a cell."""
+
+    name: str
+    texts: Sequence[str]
+    right: bool = False
+    classes: Sequence[str] = ()
+
+
+def best_trials(overview: Overview) -> str:
+    """Return the best trials, then, where there is room, those without a result."""
+    ranked = [overview.trials[at] for at in overview.ranking[:_MOST_TRIALS].tolist()]
+    trials = ranked + [t for t in overview.trials if not t.has_result][: _MOST_TRIALS - len(ranked)]
+    if not trials:
+        return '<p class="card soft">There is no trial yet.</p>'
+    states, reasons = [trial.status.value for trial in trials], [_sentence(trial) for trial in trials]
+    metrics = [objective.metric for objective in overview.objectives]
+    names = dict.fromkeys(name for trial in trials for name in trial.params)
+    columns = [
+        _Column("trial", [str(trial.number) for trial in trials], right=True),
+        *(_Column(name, aligned([final_metrics(t).get(name) for t in trials]), right=True) for name in metrics),
+        _Column("epochs", [f"{trial.epoch:,}" for trial in trials], right=True),
+        _Column("state", states, classes=[f"state {state}" for state in states]),
+        *([_Column("failure", reasons, classes=["long"] * len(trials))] if any(reasons) else []),
+        *(_parameter(name, [trial.params.get(name) for trial in trials]) for name in names),
+        _Column("time", [duration(trial.seconds) for trial in trials], right=True),
+    ]
+    few = len(ranked) == len(overview.results)
+    which = count(len(ranked), "result") if few else f"The best {len(ranked)} of {len(overview.results):,} results"
+    order = "the best first" if len(metrics) == 1 else f"the {len(overview.front):,} on the front first"
+    caption = f"{which}, {order}." if ranked else "No result yet."
+    return _table(caption, columns, first=bool(ranked) and len(metrics) == 1)
+
+
+def pick(ensembles: Ensembles) -> str:
+    """Return the members of the picked ensemble, and how it compares with the best single model on held-out rows."""
+    chosen, single = ensembles.pick, ensembles.front.single_best
+    members = chosen.table()
+    columns = [
+        _Column("trial", [str(row["trial"]) for row in members], right=True),
+        _Column("weight", [f"{row['weight']:.0%}" for row in members], right=True),
+        _Column("µs per row", aligned([_scaled(row["seconds_per_row"], 1e6) for row in members]), right=True),
+        _Column("parameters", aligned([row["parameter_count"] for row in members]), right=True),
+        _Column("epochs", aligned([row["epoch"] for row in members]), right=True),
+    ]
+    score, alone = ensembles.test_score(chosen), ensembles.test_score(single)
+    held_out = ""
+    if score is not None and alone is not None:
+        held_out = (
+            f" On the test rows, which no choice was made on: {score[0].replace('_', ' ')} {number(score[1])}, "
+            f"against {number(alone[1])} of the best single model (trial {single.members[0].trial})."
+        )
+    return _table(f"The pick: {count(len(members), 'member')}.{held_out}", columns)
+
+
+def failures(overview: Overview) -> str:
+    """Return failures, equal ones together with the traceback of the first; "" if there are none."""
+    groups: dict[tuple[str, str], list[TrialState]] = defaultdict(list)
+    for trial in overview.trials:
+        if trial.failure is not None:
+            groups[(trial.failure.kind, trial.failure.message)].append(trial)
+    ordered = sorted(groups.values(), key=lambda trials: (-len(trials), trials[0].number))
+    parts = [_failure(trials) for trials in ordered[:_MOST_FAILURES]]
+    if len(ordered) > _MOST_FAILURES:
+        parts.append(f'<p class="soft">{len(ordered) - _MOST_FAILURES:,} further kinds of failure are not shown.</p>')
+    return "\n".join(parts)
+
+
+def dropped_records(dropped: Sequence[Dropped], unknown_kinds: dict[str, int]) -> str:
+    """Return what the records' reader had to leave out; "" if nothing."""
+    items = [f"<li>{escape(one)}</li>" for one in dropped[:_MOST_DROPPED]]
+    if len(dropped) > _MOST_DROPPED:
+        items.append(f"<li>and {len(dropped) - _MOST_DROPPED:,} more</li>")
+    items += [
+        f"<li>{count(amount, 'record')} of the unknown kind {escape(kind, 40)} left out</li>"
+        for kind, amount in sorted(unknown_kinds.items())
+    ]
+    return f"<ul>{''.join(items)}</ul>" if items else ""
+
+
+def _failure(trials: Sequence[TrialState]) -> str:
+    first = trials[0].failure
+    kind, message, traceback = (first.kind, first.message, first.traceback) if first is not None else ("", "", "")
+    numbers = ", ".join(str(trial.number) for trial in trials[:_MOST_NUMBERS])
+    more = f" and {len(trials) - _MOST_NUMBERS:,} more" if len(trials) > _MOST_NUMBERS else ""
+    who = f"trial{'s' if len(trials) > 1 else ''} {numbers}{more}"
+    text = f"<pre>{escape(traceback)}</pre>" if traceback else '<p class="soft">It left no traceback.</p>'
+    return (
+        f"<details><summary><strong>{escape(kind.replace('_', ' '))}</strong>: {escape(message, 300)} "
+        f'<span class="soft">({who})</span></summary>{text}</details>'
+    )
+
+
+def _sentence(trial: TrialState) -> str:
+    text = "" if trial.failure is None else trial.failure.message or trial.failure.kind
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _parameter(name: str, values: Sequence[Any]) -> _Column:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds and kinds <= {int, float}:
+        return _Column(name, aligned(values), right=True)
+    return _Column(name, [DASH if value is None else shown(value) for value in values])
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _table(caption: str, columns: Sequence[_Column], *, first: bool = False) -> str:
+    """Return a table; its first column heads the rows, its `first` row may be marked; `caption` is HTML."""
+    heads = "".join(f'<th scope="col"{_class(c, -1)}>{escape(c.name, 40)}</th>' for c in columns)
+    rows = []
+    for at in range(len(columns[0].texts)):
+        head, *cells = (f"{_class(c, at)}>{escape(c.texts[at])}" for c in columns)
+        rows.append(f'<th scope="row"{head}</th>{"".join(f"<td{cell}</td>" for cell in cells)}')
+    marks = [' class="first"' if first else "", *[""] * (len(rows) - 1)]
+    body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, rows, strict=True))
+    return (
+        f'<div class="card scroll"><table><caption>{caption}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _class(column: _Column, row: int) -> str:
+    words = ["n"] if column.right else []
+    words += [column.classes[row]] if column.classes and row >= 0 else []
+    return f' class="{" ".join(words)}"' if words else ""

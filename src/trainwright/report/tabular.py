@@ -1,0 +1,53 @@
+"""The trials of a study as CSV or Parquet: one row each, with the columns of `trainwright.ledger.rows`."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import MissingExtra
+from trainwright.ledger import DirectoryLedger, State, fold
+from trainwright.ledger.rows import columns, rows
+from trainwright.report.files import replacing, target
+
+__all__ = ["export_csv", "export_parquet", "read_state"]
+
+
+def read_state(directory: str | Path) -> State:
+    """Return the state of the study in a folder."""
+    records, _ = DirectoryLedger(Path(directory) / "ledger").read()
+    return fold(records)
+
+
+def export_csv(directory: str | Path, file: str | Path) -> Path:
+    """Write the trials of the study in `directory` as a table with a header line; returns the path written.
+
+    Fields are empty where there is no value; lists and text with commas are quoted as the csv module does it.
+    """
+    path = target(directory, file, (".csv",))
+    state = read_state(directory)
+    with replacing(path) as temporary, temporary.open("x", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(columns(state))
+        writer.writerows([[_cell(value) for value in row.values()] for row in rows(state)])
+    return path
+
+
+def export_parquet(directory: str | Path, file: str | Path) -> Path:
+    """Write the trials of the study in `directory` as Parquet; returns the path written.
+
+    A parameter whose values are of several types becomes a column of their JSON texts.
+    """
+    path = target(directory, file, (".parquet", ".pq"))
+    try:
+        import polars as pl
+    except ImportError:
+        raise MissingExtra.of("the Parquet export", "polars", "parquet") from None
+    table = pl.DataFrame(columns(read_state(directory)))
+    with replacing(path) as temporary:
+        table.write_parquet(temporary)
+    return path
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,114 @@
+"""The part of a report that a library gives: front, members alone, the pick, or the reason why there is none."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainwright.ensemble import Cost, leave
+from trainwright.ledger import DirectoryLedger, facts, fold
+from trainwright.report import ensembles, write_report
+from trainwright.report.ensembles import ensembles_of
+from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.overview import Overview
+
+ROWS, CLASSES = 200, 5
+TARGETS = {name: np.random.default_rng(3).integers(0, CLASSES, ROWS) for name in ("selection", "test")}
+
+
+@dataclass
+class Leaver:
+    """What `leave` needs of a trial."""
+
+    directory: Path
+    ledger: DirectoryLedger
+    number: int
+    next_epoch: int = 1
+    seed: int = 0
+    params: dict = field(default_factory=dict)
+    scratch: dict = field(default_factory=dict)
+
+    def library_directory(self) -> Path:
+        return self.directory / "library" / f"trial-{self.number:06d}" / "lease-1"
+
+    def offer(self, path, digests, *, epoch) -> None:
+        relative = path.relative_to(self.directory).as_posix()
+        self.ledger.append([facts.offered(self.number, 1, epoch=epoch, path=relative, digests=digests)])
+
+
+def library(directory, numbers, *, timed=True, rows=ROWS):
+    """Leave members that are better the more they cost, each with errors of its own."""
+    ledger = DirectoryLedger(directory / "ledger")
+    for number in numbers:
+        draws = np.random.default_rng(number)
+        predictions = {}
+        for name, labels in TARGETS.items():
+            logits = draws.normal(size=(rows, CLASSES))
+            logits[np.arange(rows), labels[:rows]] += 1.0 + number / 20
+            predictions[name] = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        cost = Cost(
+            parameter_count=10, weight_bytes=4000 + number, device="cpu", threads=1, dtype="float32",
+            seconds=128e-6 * (1 + number),
+        )  # fmt: skip
+        trial = Leaver(directory, ledger, number, scratch={"ensemble.cost": cost} if timed else {})
+        targets = {name: labels[:rows] for name, labels in TARGETS.items()}
+        leave(trial, object() if timed else None, predictions=predictions, targets=targets)
+
+
+@pytest.fixture
+def study(scribe):
+    scribe.create()
+    for number in range(20):
+        scribe.propose(number)
+        scribe.say(facts.finished(number, 1, reason="completed", values={"val_loss": 1 / (1 + number)}, wall_seconds=1))
+    return scribe.write()
+
+
+def overview_of(directory) -> Overview:
+    return Overview(fold(DirectoryLedger(directory / "ledger").read()[0]))
+
+
+def test_front_singles_and_pick(study):
+    library(study, range(0, 20, 2))
+    found = ensembles_of(overview_of(study), study)
+    assert [single.trial for single in found.singles] == list(range(0, 20, 2))
+    name, score = found.test_score(found.pick)
+    assert name == "accuracy"
+    assert 0.5 < score <= 1.0
+    figure = ensemble_front(found)
+    traces = {trace["name"]: trace for trace in figure.data}
+    assert len(traces["one model"]["x"]) == 10
+    assert traces["one model"]["x"][0] == pytest.approx(1.0)  # microseconds per row
+    assert traces["front"]["y"] == sorted(traces["front"]["y"], reverse=True)
+    assert traces["pick (knee)"]["y"][0] in {*traces["front"]["y"], *traces.get("front, for its size", {"y": []})["y"]}
+    assert figure.layout["xaxis"]["title"]["text"] == "µs per row"
+    text = write_report(study).read_text(encoding="utf-8")
+    assert "below the best single model&#x27;s" in text or "below the best single model's" in text
+    assert "On the test rows, which no choice was made on: accuracy" in text
+
+
+def test_without_times_the_members_are_counted(study):
+    library(study, range(6), timed=False)
+    assert ensemble_front(ensembles_of(overview_of(study), study)).layout["xaxis"]["title"]["text"] == "members"
+
+
+def test_a_large_library_is_cut_to_its_best(study, monkeypatch):
+    library(study, range(12))
+    monkeypatch.setattr(ensembles, "_MOST_MEMBERS", 5)
+    found = ensembles_of(overview_of(study), study)
+    assert [single.trial for single in found.singles] == [7, 8, 9, 10, 11]
+    assert "7 further models were left out" in ensemble_front(found).caption
+
+
+def test_a_library_that_allows_no_choice_costs_only_its_section(study):
+    library(study, [0, 1])
+    library(study, [2], rows=ROWS - 1)
+    text = write_report(study).read_text(encoding="utf-8")
+    assert "split &#x27;selection&#x27;: got 2 different sets of rows" in text
+    assert 'id="parallel"' in text
+
+
+def test_no_library_no_section(study):
+    assert ensembles_of(overview_of(study), study) is None
+    assert 'id="ensembles"' not in write_report(study).read_text(encoding="utf-8")
