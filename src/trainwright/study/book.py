@@ -37,7 +37,7 @@ class Book:
         self.replay()
 
     def replay(self) -> list[Record]:
-        """Fold all records, and return them as the live study saw them: session after session, each writer's in order."""
+        """Fold all records and return them session after session, each writer's in order: as they were first seen."""
         records, self._cursor = self.ledger.read(None)
         sessions = {r.writer: (r.body.get("session", 0), r.writer) for r in records if r.kind == "joined"}
         records.sort(key=lambda r: (*sessions.get(r.writer, (0, r.writer)), r.seq))
@@ -84,8 +84,8 @@ class Book:
         """Return the space that the study was created with."""
         if self.state.space is None:
             raise StudyError(
-                f"no study in {self.directory}: its ledger holds no `created` record, its creation was cut short; make it "
-                "again with tw.Study(space, objectives, directory=...)"
+                f"no study in {self.directory}: its ledger holds no `created` record, its creation was cut short; make "
+                "it again with tw.Study(space, objectives, directory=...)"
             )
         return Space.from_json(self.state.space)
 
