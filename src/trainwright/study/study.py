@@ -153,6 +153,11 @@ class Study:
         `failed` tells why there is none; an objective that is NaN or infinite fails the trial too. `repeat=True`
         records a second result as a new trial of the same values.
         """
+        if not isinstance(configuration, Mapping):
+            raise TrialError(f"tell: got {configuration!r}; allowed: a configuration from ask, or a mapping of values")
+        if failed is not None and (metrics or not isinstance(failed, str)):
+            beside = f" beside {', '.join(metrics)}" if metrics else ""
+            raise TrialError(f"tell: got failed={failed!r}{beside}; allowed: a text alone, or metrics without failed=")
         number = configuration.number if isinstance(configuration, Configuration) else None
         trial = self._book.state.trials.get(number) if number is not None else None
         if isinstance(configuration, Configuration) and trial is not None and trial.key != configuration.key:
