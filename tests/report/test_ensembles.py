@@ -81,7 +81,7 @@ def test_front_singles_and_pick(study):
     assert len(traces["one model"]["x"]) == 10
     assert traces["one model"]["x"][0] == pytest.approx(1.0)  # microseconds per row
     assert traces["front"]["y"] == sorted(traces["front"]["y"], reverse=True)
-    assert traces["pick (knee)"]["y"][0] in {*traces["front"]["y"], *traces.get("front, for its size", {"y": []})["y"]}
+    assert traces["pick"]["y"][0] in {*traces["front"]["y"], *traces.get("front, for its size", {"y": []})["y"]}
     assert figure.layout["xaxis"]["title"]["text"] == "µs per row"
     text = write_report(study).read_text(encoding="utf-8")
     assert "below the best single model&#x27;s" in text or "below the best single model's" in text

@@ -1,5 +1,6 @@
 """What the library of a study gives: the front of its ensembles, every single member, and the pick among them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,10 @@ class Single:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ensembles:
-    """The front, the members alone, and the knee of the front as the pick; `left_out` members were not looked at."""
+    """The front, the members alone, and the pick: least loss, within the study's cost limit if summary.json has one.
+
+    `left_out` members were not looked at.
+    """
 
     front: Front
     singles: Sequence[Single]
@@ -67,6 +71,15 @@ def ensembles_of(overview: Overview, directory: str | Path) -> Ensembles | None:
             Single(trial=trial, loss=loss, seconds_per_row=cost)
             for trial, loss, cost in zip(candidates.trials.tolist(), losses.tolist(), seconds, strict=True)
         ],
-        pick=front.pick("knee"),
+        pick=front.pick("best", max_seconds=_cost_limit(Path(directory))),
         left_out=max(left_out, 0),
     )
+
+
+def _cost_limit(directory: Path) -> float | None:
+    """Return the seconds per row that the study's own selection allowed, so that report and summary pick alike."""
+    try:
+        limit = json.loads((directory / "summary.json").read_text(encoding="utf-8")).get("cost_limit")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return limit if isinstance(limit, float) else None

@@ -47,7 +47,7 @@ def ensemble_front(ensembles: Ensembles) -> Figure:
             _mark(name, cost, point.loss, symbol, size)
             for point, cost in zip(points, costs, strict=True)
             for name, symbol, size, wanted in (
-                ("pick (knee)", "star", 16, point.members == chosen and point.weights == pick.weights),
+                ("pick", "star", 16, point.members == chosen and point.weights == pick.weights),
                 ("least loss", "circle-open", 16, point is front.points[0]),
             )
             if wanted
@@ -74,7 +74,7 @@ def _caption(ensembles: Ensembles, remark: str) -> str:
     return (
         f"{count(len(ensembles.singles), 'model')} alone, and {count(len(front.points), 'ensemble')} on the front, "
         f"of which none is beaten in loss, time and size together. The least loss, {number(best)}, is {gain} the best "
-        f"single model's {number(single)}. The pick, at the knee, has {count(len(pick.members), 'member')}. "
+        f"single model's {number(single)}. The pick has {count(len(pick.members), 'member')}. "
         f"Losses here are of the rows that were selected on, and so too good.{cut} {remark}"
     ).strip()
 
