@@ -237,7 +237,9 @@ class Study:
         without one success.
         """
         script_boundary()
-        _check_budget(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+        _check_budget(
+            trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures
+        )
         if trials is None and wall_seconds is None and device_seconds is None and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
         schedule = Scheduler.of(scheduler)

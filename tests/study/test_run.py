@@ -1,0 +1,299 @@
+"""`study.run`: results, budgets, failures, and the sentences for what cannot work. In this process, so it is fast."""
+
+import math
+import time
+from collections import Counter
+
+import pytest
+
+import trainwright as tw
+from trainwright.errors import InputError, ObjectiveError, ScheduleError, StudyError, TrialError
+from trainwright.study import StudyFailed
+
+SPACE = tw.Space(x=tw.Float(0.0, 1.0))
+
+
+def make(objectives="min loss", directory=None, space=SPACE):
+    return tw.Study(space, objectives=objectives, directory=directory, seed=1, searcher=tw.RandomSearcher())
+
+
+def run(study, train, **settings):
+    study.run(train, **{"engine": tw.Local(workers=0), "progress": False} | settings)
+
+
+def epochs(trial):
+    for epoch in trial.epochs(4):
+        trial.report(loss=trial.params["x"] / epoch, seen=epoch)
+
+
+def counts(study):
+    return {str(status): count for status, count in study.state.counts.items() if count}
+
+
+# Results.
+
+
+def test_the_last_report_is_the_result():
+    study = make()
+    run(study, epochs, trials=3)
+    assert counts(study) == {"complete": 3}
+    for trial in study.trials:
+        assert sorted(trial.reports) == [1, 2, 3, 4]
+        assert trial.values == {"loss": trial.params["x"] / 4, "seen": 4.0}
+    assert study.best.params["x"] == min(trial.params["x"] for trial in study.trials)
+
+
+@pytest.mark.parametrize("returned", [0.5, {"loss": 0.5}, {"loss": 0.5, "other": 1}])
+def test_what_train_returns_is_the_result(returned):
+    study = make()
+    run(study, lambda _: returned, trials=2)
+    assert [trial.values["loss"] for trial in study.trials] == [0.5, 0.5]
+
+
+def test_what_train_returns_overrides_what_it_reported():
+    def train(trial):
+        trial.report(loss=1.0, other=2.0)
+        return 0.5
+
+    study = make()
+    run(study, train, trials=1)
+    assert study.best.values == {"loss": 0.5, "other": 2.0}
+
+
+def test_several_objectives():
+    study = make(["min loss", "max speed"])
+    run(study, lambda trial: {"loss": trial.params["x"], "speed": trial.params["x"]}, trials=5)
+    assert len(study.front) == 5
+
+
+def test_a_stopped_trial_keeps_its_last_report():
+    def train(trial):
+        for epoch in trial.epochs():
+            trial.report(loss=trial.number + 1 / epoch)
+
+    study = make()
+    run(study, train, trials=6, scheduler=tw.ASHA(max_epochs=9))
+    assert study.trials[0].status == "complete"
+    stopped = [trial for trial in study.trials if trial.status == "stopped"]
+    assert stopped
+    for trial in stopped:
+        assert trial.epoch < 9
+        assert trial.values == trial.reports[trial.epoch].metrics
+        decision = study.state.decisions[trial.number, trial.epoch]
+        assert (decision.verdict, decision.rule) == ("stop", "ASHA")
+        assert decision.value > decision.threshold
+
+
+# Budgets.
+
+
+def test_trials_count_over_the_life_of_a_study(tmp_path):
+    study = make(directory=tmp_path / "study")
+    run(study, epochs, trials=3)
+    run(study, epochs, trials=3)
+    assert counts(study) == {"complete": 3}
+    study.close()
+    study = tw.Study.open(tmp_path / "study", searcher=tw.RandomSearcher())
+    run(study, epochs, trials=5)
+    assert counts(study) == {"complete": 5}
+    run(study, epochs, trials=2)
+    assert counts(study) == {"complete": 5}
+
+
+def test_failures_do_not_use_up_the_budget():
+    def train(trial):
+        if trial.number in {1, 2, 5}:
+            raise ValueError(f"no luck with {trial.number}")
+        return 1.0
+
+    study = make()
+    run(study, train, trials=5)
+    assert counts(study) == {"complete": 5, "failed": 3}
+    failure = study.trials[2].failure
+    assert (failure.kind, failure.message) == ("exception", "ValueError: no luck with 2")
+    assert "test_run.py" in failure.traceback
+    assert "no luck with 2" in failure.traceback
+
+
+def test_told_results_count():
+    study = make()
+    study.tell({"x": 0.5}, loss=1.0)
+    study.tell({"x": 0.6}, failed="no")
+    run(study, epochs, trials=3)
+    assert counts(study) == {"complete": 3, "failed": 1}
+
+
+def test_wall_seconds_count_over_one_call():
+    def train(trial):
+        time.sleep(0.05)
+        return 1.0
+
+    study = make()
+    for _ in range(2):
+        before = len(study.trials)
+        run(study, train, wall_seconds=0.2)
+        assert 1 <= len(study.trials) - before <= 4
+    assert counts(study) == {"complete": len(study.trials)}
+
+
+def test_device_seconds_count_over_the_life_of_a_study():
+    def train(trial):
+        time.sleep(0.05)
+        return 1.0
+
+    study = make()
+    run(study, train, device_seconds=0.2)
+    done = len(study.trials)
+    assert 1 <= done <= 4
+    assert study.state.device_seconds >= 0.2
+    run(study, train, device_seconds=0.2)
+    assert len(study.trials) == done
+
+
+def test_a_space_that_is_used_up_ends_the_run():
+    study = make(space=tw.Space(k=tw.Int(1, 4)))
+    for _ in range(2):
+        run(study, lambda trial: trial.params["k"])
+        assert counts(study) == {"complete": 4}
+    run(study, lambda trial: trial.params["k"], trials=100)
+    assert counts(study) == {"complete": 4}
+
+
+def test_no_configuration_comes_twice():
+    study = make(space=tw.Space(k=tw.Int(1, 30)))
+    asked = study.ask(5)
+    study.tell({"k": 30}, loss=1.0)
+    run(study, lambda trial: trial.params["k"], trials=15)
+    assert max(Counter(trial.key for trial in study.trials[5:]).values()) <= 2  # the told one may be an asked one
+    assert len({trial.key for trial in study.trials if trial.origin["searcher"] == "random"}) == len(study.trials) - 1
+    assert all(study.trials[configuration.number].status == "proposed" for configuration in asked)
+
+
+# Failures.
+
+
+def test_ten_failures_without_success_end_the_run():
+    def train(trial):
+        raise RuntimeError(f"broken {trial.number}")
+
+    study = make()
+    with pytest.raises(StudyFailed) as caught:
+        run(study, train, trials=50)
+    assert str(caught.value) == "10 trials have failed, 0 have a result; the last: RuntimeError: broken 9"
+    assert counts(study) == {"failed": 10}
+    assert not isinstance(caught.value, InputError)  # exit status 1
+
+
+def test_failures_after_a_success_end_the_run_at_their_limit():
+    def train(trial):
+        if trial.number:
+            raise RuntimeError("broken")
+        return 1.0
+
+    study = make()
+    with pytest.raises(StudyFailed, match="15 trials have failed, 1 have a result"):
+        run(study, train, trials=50, max_failures=15)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (lambda trial: trial.report(other=1.0), "objective 'loss' is missing at epoch 1; reported: other"),
+        (lambda trial: trial.report(loss=math.nan), "objective 'loss' is nan at epoch 1"),
+        (lambda trial: trial.report(epoch=3, loss=-math.inf), "objective 'loss' is -inf at epoch 3"),
+        (lambda _: None, "objective 'loss' is missing in the result; reported: nothing"),
+        (lambda _: {"other": 1.0}, "objective 'loss' is missing in the result; reported: other"),
+        (lambda _: math.inf, "objective 'loss' is inf in the result"),
+        (lambda _: "done", "train returned 'done'; return a number, a dict of numbers, or None"),
+        (lambda _: [1.0, 2.0], "train returned [1.0, 2.0]; return a number, a dict of numbers, or None"),
+    ],
+)
+def test_an_objective_that_never_comes(train, message):
+    """Never reported, not finite, or no number: the trial fails and says so; the study gives up after ten."""
+    study = make()
+    with pytest.raises(StudyFailed, match="the last: "):
+        run(study, train, trials=50)
+    assert {(trial.failure.kind, trial.failure.message) for trial in study.trials} == {("bad_objective", message)}
+
+
+@pytest.mark.parametrize("value", ["abc", None, [1.0]])
+def test_a_report_that_is_no_number(value):
+    study = make()
+    with pytest.raises(StudyFailed):
+        run(study, lambda trial: trial.report(loss=value), trials=20)
+    sentence = f"trial 0: loss must be a number, got {value!r} ({type(value).__name__})"
+    assert sentence in study.trials[0].failure.message
+
+
+def test_a_report_after_the_end():
+    kept = []
+
+    def train(trial):
+        kept.append(trial)
+        return 1.0
+
+    study = make()
+    run(study, train, trials=1)
+    with pytest.raises(TrialError) as caught:
+        kept[0].report(loss=0.5)
+    assert str(caught.value) == "trial 0 has ended; report before the training function returns"
+    assert study.best.values == {"loss": 1.0}
+
+
+def test_two_objectives_and_one_returned_number():
+    study = make(["min loss", "max speed"])
+    with pytest.raises(StudyFailed, match=r"train returned 1.0; return a dict of metrics, or report them"):
+        run(study, lambda _: 1.0, trials=20)
+
+
+# Mistakes in the call.
+
+
+@pytest.mark.parametrize("name", ["trials", "wall_seconds", "device_seconds", "max_failures"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, "3", True])
+def test_budgets_that_are_no_budgets(name, value):
+    with pytest.raises(InputError) as caught:
+        run(make(), epochs, **{"trials": 1, name: value})
+    assert f"run: {name} must be a " in str(caught.value)
+    assert f"got {value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [2.5, math.inf])
+def test_a_part_of_a_trial(value):
+    with pytest.raises(InputError) as caught:
+        run(make(), epochs, trials=value)
+    assert str(caught.value) == f"run: trials must be a whole number, got {value!r}"
+
+
+def test_an_endless_run():
+    with pytest.raises(StudyError, match=r"no budget for an endless space; give trials=, wall_seconds= or device_sec"):
+        run(make(), epochs)
+
+
+def test_a_scheduler_that_is_none():
+    with pytest.raises(ScheduleError, match=r"scheduler: got 'asha'; allowed: a rule such as ASHA\(max_epochs=27\)"):
+        run(make(), epochs, trials=1, scheduler="asha")
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(ScheduleError, match=r"Fixed.devices: got 2, the engine has 1 slots; allowed: 1 to 1"):
+        run(make(), epochs, trials=1, scheduler=tw.Fixed(2))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x", True, None])
+def test_seeds_that_are_no_seeds(seed):
+    with pytest.raises(StudyError) as caught:
+        tw.Study(SPACE, objectives="min loss", seed=seed)
+    assert str(caught.value) == f"seed: got {seed!r}; allowed: a whole number >= 0"
+
+
+def test_a_space_that_is_none():
+    with pytest.raises(StudyError, match=r"space: got \{'x': 1\}; allowed: tw.Space\(lr=tw.Float\(...\), ...\)"):
+        tw.Study({"x": 1}, objectives="min loss")
+
+
+@pytest.mark.parametrize("objectives", ["loss", [], ["min a", "min a"], "min a >= 3", 7])
+def test_objectives_that_are_none(objectives, tmp_path):
+    with pytest.raises(ObjectiveError):
+        tw.Study(SPACE, objectives=objectives, directory=tmp_path / "study")
+    assert not (tmp_path / "study").exists()  # refused before anything is written
