@@ -1,0 +1,286 @@
+"""What every promotion rule and every allocation policy promises, as tests that any of them inherits.
+
+    class TestMine(RuleConformance):
+        def make_rule(self):
+            return Mine(max_epochs=27)
+
+Needs no test library of its own: any runner that collects classes and methods named test will do.
+"""
+# ruff: noqa: S101, S301 -- a test kit is made of asserts, and pickles what it made itself
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from trainwright.errors import ScheduleError
+from trainwright.randomness import rng
+from trainwright.schedule._policy import AllocationPolicy, Work
+from trainwright.schedule._rule import (
+    Continue,
+    Ended,
+    Event,
+    Index,
+    New,
+    Pause,
+    Promote,
+    PromotionRule,
+    Reported,
+    Stop,
+    TrialView,
+    Verdict,
+    View,
+)
+
+__all__ = ["Played", "PolicyConformance", "RuleConformance", "play"]
+
+Loss = Callable[[int, int], float]  # of a trial's number and an epoch
+
+_LONGEST = 30  # epochs of a trial whose rule sets no length
+
+
+@dataclass(kw_only=True)
+class Played:
+    """A study without training: its events in order, each report's verdict, and the rule's index at the end."""
+
+    events: list[Event] = field(default_factory=list)
+    verdicts: list[tuple[int, int, Verdict]] = field(default_factory=list)  # trial, epoch, verdict
+    index: Index = None
+    ended: set[int] = field(default_factory=set)
+    paused: set[int] = field(default_factory=set)
+
+
+def play(rule: PromotionRule, loss: Loss, *, trials: int, workers: int, seed: int = 0, stride: int = 1) -> Played:
+    """Let `workers` trials at a time report, in random order, until the rule has no work left.
+
+    A trial reports every 1 to `stride` epochs. Holds the rule to what a study relies on at every event.
+    """
+    generator = rng(seed, "conformance", 0)
+    length = rule.max_epochs or _LONGEST
+    played = Played(index=rule.empty())
+    running: dict[int, TrialView] = {}
+    views: dict[int, TrialView] = {}
+    while True:
+        while len(running) < workers:
+            view = View(remaining=trials - len(views), seed=seed)
+            answer = rule.on_free(played.index, view)
+            if isinstance(answer, New):
+                assert view.remaining > 0, "a new trial was asked for beyond the budget"
+                number = len(views)
+                views[number] = TrialView(number=number, epoch=0, losses=(0.0,), best_loss=float("inf"))
+            elif isinstance(answer, Promote):
+                assert answer.trial in played.paused, "only a paused trial can be promoted"
+                played.paused.remove(answer.trial)
+                number = answer.trial
+            else:
+                break
+            running[number] = views[number]
+        if not running:
+            return played
+        number = sorted(running)[generator.integers(len(running))]
+        before = running[number]
+        epoch = min(length, before.epoch + int(generator.integers(1, stride + 1)))
+        value = loss(number, epoch)
+        now = replace(before, epoch=epoch, losses=(value,), best_loss=min(before.best_loss, value))
+        due = rule.next_epoch(played.index, before) if before.epoch else 1
+        verdict = _tell(rule, played, now, seed)
+        assert epoch >= due or verdict == Continue(), f"a verdict at epoch {epoch}, promised for {due} at the earliest"
+        assert epoch >= length or rule.next_epoch(played.index, now) > epoch, "next_epoch is not in the future"
+        running[number] = views[number] = now
+        if isinstance(verdict, Pause):
+            played.paused.add(number)
+            del running[number]
+        elif isinstance(verdict, Stop) or epoch >= length:
+            played.index = _fold(rule, played, Ended(trial=number, failed=False))
+            played.ended.add(number)
+            del running[number]
+
+
+def _tell(rule: PromotionRule, played: Played, now: TrialView, seed: int) -> Verdict:
+    played.index = _fold(rule, played, Reported(trial=now.number, epoch=now.epoch, losses=now.losses))
+    verdict = rule.on_report(played.index, View(remaining=0, seed=seed), now)
+    played.verdicts.append((now.number, now.epoch, verdict))
+    if not isinstance(verdict, Continue):
+        assert verdict.reason.rule, "a verdict names its rule"
+    if verdict.reason is not None:
+        assert verdict.reason.epoch <= now.epoch, "a verdict rests on what has been reported"
+    return verdict
+
+
+def _fold(rule: PromotionRule, played: Played, event: Event) -> Index:
+    played.events.append(event)
+    return rule.fold(played.index, event)
+
+
+def _copy(index: Index) -> Index:
+    return pickle.loads(pickle.dumps(index))
+
+
+class RuleConformance:
+    """Inherit as Test<Rule> and give `make_rule`; set `rank_based` if only the order of losses counts."""
+
+    rank_based: ClassVar[bool] = False
+    streams: ClassVar[int] = 12  # random studies per test
+
+    def make_rule(self) -> PromotionRule:
+        """Return the rule; called often, so that state of its own would show."""
+        raise NotImplementedError
+
+    def studies(self) -> Iterator[tuple[Loss, dict[str, int]]]:
+        """Yield losses with few different values, so that ties are common, and sizes of studies."""
+        for seed in range(self.streams):
+            sizes = {"trials": 3 + 5 * seed, "workers": 1 + seed % 5, "seed": seed, "stride": 1 + seed % 3}
+            yield _losses(seed), sizes
+
+    def test_fold_cut_anywhere(self) -> None:
+        """Folding up to any cut, pickling, and folding the rest gives the index of one uninterrupted fold."""
+        for loss, sizes in self.studies():
+            played = play(self.make_rule(), loss, **sizes)
+            for cut in range(0, len(played.events) + 1, 7 + len(played.events) // 10):
+                rule = self.make_rule()
+                index = rule.empty()
+                for number, event in enumerate(played.events):
+                    index = rule.fold(_copy(index) if number == cut else index, event)
+                assert index == played.index, f"the index differs after a cut at {cut} of {len(played.events)} events"
+
+    def test_repeated_and_older_reports(self) -> None:
+        """An event that was folded already changes nothing, nor does another loss for an epoch already passed."""
+        for loss, sizes in self.studies():
+            rule = self.make_rule()
+            played = play(rule, loss, **sizes)
+            for event in played.events[:: 1 + len(played.events) // 40]:
+                assert rule.fold(_copy(played.index), event) == played.index, f"changed by a repetition of {event}"
+                if isinstance(event, Reported):
+                    other = replace(event, losses=(event.losses[0] - 1.0,))
+                    assert rule.fold(_copy(played.index), other) == played.index, f"changed by an old report: {other}"
+
+    def test_every_trial_ends(self) -> None:
+        """A study comes to an end: every trial has ended, or is paused and will never be asked for again."""
+        for loss, sizes in self.studies():
+            played = play(self.make_rule(), loss, **sizes)
+            assert played.ended | played.paused == set(range(sizes["trials"]))
+
+    def test_ties_go_to_the_lower_number(self) -> None:
+        """Among equal losses, the lowest number so far is the best so far: it is never stopped."""
+        rule = self.make_rule()
+        played = Played(index=rule.empty())
+        for number in range(40, -1, -1):
+            for epoch in range(1, (rule.max_epochs or _LONGEST) + 1):
+                now = TrialView(number=number, epoch=epoch, losses=(0.5,), best_loss=0.5)
+                verdict = _tell(rule, played, now, seed=0)
+                assert not isinstance(verdict, Stop), f"trial {number} of equals was stopped at epoch {epoch}"
+
+    def test_order_alone_counts(self) -> None:
+        """Adding a constant to all losses, or scaling them by k > 0, changes no verdict."""
+        if not self.rank_based:
+            return
+        for loss, sizes in self.studies():
+            verdicts = _kinds(play(self.make_rule(), loss, **sizes))
+            for factor, offset in ((1.0, 1024.0), (0.125, 0.0), (64.0, -3.0)):  # exact for these losses
+                moved = play(self.make_rule(), _moved(loss, factor, offset), **sizes)
+                assert _kinds(moved) == verdicts, f"verdicts changed by {factor} * loss + {offset}"
+
+    def test_survival(self) -> None:
+        """The chances of reaching the later rungs are probabilities, and the farther rung is no likelier."""
+        rule = self.make_rule()
+        for epoch in range(rule.max_epochs or _LONGEST):
+            trial = TrialView(number=0, epoch=epoch, losses=(0.5,), best_loss=0.5)
+            chances = rule.survival(rule.empty(), View(remaining=1), trial)
+            assert all(0.0 <= chance <= 1.0 for chance in chances)
+            assert list(chances) == sorted(chances, reverse=True)
+
+    def test_is_a_value(self) -> None:
+        """A rule is its settings: equal ones are equal, and it survives pickling."""
+        rule = self.make_rule()
+        assert isinstance(rule, PromotionRule)
+        assert pickle.loads(pickle.dumps(rule)) == rule == self.make_rule()
+
+
+def _losses(seed: int) -> Loss:
+    values = rng(seed, "conformance", 1).integers(0, 64, size=(512, 64)) / 8  # multiples of 1/8: sums are exact
+
+    def loss(trial: int, epoch: int) -> float:
+        return float(values[trial, epoch])
+
+    return loss
+
+
+def _moved(loss: Loss, factor: float, offset: float) -> Loss:
+    return lambda trial, epoch: factor * loss(trial, epoch) + offset
+
+
+def _kinds(played: Played) -> list[tuple[int, int, str]]:
+    return [(trial, epoch, type(verdict).__name__) for trial, epoch, verdict in played.verdicts]
+
+
+@dataclass
+class _Desk:
+    """An engine's slots and a queue of work, as a policy sees them."""
+
+    slots: int
+    waiting: list[int]
+    busy: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    handed_out: list[int] = field(default_factory=list)
+
+    @property
+    def free(self) -> Sequence[int]:
+        taken = {slot for block in self.busy.values() for slot in block}
+        return [slot for slot in range(self.slots) if slot not in taken]
+
+    def next_work(self) -> Work | None:
+        if not self.waiting:
+            return None
+        self.handed_out.append(self.waiting.pop(0))
+        return Work(self.handed_out[-1])
+
+
+class PolicyConformance:
+    """Inherit as Test<Policy> and give `make_policy` and the sizes of engines that it can use."""
+
+    slots: ClassVar[tuple[int, ...]] = (1, 2, 3, 8)
+
+    def make_policy(self) -> AllocationPolicy:
+        """Return the policy."""
+        raise NotImplementedError
+
+    def test_grants(self) -> None:
+        """Blocks are of free slots and disjoint, and each piece of work that was taken is granted once."""
+        for seed, slots in enumerate(self.slots):
+            for desk, grants in self._plans(slots, seed):
+                assert [grant.work.trial for grant in grants] == desk.handed_out, "work was taken but not granted"
+                given = [slot for grant in grants for slot in grant.block]
+                assert len(given) == len(set(given)), "two grants share a slot"
+                assert set(given) <= set(desk.free), "a slot was granted that is not free"
+
+    def test_all_work_is_done(self) -> None:
+        """Whatever ends when, all waiting work is granted at last, and in its order."""
+        for seed, slots in enumerate(self.slots):
+            granted = [grant.work.trial for _, grants in self._plans(slots, seed) for grant in grants]
+            assert granted == list(range(30))
+
+    def test_refuses_an_engine_that_is_too_small(self) -> None:
+        """An engine on which no trial could ever start is refused before anything runs."""
+        try:
+            self.make_policy().check(0)
+        except ScheduleError:
+            return
+        raise AssertionError("an engine without slots was accepted")
+
+    def test_is_a_value(self) -> None:
+        """A policy is its settings: equal ones are equal, and it survives pickling."""
+        policy = self.make_policy()
+        assert isinstance(policy, AllocationPolicy)
+        assert pickle.loads(pickle.dumps(policy)) == policy == self.make_policy()
+
+    def _plans(self, slots: int, seed: int) -> Iterator[tuple[_Desk, Sequence[Any]]]:
+        """Yield the desk before, and the plan at, every event of a run in which random trials end."""
+        policy, generator = self.make_policy(), rng(seed, "conformance", slots)
+        policy.check(slots)
+        desk = _Desk(slots, list(range(30)))
+        while desk.waiting or desk.busy:
+            desk.handed_out.clear()
+            grants = policy.plan(desk)
+            yield desk, grants
+            desk.busy |= {grant.work.trial: grant.block for grant in grants}
+            assert desk.busy, "nothing runs, work waits, and nothing is granted"
+            del desk.busy[sorted(desk.busy)[generator.integers(len(desk.busy))]]
