@@ -31,6 +31,7 @@ class Book:
         self.followers: list[Follower] = []
         self._cursor: object = None
         self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
+        self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
         self._next_number = 0
         self._taken: dict[int, str] = {}  # numbers below that others own, but have not proposed; and who
         self._liveness = Liveness(LEASE_SECONDS)
@@ -152,9 +153,11 @@ class Book:
             )
         )
 
-    def is_mine(self, writer: str) -> bool:
-        """Whether a writer is this object."""
-        return writer in self._mine
+    def orphaned(self, trial: TrialState) -> bool:
+        """Whether nobody is left who would go on with a trial that nothing in this process works on."""
+        if trial.status is Status.PROPOSED and trial.number in self.asked:
+            return False
+        return trial.holder in self._mine or self.holder_is_dead(trial.holder) is True
 
     def holder_is_dead(self, writer: str) -> bool | None:
         """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""

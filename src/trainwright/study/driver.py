@@ -169,7 +169,7 @@ class Driver:
             self._foreign.discard(number)
             if number in self._running or number in self._waiting:
                 continue
-            if trial.status in {Status.RUNNING, Status.PROPOSED} and not self._orphaned(trial):
+            if trial.status in {Status.RUNNING, Status.PROPOSED} and not self.book.orphaned(trial):
                 self._foreign.add(number)
             elif not trial.key and not trial.status.ended:  # its proposal is damaged: nobody knows what to run
                 self.book.append(
@@ -180,11 +180,6 @@ class Driver:
                     self.book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
                 if trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted:
                     self._waiting.append(number)
-
-    def _orphaned(self, trial: TrialState) -> bool:
-        if trial.status is Status.RUNNING and self.book.is_mine(trial.holder):
-            return True  # it does not run here, so an interrupt cut its end short
-        return bool(self.book.holder_is_dead(trial.holder))
 
     def _settle(self, trial: TrialState) -> bool:
         """End a trial that was judged before its driver died, but whose end was not written."""

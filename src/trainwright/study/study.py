@@ -97,7 +97,6 @@ class Study:
         self._book = book
         self._searcher: Searcher = searcher if searcher is not None else ForestSearcher()
         self._view: SearchView | None = None
-        self._adopted: set[int] = set()  # trials that dead writers proposed and that `ask` has handed out
 
     # Ask and tell.
 
@@ -122,6 +121,7 @@ class Study:
             except SpaceExhausted:
                 self._book.release(numbers)
                 raise
+            self._book.asked.update(numbers)
             for number, proposal in zip(numbers, proposals, strict=True):
                 self._book.propose(number, proposal)
                 asked.append(replace(proposal, number=number))
@@ -130,9 +130,9 @@ class Study:
     def _orphans(self) -> Iterator[Configuration]:
         """Yield the proposals of dead writers, each now ours and yielded once."""
         for trial in self.trials:
-            abandoned = trial.status is Status.PROPOSED and trial.key and trial.number not in self._adopted
-            if abandoned and self._book.holder_is_dead(trial.writer) and self._book.claim_lease(trial.number):
-                self._adopted.add(trial.number)
+            abandoned = trial.status is Status.PROPOSED and trial.key and self._book.orphaned(trial)
+            if abandoned and self._book.claim_lease(trial.number):
+                self._book.asked.add(trial.number)
                 yield Configuration(params=trial.params, key=trial.key, number=trial.number, origin=trial.origin)
 
     def _number(self) -> int:
