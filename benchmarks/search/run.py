@@ -127,7 +127,7 @@ def _cells(
         progress(f"{name}: {skipped[name]}")
         return cells
     with Peer(name) as peer:
-        for t, seed in product(tables, range(seeds)):
+        for seed, t in product(range(seeds), tables):  # by seeds, so that a run that is cut off has whole ones
             key = Key(peer.open(t.columns, seed), t.name, t.digest, seed, arguments.workers)
             cell = kept.find(key, arguments.evaluations)
             if cell is None:
