@@ -273,6 +273,6 @@ def as_number(value: Any) -> float | None:
     if isinstance(value, str | bytes):
         return None
     try:
-        return float(value)
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
         return None
