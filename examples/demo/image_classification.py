@@ -1,8 +1,10 @@
 """A small convolutional network on small grey images: scikit-learn's digits, or Fashion-MNIST as Debian packs it."""
 
 import gzip
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +47,7 @@ def train(trial: tw.Trial, data: dict[str, Split]) -> None:
         trial.report(val_loss=val_loss, val_accuracy=val_accuracy)
 
 
-def network(side: int, params: tw.Configuration | dict[str, int]) -> nn.Module:
+def network(side: int, params: Mapping[str, Any]) -> nn.Module:
     width, hidden = params["width"], params["hidden"]
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),
@@ -64,7 +66,7 @@ def network(side: int, params: tw.Configuration | dict[str, int]) -> nn.Module:
     )
 
 
-def optimizer_of(model: nn.Module, params: tw.Configuration) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
     rate, decay = params["learning_rate"], params["weight_decay"]
     if params["optimizer"] == "sgd":
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=params["momentum"], weight_decay=decay)
@@ -87,7 +89,7 @@ def evaluate(model: nn.Module, split: Split, device: str) -> tuple[float, float]
 @torch.no_grad()
 def probabilities(model: nn.Module, images: torch.Tensor, device: str) -> torch.Tensor:
     model.eval()
-    return torch.cat([model(part.to(device)).softmax(1).cpu() for part in images.split(512)])
+    return torch.cat([model(part.to(device)).softmax(1).cpu() for part in torch.split(images, 512)])
 
 
 @cache

@@ -19,7 +19,8 @@ def study(request, tmp_path):
 
 
 def test_asked_told_and_best(study):
-    assert study.best is None
+    with pytest.raises(StudyError, match="none of 0 trials has a result yet"):
+        _ = study.best
     losses = [0.3, 0.1, 0.2]
     for number, loss in enumerate(losses):
         configuration = study.ask()
@@ -79,7 +80,8 @@ def test_repeat_records_a_second_result(study):
 def test_failures_are_no_results(study):
     trial = study.tell(study.ask(), failed="diverged")
     assert (trial.status, trial.failure.kind, trial.failure.message) == ("failed", "exception", "diverged")
-    assert study.best is None
+    with pytest.raises(StudyError, match="none of 1 trials has a result yet"):
+        _ = study.best
     assert study.state.results == 0
 
 
@@ -88,7 +90,7 @@ def test_an_objective_that_is_not_finite_fails_the_trial(study, value):
     trial = study.tell(study.ask(), loss=value)
     assert (trial.status, trial.failure.kind) == ("failed", "bad_objective")
     assert trial.failure.message == f"objective 'loss' is {value} in tell"
-    assert study.best is None
+    assert not study.front
 
 
 def test_a_configuration_of_another_study_is_not_mistaken_for_ours(study):

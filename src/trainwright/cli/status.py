@@ -33,18 +33,12 @@ def status(
 
 
 def _content(study: Any) -> dict[str, Any]:
-    best = None
-    if len(study.objectives) == 1:
-        trial = study.best
-        best = trial and {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)}
-    else:
-        front = [
-            {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
-        ]
-        best = front[0] if front else None
+    front = [
+        {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
+    ]
     content = {
         "trials": {str(state): count for state, count in study.state.counts.items()},
-        "best": best,
+        "best": front[0] if front else None,
         "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
         "dropped_records": len(study.dropped),
     }

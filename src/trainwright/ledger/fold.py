@@ -48,7 +48,7 @@ class State:
     writers: dict[str, Writer] = field(default_factory=dict)
     decisions: dict[tuple[int, int], Decision] = field(default_factory=dict)
     notes: dict[tuple[str, int], tuple[int | None, str, Any]] = field(default_factory=dict)
-    counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(map(str, Status), 0))  # by status
     ended_hash: int = 0
     sessions: int = 0
     unknown_kinds: dict[str, int] = field(default_factory=dict)

@@ -54,7 +54,7 @@ def final_metrics(trial: TrialState) -> Mapping[str, float]:
     if not trial.has_result:
         return {}
     last = trial.reports.get(trial.epoch)
-    return {**(last.metrics if last is not None else {}), **(trial.values or {})}
+    return {**(last.metrics if last is not None else {}), **trial.values}
 
 
 def _space_names(state: State) -> list[str]:

@@ -151,10 +151,10 @@ class TrialState:
         return self.leases[chosen].end if chosen else None
 
     @property
-    def values(self) -> Mapping[str, float] | None:
-        """The metrics that the trial ended or paused with; None if it has no result."""
+    def values(self) -> Mapping[str, float]:
+        """The metrics that the trial ended or paused with; empty if it has no result."""
         end = self.end
-        return end.values if self.has_result and end is not None else None
+        return end.values if self.has_result and end is not None else {}
 
     @property
     def has_result(self) -> bool:

@@ -73,7 +73,7 @@ class SearchFollower:
         elif status is Status.ABANDONED:
             self.view.withdraw(trial.number)  # lost is not bad: nothing was learnt about the configuration
         elif status in {Status.COMPLETE, Status.STOPPED}:
-            losses = losses_of(self._objectives, trial.values or {})
+            losses = losses_of(self._objectives, trial.values)
             complete = status is Status.COMPLETE
             self.view.result(trial.number, losses, epoch=trial.epoch or None, complete=complete)
 

@@ -77,7 +77,7 @@ class Progress:
 
     def _note_best(self, state: State, trial: TrialState) -> bool:
         objective = _first(state)
-        if objective is None or not trial.values or objective.metric not in trial.values:
+        if objective is None or objective.metric not in trial.values:
             return False
         loss = objective.loss(trial.values[objective.metric])
         if self._best is not None and loss >= self._best[0]:
@@ -90,7 +90,7 @@ class Progress:
         if self._best is None or objective is None:
             return ""
         trial = self._best[1]
-        return f"best {objective.metric}={(trial.values or {})[objective.metric]:.6g} (trial {trial.number})"
+        return f"best {objective.metric}={trial.values[objective.metric]:.6g} (trial {trial.number})"
 
 
 def _first(state: State) -> Objective | None:
@@ -105,5 +105,5 @@ def _length(trial: TrialState) -> str:
 def _what(trial: TrialState) -> str:
     if trial.failure is not None:
         return f": {trial.failure.kind}: {trial.failure.message}"
-    values = ", ".join(f"{name}={value:.6g}" for name, value in (trial.values or {}).items())
+    values = ", ".join(f"{name}={value:.6g}" for name, value in trial.values.items())
     return f": {values}" if values else ""

@@ -179,7 +179,7 @@ class Study:
 
     def _refuse_retelling(self, trial: TrialState, metrics: Mapping[str, float]) -> None:
         now = ", ".join(f"{name}={value!r}" for name, value in metrics.items())
-        had = ", ".join(f"{name}={value:g}" for name, value in (trial.values or {}).items())
+        had = ", ".join(f"{name}={value:g}" for name, value in trial.values.items())
         has = f"already has {had}" if had else f"has already ended ({trial.status})"
         raise TrialError(
             f"trial {trial.number} {has}; pass repeat=True to record {now or 'this'} as a new trial of the same "
@@ -303,13 +303,18 @@ class Study:
         return [str(dropped) for dropped in self._book.ledger.dropped()]
 
     @property
-    def best(self) -> TrialState | None:
-        """The trial with the best observed value of the one objective; None before the first result."""
+    def best(self) -> TrialState:
+        """The trial with the best observed value of the one objective.
+
+        Raises `StudyError` before the first result, and for a study of several objectives, which has a front instead.
+        """
         if len(self.objectives) > 1:
             names = ", ".join(map(str, self.objectives))
             raise StudyError(f"best: the study has {len(self.objectives)} objectives ({names}); use study.front")
         scored = self._scored()
-        return min(scored, key=lambda item: (item[0], item[1].number))[1] if scored else None
+        if not scored:
+            raise StudyError(f"best: none of {len(self.trials)} trials has a result yet; look at study.trials")
+        return min(scored, key=lambda item: (item[0], item[1].number))[1]
 
     @property
     def front(self) -> list[TrialState]:
@@ -326,7 +331,7 @@ class Study:
     def _scored(self) -> list[tuple[tuple[float, ...], TrialState]]:
         scored = []
         for trial in self._book.state.trials.values():
-            losses = losses_of(self.objectives, trial.values) if trial.values else None
+            losses = losses_of(self.objectives, trial.values)
             if losses is not None and np.isfinite(losses).all():
                 scored.append((losses, trial))
         return scored

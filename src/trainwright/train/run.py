@@ -29,9 +29,18 @@ class Run:
         self.model = model.to(device)
         self.optimizer = optimizer
         self.schedule = schedule
-        self.loader = None if loader is None else _Placed(loader, device)
+        self._placed = None if loader is None else _Placed(loader, device)
         self._loss = loss
         self._generator = getattr(loader, "generator", None)
+
+    @property
+    def loader(self) -> "_Placed":
+        """The loader's batches on `device`. Raises `TrialError` if `prepare` was given none."""
+        if self._placed is None:
+            raise TrialError(
+                "run.loader: trial.prepare was given no loader; give trial.prepare(model, optimizer, loader)"
+            )
+        return self._placed
 
     def step(self, batch: Any) -> "torch.Tensor":
         """Take one optimizer step on `batch` and return the loss, detached. Needs `prepare(..., loss=)`."""
@@ -39,7 +48,7 @@ class Run:
             raise TrialError("run.step needs a loss; give trial.prepare(..., loss=f) with f(model, batch) a scalar")
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own signature
+        loss.backward()
         self.optimizer.step()
         return loss.detach()
 
