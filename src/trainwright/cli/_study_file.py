@@ -88,6 +88,8 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
     for name in ("train", "objectives"):
         if name not in settings:
             raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
+    _check_settings(settings, f"{path}, [study]")
+    check_ensemble(content.get("ensemble", {}))
     if not content.get("space"):
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
     for name, table in content["space"].items():
@@ -98,8 +100,6 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
             "requirements": [{"text": text} for text in settings.get("require", [])],
         }
     )
-    _check_settings(settings, f"{path}, [study]")
-    check_ensemble(content.get("ensemble", {}))
     if workers is not None:
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else settings.get("directory")
