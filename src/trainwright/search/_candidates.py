@@ -11,72 +11,74 @@ from trainwright.space import Space
 __all__ = ["candidates", "neighbours"]
 
 Array = NDArray[np.float64]
+Places = NDArray[np.int64]
 
-_MUTATE = 0.1  # standard deviation of a numeric mutation, in units
-_STEPS = (0.05, 0.2)  # those of the local steps, in turn
+_MUTATION = 0.1  # standard deviation of a numeric mutation, in units
+_NEAR, _FAR = 0.05, 0.2  # those of local steps, in turn
+_STEPS = 8  # of each numeric column in a local search
 
 
 def candidates(space: Space, generator: np.random.Generator, good: Array, count: int) -> Array:
     """Return about `count` rows: half of them draws, a quarter mutations, a quarter crossovers of `good` rows.
 
-    `good` is ordered, best first: the first 10 mutate, the first 20 cross. What is illegal is left out.
+    `good` is ordered, best first: the first 10 mutate, each column with probability 2 / d, the first 20 cross. What is
+    illegal is left out.
     """
-    quarter = count // 4
+    quarter, d = count // 4, space.dimension
     drawn = space.sample(generator, count - 2 * quarter)
-    latent = space.latent(generator, 2 * quarter)  # values for columns that a parent lacks
-    parents = good[generator.integers(min(10, len(good)), size=quarter)]
-    chosen = generator.random(parents.shape) < 2.0 / space.dimension
-    chosen[np.arange(quarter), generator.integers(space.dimension, size=quarter)] = True
-    mutants = _filled(parents, latent[:quarter])
-    mutants = np.where(chosen, _moved(space, generator, mutants, _MUTATE), mutants)
+    mutants = good[generator.integers(min(10, len(good)), size=quarter)]
     pairs = good[generator.integers(min(20, len(good)), size=(2, quarter))]
-    crossed = np.where(generator.random(parents.shape) < 0.5, pairs[0], pairs[1])
-    bred = space.settle(np.concatenate([mutants, _filled(crossed, latent[quarter:])]))
+    crossed = np.where(generator.random((quarter, d)) < 0.5, pairs[0], pairs[1])
+    bred = _filled(space, generator, np.concatenate([mutants, crossed]))
+    chosen = generator.random((quarter, d)) < 2.0 / d
+    chosen[np.arange(quarter), generator.integers(d, size=quarter)] = True  # at least one
+    at, columns = np.nonzero(chosen)
+    bred[at, columns] = _changed(space, generator, bred[at, columns], columns, _MUTATION)
+    bred = space.settle(bred)
     return np.concatenate([drawn, bred[space.legal(bred)]])
 
 
 def neighbours(space: Space, generator: np.random.Generator, rows: Array, most: int) -> Array:
     """Return rows that differ from one of `rows` in one column: numeric steps, and the other codes of each choice.
 
-    Eight steps per numeric column, fewer where that makes more than `most` rows.
+    Eight steps per numeric column, or as many as keep the rows below `most`.
     """
-    latent = space.latent(generator, len(rows))
-    base = _filled(rows, latent)
-    found = []
-    numeric = [c for c, column in enumerate(space.columns) if column.kind == "unit"]
-    if numeric:
-        steps = max(1, min(8, most // (len(rows) * len(numeric))))
-        changed = np.repeat(base, steps * len(numeric), axis=0)
-        columns = np.tile(np.repeat(numeric, steps), len(rows))
-        at = np.arange(len(changed))
-        sizes = np.resize(_STEPS, len(changed))[:, None]
-        changed[at, columns] = _moved(space, generator, changed, sizes)[at, columns]
-        found.append(changed)
-    for c, column in enumerate(space.columns):
-        if column.kind == "choice" and column.points is not None:
-            changed = np.repeat(base, column.points, axis=0)
-            changed[:, c] = np.tile(np.arange(column.points), len(rows))
-            found.append(changed)
-    near = space.settle(np.concatenate(found))
-    return near[space.legal(near)]
+    codes = [column.points or 0 if column.kind == "choice" else 0 for column in space.columns]
+    numeric = np.flatnonzero(np.array(codes) == 0)
+    steps = max(1, min(_STEPS, most // (len(rows) * max(1, len(numeric)))))
+    columns = np.concatenate([np.repeat(numeric, steps), np.repeat(np.arange(len(codes)), codes)])
+    base = _filled(space, generator, rows)
+    values, moves = base[:, columns], steps * len(numeric)
+    sizes = np.where(np.arange(moves) % 2, _FAR, _NEAR)
+    values[:, :moves] = _changed(space, generator, values[:, :moves], columns[:moves], sizes)
+    values[:, moves:] = np.concatenate([np.arange(0.0), *map(np.arange, codes)])
+    near = np.repeat(base[:, None, :], len(columns), axis=1)
+    near[:, np.arange(len(columns)), columns] = values
+    found = space.settle(near.reshape(-1, space.dimension))
+    return found[space.legal(found)]
 
 
-def _filled(rows: Array, latent: Array) -> Array:
-    filled: Array = np.where(np.isnan(rows), latent, rows)
+def _filled(space: Space, generator: np.random.Generator, rows: Array) -> Array:
+    """Return rows with a drawn value where a parameter is inactive: a change elsewhere may bring it to life."""
+    gaps = np.isnan(rows)
+    if not gaps.any():
+        return rows.copy()
+    filled: Array = np.where(gaps, space.latent(generator, len(rows)), rows)
     return filled
 
 
-def _moved(space: Space, generator: np.random.Generator, rows: Array, size: float | Array) -> Array:
-    """Return rows with every column changed: a normal step, at least one grid point; another code for a choice."""
-    least = np.array([1.0 / c.points if c.points else 0.0 for c in space.columns])
-    step = size * generator.standard_normal(rows.shape)
-    moved: Array = rows + np.copysign(np.maximum(np.abs(step), least), step)
-    moved = np.where((moved < 0.0) | (moved > 1.0), 2.0 * rows - moved, moved)  # back in, from a bound
-    for c, column in enumerate(space.columns):
-        if column.kind == "choice" and column.points is not None:
-            if column.points > 1:
-                other = generator.integers(1, column.points, size=len(rows))
-                moved[:, c] = (rows[:, c] + other) % column.points
-            else:
-                moved[:, c] = rows[:, c]
-    return moved
+def _changed(
+    space: Space, generator: np.random.Generator, values: Array, columns: Places, size: float | Array
+) -> Array:
+    """Return another value for each: a normal step of at least one grid point for numbers, another code for choices."""
+    points = np.array([column.points or 0 for column in space.columns])[columns]
+    choice = np.array([column.kind == "choice" for column in space.columns])[columns]
+    step = size * generator.standard_normal(values.shape)
+    least = np.where(points > 0, 1.0 / np.maximum(points, 1), 0.0)
+    moved = values + np.copysign(np.maximum(np.abs(step), least), step)
+    moved = np.where((moved < 0.0) | (moved > 1.0), 2.0 * values - moved, moved)  # back in, from a bound
+    if choice.any():
+        other = generator.integers(1, np.maximum(points, 2), size=values.shape)
+        moved = np.where(choice, (values + other) % np.maximum(points, 1), moved)
+    changed: Array = moved
+    return changed

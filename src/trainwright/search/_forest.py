@@ -59,12 +59,16 @@ class Forest:
         self._order = np.zeros((objectives, room), np.int32)  # finite rows by loss
         self._targets = np.zeros((objectives, room))
         self._born = np.zeros(trees, np.int64)  # rows from which each tree was planted
+        self._due = np.zeros(trees, np.int64)  # rows from which it will be planted next
         self._mix = np.full((trees, objectives), 1.0 / objectives)
         self._weights = self._mix[0]
         self._w = np.zeros((trees, room))  # of each row in each tree
         self._leaf_of = np.zeros((trees, room), np.int32)
         self._sizes = np.ones(trees, np.int64)  # nodes of each tree
-        self._bits = np.zeros((trees, 2 * room, 2 + max(1, -(-int(self._codes.max()) // 64))), np.uint64)
+        self._wholes = np.zeros(trees)  # summed weights of its rows
+        self._bits = np.zeros((trees, 2 * room, 2), np.uint64)
+        words = -(-int(self._codes.max()) // 64)
+        self._masks = np.zeros((trees, 2 * room if words > 1 else 1, max(1, words)), np.uint64)
         self._means = np.zeros((trees, 2 * room))
 
     def outdated(self, view: View) -> bool:
@@ -74,7 +78,7 @@ class Forest:
 
     def update(self, view: View) -> None:
         """Take the rows told since the last call."""
-        from trainwright.search import _trees
+        from trainwright.search import _targets, _trees
 
         start, count = self.count, view.count
         if start == count:
@@ -87,8 +91,9 @@ class Forest:
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
         self._anneal(view.complete, start, count)
-        born = np.array([self._size(t, count) for t in range(self.growth.trees)])
-        for t in np.flatnonzero(born != self._born):
+        born = self._born.copy()
+        for t in np.flatnonzero(self._due <= count):
+            born[t], self._due[t] = self._sizes_around(int(t), count)
             self._choose(int(t), int(born[t]))
         if start == 0:  # all trees are planted later than this
             start = int(born.min()) - 1
@@ -96,11 +101,18 @@ class Forest:
             self._finite = len(finite)
             for j, losses in enumerate(self._losses[finite].T):
                 self._order[j, : len(finite)] = finite[np.argsort(losses, kind="stable")]
-        self._finite = _trees.grow(
-            self._M, self._losses, self._failed, *self._scaling, self._order, self._finite, start, count,
-            born, self._mix, self._w, self._key, self._deltas, self._codes, self._best, self._tried,
-            self._bits.view(np.float64), self._bits, self._leaf_of, self._sizes, self._targets,
-        )  # fmt: skip
+        cuts, planted = self._bits.view(np.float64), born.min()
+        for row in range(start, count):
+            if not self._failed[row]:
+                _targets.rank(self._losses, self._order, self._finite, row)
+                self._finite += 1
+            if row + 1 >= planted:
+                self._scale(row + 1)
+                _trees.grow(
+                    self._M, self._targets, row, born, self._mix, self._w, self._key, self._deltas[row],
+                    self._codes, self._best, self._tried, cuts, self._bits, self._masks, self._leaf_of, self._sizes,
+                    self._wholes,
+                )  # fmt: skip
         self._born = born
         self.count = count
 
@@ -108,7 +120,7 @@ class Forest:
         """Give each leaf the mean target of its rows, objectives weighted by `weights`; return all rows' targets."""
         from trainwright.search import _trees
 
-        _trees.scale(self._losses, self._failed, *self._scaling, self._order, self._finite, self.count, self._targets)
+        self._scale(self.count)
         self._weights = weights
         _trees.leaf_means(self._targets, weights, self._leaf_of, self._w, self._sizes, self.count, self._means)
         y: Array = weights @ self._targets[:, : self.count]
@@ -120,33 +132,35 @@ class Forest:
 
         leaves = np.empty((self.growth.trees, len(M)), np.int32)
         mu, sd = np.empty(len(M)), np.empty(len(M))
-        _trees.predict(M, self._bits.view(np.float64), self._bits, self._means, leaves, mu, sd)
+        _trees.predict(M, self._bits.view(np.float64), self._bits, self._masks, self._means, leaves, mu, sd)
         return mu, sd, leaves
 
     def aleatoric(self, leaves: NDArray[np.int32]) -> Array:
         """Return the mean over trees of the variance within the given leaves."""
-        from trainwright.search import _trees
+        y = self._weights @ self._targets[:, : self.count]
+        total = np.zeros(leaves.shape[1])
+        for t, asked in enumerate(leaves):
+            rows = np.flatnonzero(self._leaf_of[t, : self.count] >= 0)
+            of, w = self._leaf_of[t, rows], self._w[t, rows]
+            squares = np.bincount(of, w * (y[rows] - self._means[t, of]) ** 2, self._sizes[t])
+            total += (squares / np.maximum(np.bincount(of, w, self._sizes[t]), 1.0))[asked]
+        return total / len(leaves)
 
-        variances = np.empty_like(self._means)
-        _trees.leaf_variances(
-            self._targets, self._weights, self._leaf_of, self._w, self._sizes, self.count, self._means, variances
-        )
-        mean: Array = np.take_along_axis(variances, leaves, axis=1).mean(axis=0)
-        return mean
+    def _scale(self, count: int) -> None:
+        from trainwright.search import _targets
 
-    @property
-    def _scaling(self) -> tuple[bool, bool]:
-        return self.growth.scaler == "minmax", self.growth.failures == "mean"
+        minmax, lenient = self.growth.scaler == "minmax", self.growth.failures == "mean"
+        _targets.scale(self._losses, self._failed, minmax, lenient, self._order, self._finite, count, self._targets)
 
-    def _size(self, t: int, count: int) -> int:
-        """Return the number of rows from which tree `t` is planted when `count` rows are there."""
+    def _sizes_around(self, t: int, count: int) -> tuple[int, int]:
+        """Return the sizes at which tree `t` is planted: the last one up to `count`, and the next."""
         if self.growth.refit == "always":
-            return count
-        share = t / self.growth.trees
+            return count, count + 1
+        share, due = t / self.growth.trees, count + 1
         k = int(np.log(count) / np.log(_STEP) - share) + 2
         while (size := max(1, int(_STEP ** (k + share)))) > count:
-            k -= 1
-        return size
+            k, due = k - 1, size
+        return size, due
 
     def _choose(self, t: int, size: int) -> None:
         """Mark with leaf 0 the rows from which to plant tree `t`: the first `size`, or the most telling of them."""
@@ -193,7 +207,7 @@ class Forest:
             setattr(self, name, _widen(getattr(self, name), 0, more))
         for name in ("_order", "_targets", "_w", "_leaf_of"):
             setattr(self, name, _widen(getattr(self, name), 1, more))
-        for name in ("_bits", "_means"):
+        for name in ("_bits", "_means") if self._masks.shape[2] == 1 else ("_bits", "_means", "_masks"):
             setattr(self, name, _widen(getattr(self, name), 1, 2 * more))
 
 

@@ -1,16 +1,18 @@
 # ruff: noqa: PLR0917 -- compiled code takes positional arguments only, and arrays in place of objects
 """Kernels of the forest: regression trees as arrays, grown, extended and asked without a Python object per node.
 
-A node is 2 + words numbers of 64 bits side by side, one cache line: the cut, left child << 32 | column, and the mask of
-a choice; `cuts` and `bits` are two views of the same memory. A row goes to left + ((x > cut) xor bit of code x): a
-numeric split has an empty mask, a split of a choice and a leaf have cut = inf, and a leaf's left child is itself, so a
-walk has no branch and may run on past its end. `leaf_of` holds each row's leaf by tree, -1 for rows not in it.
+A node is two numbers of 64 bits, so that four share a cache line: the cut of a number or the mask of a choice, and
+left child << 32 | choice << 31 | column; `cuts` and `bits` are two views of the same memory. A row goes to left + 1 if
+x > cut, or if bit x of the mask is set, else to left. A leaf has cut = inf and is its own left child, so a walk has no
+branch and may run on past its end. Choices of more than 64 codes have their masks in `masks` [nodes, words].
+`leaf_of` holds each row's leaf by tree, -1 for rows not in it.
 
 Draws are splitmix64 (Steele, Lea and Flood, OOPSLA 2014) of (node key, column, index); a child's key is a draw of its
 parent's, so no draw depends on the order in which nodes are grown. Sums run in row order; fastmath is off.
 
 Compiled code is cached beside this file, or, where that folder is read-only, in numba's user-wide cache folder;
-NUMBA_CACHE_DIR overrides both.
+NUMBA_CACHE_DIR overrides both. The cache of a kernel looks at the date of this file only, so kernels that call each
+other stay in one file.
 """
 
 from collections.abc import Callable
@@ -20,10 +22,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["grow", "leaf_means", "leaf_variances", "predict", "scale"]
+__all__ = ["grow", "leaf_means", "predict"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_LOW = np.uint64(0xFFFFFFFF)
+_COLUMN = np.uint64(0x7FFFFFFF)
+_CHOICE = np.uint64(0x80000000)
 _CHILD = 1 << 30  # a "column" that no space has: its draws are the keys of the two children
 _TREE = 1 << 31  # likewise: its draws are the keys of the trees
 _RANK = 1 << 20  # index of the draw that orders columns where only some are tried
@@ -32,7 +35,6 @@ _ATTEMPTS = 16  # random subsets drawn before one code is split off
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64] | NDArray[np.int32]
 Bits = NDArray[np.uint64]
-Flags = NDArray[np.bool_]
 U64 = np.uint64
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
@@ -65,11 +67,19 @@ def _bit(mask: Bits, code: int) -> int:
 
 
 @_jit
-def _step(x: Floats, node: int, cuts: Floats, bits: Bits) -> int:
-    """Return the child of `node` to which a row goes; a leaf returns itself."""
-    value = x[int(bits[node, 1] & _LOW)]
-    code = int(value) if value > 0.0 else 0
-    return int(bits[node, 1] >> np.uint64(32)) + (int(value > cuts[node, 0]) ^ _bit(bits[node, 2:], code))
+def _step(M: Floats, i: int, node: int, cuts: Floats, bits: Bits, masks: Bits) -> int:
+    """Return the child of `node` to which row `i` goes; a leaf returns itself."""
+    link = bits[node, 1]
+    value = M[i, np.int64(link & _COLUMN)]
+    if link & _CHOICE:
+        code = np.int64(value)
+        if masks.shape[1] == 1:  # not as a conditional expression, which makes numba count references: 3 times slower
+            right = (bits[node, 0] >> np.uint64(code & 63)) & np.uint64(1)
+        else:
+            right = (masks[node, code >> 6] >> np.uint64(code & 63)) & np.uint64(1)
+    else:
+        right = np.uint64(value > cuts[node, 0])
+    return np.int64((link >> np.uint64(32)) + right)  # type: ignore[return-value]  # only fixed widths compile
 
 
 @_jit
@@ -149,8 +159,8 @@ def _sorted(values: Floats) -> Ints:
 
 @_jit
 def _best_cut(
-    M: Floats, y: Floats, w: Floats, rows: Ints, c: int, weight: float, total: float
-) -> tuple[float, float, float]:
+    M: Floats, y: Floats, w: Floats, rows: Ints, c: int, weight: float, total: float,
+) -> tuple[float, float, float]:  # fmt: skip
     """Return (cut, weight left, total left) of the best cut of a numeric column over a node's rows."""
     values = np.empty(len(rows))
     for k in range(len(rows)):
@@ -187,22 +197,9 @@ def _best_prefix(ordered: Ints, weights: Floats, totals: Floats, weight: float, 
 
 @_jit
 def _split(
-    M: Floats,
-    y: Floats,
-    w: Floats,
-    rows: Ints,
-    root: int,
-    root_key: U64,
-    delta: float,
-    whole: float,
-    codes: Ints,
-    best: bool,
-    tried: int,
-    cuts: Floats,
-    bits: Bits,
-    leaf_of: Ints,
-    size: int,
-) -> int:
+    M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, delta: float, whole: float, codes: Ints,
+    best: bool, tried: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
+) -> int:  # fmt: skip
     """Grow the leaf `root`, which holds `rows` (ascending; reordered here), depth first; return the new node count.
 
     `best` False: one random cut per column and the best of these; True: the best cut of each column. `tried` columns
@@ -212,7 +209,7 @@ def _split(
     d = M.shape[1]
     low, high, tests = np.empty(d), np.empty(d), np.empty(d)
     weights, totals = np.empty(d), np.empty(d)  # of the rows that each column's split sends left
-    masks = np.empty((d, bits.shape[1] - 2), np.uint64)
+    sets = np.empty((d, masks.shape[1]), np.uint64)
     usable = np.empty(d, np.bool_)
     code_weights, code_totals = np.empty(codes.max() + 1), np.empty(codes.max() + 1)
     spare = np.empty(len(rows), np.int64)
@@ -227,8 +224,6 @@ def _split(
         key = keys[depth]
         cuts[node, 0] = np.inf
         bits[node, 1] = np.uint64(node) << np.uint64(32)
-        for word in range(2, bits.shape[1]):
-            bits[node, word] = np.uint64(0)
         weight, total, least, greatest = 0.0, 0.0, np.inf, -np.inf
         for k in range(start, stop):
             i = rows[k]
@@ -286,11 +281,11 @@ def _split(
                     first = _best_prefix(ordered, code_weights, code_totals, weight, total)
                 else:
                     first = 1 + int(_uniform(key, c, _RANK + 1) * (len(ordered) - 1))
-                _set_suffix(key, c, ordered, first, masks[c])
+                _set_suffix(key, c, ordered, first, sets[c])
             else:
-                _random_subset(key, c, code_weights, codes[c], masks[c])
+                _random_subset(key, c, code_weights, codes[c], sets[c])
             for code in range(codes[c]):
-                if _bit(masks[c], code) == 0:
+                if _bit(sets[c], code) == 0:
                     weights[c] += code_weights[code]
                     totals[c] += code_totals[code]
         if not best:  # the sums of all numeric columns in one pass, which the compiler turns into vectors
@@ -312,14 +307,16 @@ def _split(
             continue
 
         bits[node, 1] = np.uint64(size) << np.uint64(32) | np.uint64(chosen)
-        if codes[chosen] > 0:
-            for word in range(masks.shape[1]):
-                bits[node, 2 + word] = masks[chosen, word]
-        else:
+        if codes[chosen] == 0:
             cuts[node, 0] = tests[chosen]
+        else:
+            bits[node, 0] = sets[chosen, 0]
+            bits[node, 1] |= _CHOICE
+            for word in range(masks.shape[1] if masks.shape[1] > 1 else 0):
+                masks[node, word] = sets[chosen, word]
         keep, away = start, 0
         for k in range(start, stop):  # stable, so that sums go on to run in row order
-            if _step(M[rows[k]], node, cuts, bits) == size:
+            if _step(M, rows[k], node, cuts, bits, masks) == size:
                 rows[keep] = rows[k]
                 keep += 1
             else:
@@ -337,68 +334,6 @@ def _split(
 
 
 @_jit
-def order_in(losses: Floats, order: Ints, finite: int, row: int) -> None:
-    """Insert `row` into the first `finite` entries of `order` [objectives, rows], which sort `losses`; O(finite)."""
-    for j in range(order.shape[0]):
-        value = losses[row, j]
-        low, high = 0, finite
-        while low < high:
-            middle = (low + high) // 2
-            if losses[order[j, middle], j] <= value:
-                low = middle + 1
-            else:
-                high = middle
-        for place in range(finite, low, -1):
-            order[j, place] = order[j, place - 1]
-        order[j, low] = row
-
-
-@_jit
-def scale(
-    losses: Floats, failed: Flags, minmax: bool, lenient: bool, order: Ints, finite: int, count: int, targets: Floats
-) -> None:
-    """Fill targets [objectives, rows] with the losses of the first `count` rows scaled to [0, 1]; O(count).
-
-    Losses above Q3 + 1.5 IQR are clipped; then (mean rank - 1/2) / finite, or (loss - min) / (max - min) if `minmax`.
-    A failed row gets the worst target, or the mean one if `lenient`; 1/2 if no row is finite.
-    """
-    for j in range(order.shape[0]):
-        bad = 0.5
-        if finite > 0:
-            total = 0.0
-            quartiles = np.empty(2)
-            for q in range(2):
-                place = (0.25 + 0.5 * q) * (finite - 1)
-                below = int(place)
-                above = min(below + 1, finite - 1)
-                share = place - below
-                quartiles[q] = (1.0 - share) * losses[order[j, below], j] + share * losses[order[j, above], j]
-            fence = quartiles[1] + 1.5 * (quartiles[1] - quartiles[0])
-            least = losses[order[j, 0], j]
-            greatest = min(fence, losses[order[j, finite - 1], j])
-            start = 0
-            while start < finite:
-                value = min(fence, losses[order[j, start], j])
-                stop = start + 1
-                while stop < finite and min(fence, losses[order[j, stop], j]) == value:
-                    stop += 1
-                if not minmax:
-                    target = 0.5 * (start + stop) / finite
-                elif least < greatest:  # halves, since the range of doubles is no double
-                    target = (0.5 * value - 0.5 * least) / (0.5 * greatest - 0.5 * least)
-                else:
-                    target = 0.5
-                for place in range(start, stop):
-                    targets[j, order[j, place]] = target
-                total += (stop - start) * target
-                bad = total / finite if lenient else target
-                start = stop
-        for i in range(count):
-            if failed[i]:
-                targets[j, i] = bad
-
-
-@_jit
 def _mixed(targets: Floats, mix: Floats, count: int) -> Floats:
     """Return the weighted sum of the objectives' targets: linear scalarisation."""
     y = np.zeros(count)
@@ -410,72 +345,45 @@ def _mixed(targets: Floats, mix: Floats, count: int) -> Floats:
 
 @_jit
 def grow(
-    M: Floats,
-    losses: Floats,
-    failed: Flags,
-    minmax: bool,
-    lenient: bool,
-    order: Ints,
-    finite: int,
-    start: int,
-    stop: int,
-    born: Ints,
-    mix: Floats,
-    w: Floats,
-    key: U64,
-    deltas: Floats,
-    codes: Ints,
-    best: bool,
-    tried: int,
-    cuts: Floats,
-    bits: Bits,
-    leaf_of: Ints,
-    sizes: Ints,
-    targets: Floats,
-) -> int:
-    """Take rows start .. stop - 1, one after the other: rank each, then give it to every tree.
+    M: Floats, targets: Floats, row: int, born: Ints, mix: Floats, w: Floats, key: U64, delta: float, codes: Ints,
+    best: bool, tried: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, sizes: Ints, wholes: Floats,
+) -> None:  # fmt: skip
+    """Give `row`, the latest, to every tree that is planted by now; a tree is planted when born[t] rows are there.
 
-    A tree is planted from its members (leaf_of = 0) once born[t] rows are there; from then on a new row goes down to
-    its leaf, which is split again if it can be. Returns the number of finite rows. A row costs plain scans of all
-    rows so far, O(trees * row); planting costs O(row * columns * depth), twice a level: ranges, then sums.
+    Planting splits the root, which holds all members (leaf_of = 0): O(row * columns * depth), twice a level for ranges
+    and sums. From then on a row goes down to its leaf, which is split again if it can be: one scan of leaf_of.
     """
-    for row in range(start, stop):
-        if not failed[row]:
-            order_in(losses, order, finite, row)
-            finite += 1
-        scaled = False
-        for t in range(len(sizes)):
-            leaf = 0
-            if row + 1 > born[t] and w[t, row] > 0.0:
-                after = _step(M[row], 0, cuts[t], bits[t])
-                while after != leaf:
-                    leaf = after
-                    after = _step(M[row], leaf, cuts[t], bits[t])
-                leaf_of[t, row] = leaf
-            elif row + 1 == born[t]:
-                sizes[t] = 1
-            else:
-                continue
-            if not scaled:
-                scale(losses, failed, minmax, lenient, order, finite, row + 1, targets)
-                scaled = True
-            count, whole = 0, 0.0
+    for t in range(len(sizes)):
+        leaf = 0
+        if row + 1 > born[t] and w[t, row] > 0.0:
+            after = _step(M, row, 0, cuts[t], bits[t], masks[t])
+            while after != leaf:
+                leaf = after
+                after = _step(M, row, leaf, cuts[t], bits[t], masks[t])
+            leaf_of[t, row] = leaf
+            wholes[t] += w[t, row]
+        elif row + 1 == born[t]:
+            sizes[t] = 1
+            wholes[t] = 0.0
             for i in range(row + 1):
-                count += leaf_of[t, i] == leaf
-                whole += w[t, i] if leaf_of[t, i] >= 0 else 0.0
-            rows = np.empty(count, np.int64)
-            count = 0
-            for i in range(row + 1):
-                if leaf_of[t, i] == leaf:
-                    rows[count] = i
-                    count += 1
-            y = _mixed(targets, mix[t], row + 1)
-            stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
-            sizes[t] = _split(
-                M, y, w[t], rows, leaf, stamp, deltas[row], whole, codes, best, tried,
-                cuts[t], bits[t], leaf_of[t], sizes[t],
-            )  # fmt: skip
-    return finite
+                wholes[t] += w[t, i] if leaf_of[t, i] == 0 else 0.0
+        else:
+            continue
+        count = 0
+        for i in range(row + 1):
+            count += leaf_of[t, i] == leaf
+        rows = np.empty(count, np.int64)
+        count = 0
+        for i in range(row + 1):
+            if leaf_of[t, i] == leaf:
+                rows[count] = i
+                count += 1
+        y = _mixed(targets, mix[t], row + 1)
+        stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
+        sizes[t] = _split(
+            M, y, w[t], rows, leaf, stamp, delta, wholes[t], codes, best, tried,
+            cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
+        )  # fmt: skip
 
 
 @_jit
@@ -493,43 +401,40 @@ def leaf_means(targets: Floats, mix: Floats, leaf_of: Ints, w: Floats, sizes: In
 
 
 @_jit
-def leaf_variances(
-    targets: Floats, mix: Floats, leaf_of: Ints, w: Floats, sizes: Ints, count: int, means: Floats, variances: Floats
+def predict(
+    M: Floats, cuts: Floats, bits: Bits, masks: Bits, means: Floats, leaves: Ints, mu: Floats, sd: Floats
 ) -> None:
-    """Fill variances [trees, nodes] with the weighted variance of the targets in each leaf, given their means."""
-    y = _mixed(targets, mix, count)
-    for t in range(len(sizes)):
-        weight, total = np.zeros(sizes[t]), np.zeros(sizes[t])
-        for i in range(count):
-            if leaf_of[t, i] >= 0:
-                weight[leaf_of[t, i]] += w[t, i]
-                total[leaf_of[t, i]] += w[t, i] * (y[i] - means[t, leaf_of[t, i]]) ** 2
-        for node in range(sizes[t]):
-            variances[t, node] = total[node] / weight[node] if weight[node] > 0.0 else 0.0
-
-
-@_jit
-def predict(M: Floats, cuts: Floats, bits: Bits, means: Floats, leaves: Ints, mu: Floats, sd: Floats) -> None:
     """Fill leaves [trees, rows of M], and mean and standard deviation over trees of the rows' leaf means.
 
-    Eight rows walk at once, which hides the latency of their loads.
+    Eight rows walk at once, each in a register: that hides the latency of their loads and halves the time.
     """
     count, trees = leaves.shape[1], leaves.shape[0]
-    at = np.empty(8, np.int64)
     for t in range(trees):
-        for start in range(0, count, 8):
-            width = min(8, count - start)
-            for k in range(width):
-                at[k] = 0
-            moved = True
-            while moved:
-                moved = False
-                for k in range(width):
-                    after = _step(M[start + k], at[k], cuts[t], bits[t])
-                    moved |= after != at[k]
-                    at[k] = after
-            for k in range(width):
-                leaves[t, start + k] = at[k]
+        c, b, m = cuts[t], bits[t], masks[t]
+        for i in range(0, count, 8):
+            last = count - 1  # rows beyond it are walked as it is
+            i1, i2, i3, i4, i5, i6, i7 = (
+                min(i + 1, last), min(i + 2, last), min(i + 3, last),
+                min(i + 4, last), min(i + 5, last), min(i + 6, last), min(i + 7, last),
+            )  # fmt: skip
+            n0 = n1 = n2 = n3 = n4 = n5 = n6 = n7 = 0
+            while True:
+                s0 = _step(M, i, n0, c, b, m)
+                s1 = _step(M, i1, n1, c, b, m)
+                s2 = _step(M, i2, n2, c, b, m)
+                s3 = _step(M, i3, n3, c, b, m)
+                s4 = _step(M, i4, n4, c, b, m)
+                s5 = _step(M, i5, n5, c, b, m)
+                s6 = _step(M, i6, n6, c, b, m)
+                s7 = _step(M, i7, n7, c, b, m)
+                stay = (
+                    s0 == n0 and s1 == n1 and s2 == n2 and s3 == n3 and s4 == n4 and s5 == n5 and s6 == n6 and s7 == n7
+                )
+                n0, n1, n2, n3, n4, n5, n6, n7 = s0, s1, s2, s3, s4, s5, s6, s7
+                if stay:
+                    break
+            leaves[t, i], leaves[t, i1], leaves[t, i2], leaves[t, i3] = n0, n1, n2, n3
+            leaves[t, i4], leaves[t, i5], leaves[t, i6], leaves[t, i7] = n4, n5, n6, n7
     for i in range(count):
         total, square = 0.0, 0.0
         for t in range(trees):

@@ -17,7 +17,7 @@ from trainwright.randomness import rng
 from trainwright.search._candidates import candidates, neighbours
 from trainwright.search._forest import Forest, Growth, simplex
 from trainwright.search._searcher import draw_new, opening, propose
-from trainwright.search.quasirandom import spread
+from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.view import View
 from trainwright.space import Configuration
 
@@ -54,11 +54,11 @@ class ForestSearcher:
     kappa_final: float = 0.01  # towards which it decays, by a constant factor per trial
     period: int = 10  # trials
     pending: Literal["exclude", "proximity", "ignore"] = "exclude"  # proximity: less deviation near pending trials
-    initial: int | None = None  # results before the forest is asked; None = 2 * columns + 1
-    design: Literal["halton", "sobol", "random"] = "halton"  # of the initial trials, point = trial number
+    initial: int | None = None  # results before the forest is asked; None = columns + 1, at most half of all trials
+    design: Literal["halton", "sobol", "random"] = "halton"  # of the initial trials, from the middle outwards
     points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
     candidates: int = 1000  # rows asked before the local search
-    delta: float = 0.005  # least weighted variance drop of a split, of targets in [0, 1]
+    delta: float = 0.0  # least weighted variance drop of a split, of targets in [0, 1]
     patience: int = 10  # finished trials without a new best after which delta shrinks to a fifth
     scaler: Literal["quantile-uniform", "minmax"] = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
     failures: Literal["worst", "mean", "ignore"] = "worst"  # the target of a failed trial
@@ -108,18 +108,22 @@ class ForestSearcher:
         return proposals
 
     def _initial(self, view: View) -> int:
-        return 2 * view.space.dimension + 1 if self.initial is None else self.initial
+        if self.initial is not None:
+            return self.initial
+        most = view.space.dimension + 1
+        return most if view.trials is None else min(most, max(1, view.trials // 2))
 
     def _kappa(self, view: View, number: int) -> float:
         turn = (number - self._initial(view)) % self.period / self.period
-        return float(self.kappa ** (1.0 - turn) * self.kappa_final**turn)
+        return float(self.kappa * (self.kappa_final / self.kappa) ** turn)
 
     def _design(self, view: View, number: int, taken: set[bytes]) -> Configuration:
         row = opening(view, number, taken, self.points)
         if row is None and self.design == "random":
             row = draw_new(view, number, taken, "initial")
         elif row is None:
-            row = spread(view, number, taken, self.design)
+            place = from_the_middle(view, number, max(2 * view.space.dimension + 1, self._initial(view)), self.design)
+            row = spread(view, place, taken, self.design)
         return propose(view, row, number, searcher="forest", design=self.design)
 
     def _grown(self, view: View) -> Forest:
@@ -140,20 +144,18 @@ class ForestSearcher:
         generator = rng(view.seed, "mutate", number)
         scores = self._scores(view, forest, rows, kappa)
         for _ in range(_ROUNDS):
-            best = rows[np.argsort(scores, kind="stable")[:_STARTS]]
-            near = neighbours(view.space, generator, best, self.candidates)
+            near = neighbours(view.space, generator, rows[_least(scores, _STARTS)], self.candidates)
             rows = np.concatenate([rows, near])
             scores = np.concatenate([scores, self._scores(view, forest, near, kappa)])
         known = view.tried
         if self.pending == "ignore":
             known = known - set(view.space.row_keys(view.pending))
-        order = np.argsort(scores, kind="stable")
-        for start in range(0, len(order), 32):  # the first few nearly always hold one: no key of the rest is needed
-            block = rows[order[start : start + 32]]
-            for row, key in zip(block, view.space.row_keys(block), strict=True):
+        for count in (64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
+            order = _least(scores, count)
+            for place, key in zip(order, view.space.row_keys(rows[order]), strict=True):
                 if key not in known and key not in taken:
                     taken.add(key)
-                    found: Array = row
+                    found: Array = rows[place]
                     return found
         return draw_new(view, number, taken, "last")
 
@@ -169,10 +171,18 @@ class ForestSearcher:
         return bound
 
 
+def _least(scores: Array, count: int) -> NDArray[np.intp]:
+    """Return the places of the `count` least scores, least first, ties by place."""
+    if count >= len(scores):
+        return np.argsort(scores, kind="stable")
+    places = np.sort(np.argpartition(scores, count)[:count])
+    return places[np.argsort(scores[places], kind="stable")]
+
+
 def _good(view: View, y: Array) -> Array:
     """Return the rows of the 20 best trials, best first."""
-    order = np.argsort(y, kind="stable")
-    order = order[~view.failed[order]][:80]  # a trial has at most four rows
+    order = _least(np.where(view.failed, np.inf, y), 80)  # a trial has at most four rows
+    order = order[~view.failed[order]]
     _, first = np.unique(view.numbers[order], return_index=True)
     good: Array = view.rows[order[np.sort(first)[:20]]]
     return good

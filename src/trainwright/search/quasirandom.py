@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.view import View
 from trainwright.space import Configuration
 
-__all__ = ["QuasiRandomSearcher", "spread"]
+__all__ = ["QuasiRandomSearcher", "from_the_middle", "spread"]
 
 _BLOCK = 64  # points made at once; the sequence may be entered at any block
 
@@ -57,16 +57,38 @@ def spread(view: View, number: int, taken: set[bytes], sequence: str) -> NDArray
     return draw_new(view, number, taken, "spread")
 
 
+def from_the_middle(view: View, number: int, count: int, sequence: str) -> int:
+    """Return `number`'s place when the first `count` points are visited from the middle of the space outwards.
+
+    People put their ranges around what they believe in, and training fails at the ends of ranges: the same points in
+    this order find a usable configuration sooner.
+    """
+    if number >= count:
+        return number
+    order = view.memo.get(("middle", sequence, count))
+    if not isinstance(order, np.ndarray):
+        numeric = [column.kind == "unit" for column in view.space.columns]
+        points = _engine(view, sequence).random(1 << (count - 1).bit_length())  # whole powers keep Sobol balanced
+        distance = ((points[:count, numeric] - 0.5) ** 2).sum(axis=1)
+        order = view.memo["middle", sequence, count] = np.argsort(distance, kind="stable")
+    return int(order[number])
+
+
 def _point(view: View, number: int, sequence: str) -> NDArray[np.float64]:
     block, place = divmod(number, _BLOCK)
     known = view.memo.get(("spread", sequence))
     if not isinstance(known, tuple) or known[0] != block:
-        from scipy.stats import qmc
-
-        kind = qmc.Halton if sequence == "halton" else qmc.Sobol
-        engine = kind(view.space.dimension, scramble=True, seed=int(rng(view.seed, "spread", 0).integers(2**63)))
-        engine.fast_forward(block * _BLOCK)
+        engine = _engine(view, sequence)
+        if block:  # scipy refuses to go forward by nothing
+            engine.fast_forward(block * _BLOCK)
         known = block, engine.random(_BLOCK)
         view.memo["spread", sequence] = known
     point: NDArray[np.float64] = known[1][place]
     return point
+
+
+def _engine(view: View, sequence: str) -> Any:
+    from scipy.stats import qmc
+
+    kind = qmc.Halton if sequence == "halton" else qmc.Sobol
+    return kind(view.space.dimension, scramble=True, seed=int(rng(view.seed, "spread", 0).integers(2**63)))

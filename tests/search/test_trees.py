@@ -1,0 +1,317 @@
+"""The compiled trees against a plain Python reference, brute force and the laws that predictions must obey."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.search import _targets as scaling
+from trainwright.search import _trees as compiled
+
+WORDS = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(x):
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORDS
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORDS
+    return x ^ (x >> 31)
+
+
+def draw(key, column, index):
+    return mix((mix((key + GOLDEN * (column + 1)) & WORDS) + GOLDEN * (index + 1)) & WORDS)
+
+
+def uniform(key, column, index):
+    return (draw(key, column, index) >> 11) * 2.0**-53
+
+
+class Reference:
+    """The extra-trees rule written down once more, recursively, with Python numbers and lists."""
+
+    def __init__(self, M, y, codes, delta, key):
+        self.M, self.y, self.codes, self.delta, self.whole = M, y, codes, delta, float(len(y))
+        self.tree = self.grow(list(range(len(y))), key)
+
+    def grow(self, rows, key):
+        y = [self.y[i] for i in rows]
+        leaf = ("leaf", rows)
+        if len(rows) < 2 or min(y) == max(y):
+            return leaf
+        best, top = None, -1.0
+        for c in range(self.M.shape[1]):
+            values = [self.M[i, c] for i in rows]
+            if min(values) == max(values):
+                continue
+            test = self.test(values, key, c)
+            sent = [i for i in rows if not test(self.M[i, c])]
+            left, all_ = self.sums(sent, c), (float(len(rows)), self.sum(y))
+            gain = left[1] ** 2 / left[0] + (all_[1] - left[1]) ** 2 / (all_[0] - left[0])
+            if gain > top:
+                best, top = (c, test), gain
+        if best is None or max(0.0, top - self.sum(y) ** 2 / len(rows)) / self.whole < self.delta:
+            return leaf
+        c, test = best
+        left = [i for i in rows if not test(self.M[i, c])]
+        right = [i for i in rows if test(self.M[i, c])]
+        return "split", self.grow(left, draw(key, 1 << 30, 0)), self.grow(right, draw(key, 1 << 30, 1))
+
+    def test(self, values, key, c):
+        """The test that sends a value right."""
+        if not self.codes[c]:
+            low, high = min(values), max(values)
+            cut = low + uniform(key, c, 0) * (high - low)
+            cut = low if cut >= high else cut
+            return lambda value: value > cut
+        present = sorted({int(value) for value in values})
+        for attempt in range(16):
+            mask = draw(key, c, attempt)
+            if len({mask >> code & 1 for code in present}) == 2:
+                break
+        else:
+            mask = 1 << present[0]
+        return lambda value: mask >> int(value) & 1 == 1
+
+    def sums(self, rows, c):
+        if not self.codes[c]:
+            return float(len(rows)), self.sum(self.y[i] for i in rows)
+        total = 0.0
+        for code in range(self.codes[c]):  # the kernel adds up by code first
+            total += self.sum(self.y[i] for i in rows if self.M[i, c] == code)
+        return float(len(rows)), total
+
+    def sum(self, values):
+        total = 0.0
+        for value in values:
+            total += value
+        return total
+
+    def leaves(self):
+        def walk(node):
+            return [node[1]] if node[0] == "leaf" else walk(node[1]) + walk(node[2])
+
+        return sorted(walk(self.tree))
+
+
+class Grown:
+    """Trees grown by the kernels from model rows and losses, for tests."""
+
+    def __init__(self, M, losses, codes, *, trees=1, delta=0.0, best=False, tried=None, born=None, key=12345):
+        count, d = M.shape
+        room = count + 1
+        words = max(1, math.ceil(max(codes) / 64))
+        self.M = np.vstack([M, np.zeros((1, d))]).astype(float)
+        self.losses = np.append(np.asarray(losses, float), 0.0)[:, None]
+        self.failed = ~np.isfinite(self.losses[:, 0])
+        self.count = count
+        self.order = np.zeros((1, room), np.int32)
+        self.targets = np.zeros((1, room))
+        self.mix = np.ones((trees, 1))
+        self.w = np.ones((trees, room))
+        self.leaf_of = np.zeros((trees, room), np.int32)
+        self.sizes = np.ones(trees, np.int64)
+        self.wholes = np.zeros(trees)
+        self.bits = np.zeros((trees, 2 * room, 2), np.uint64)
+        self.masks = np.zeros((trees, 2 * room, words), np.uint64)
+        self.means = np.zeros((trees, 2 * room))
+        self.key = np.uint64(key)
+        born = np.full(trees, count if born is None else born, np.int64)
+        for t in range(trees):
+            self.leaf_of[t, born[t] :] = -1
+        self.born, self.codes, self.delta = born, np.array(codes, np.int64), delta
+        self.best, self.tried = best, d if tried is None else tried
+        self.finite = 0
+        self.extend(0, count)
+
+    def extend(self, start, stop):
+        for row in range(start, stop):
+            if not self.failed[row]:
+                scaling.rank(self.losses, self.order, self.finite, row)
+                self.finite += 1
+            self.scale(row + 1)
+            compiled.grow(
+                self.M, self.targets, row, self.born, self.mix, self.w, self.key, self.delta, self.codes, self.best,
+                self.tried, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of, self.sizes, self.wholes,
+            )  # fmt: skip
+        compiled.leaf_means(self.targets, np.ones(1), self.leaf_of, self.w, self.sizes, stop, self.means)
+
+    def scale(self, count, *, minmax=False, lenient=False):
+        scaling.scale(self.losses, self.failed, minmax, lenient, self.order, self.finite, count, self.targets)
+
+    @property
+    def y(self):
+        return self.targets[0, : self.count]
+
+    def root_key(self, t, stamp):
+        return draw(draw(int(self.key), 1 << 31, t), 1 << 31, stamp)
+
+    def predict(self, M):
+        M = np.ascontiguousarray(M, float)
+        leaves = np.empty((len(self.sizes), len(M)), np.int32)
+        mu, sd = np.empty(len(M)), np.empty(len(M))
+        compiled.predict(M, self.bits.view(np.float64), self.bits, self.masks, self.means, leaves, mu, sd)
+        return mu, sd, leaves
+
+    def partition(self, t=0):
+        groups = {}
+        for i, leaf in enumerate(self.leaf_of[t, : self.count]):
+            groups.setdefault(leaf, []).append(i)
+        return sorted(groups.values())
+
+
+def table(generator, count, *, units=3, choice=0, ties=False):
+    M = generator.random((count, units))
+    if ties:
+        M = np.round(M * 3) / 3
+    if choice:
+        M = np.column_stack([M, generator.integers(choice, size=count)])
+    losses = generator.random(count) if not ties else generator.integers(4, size=count).astype(float)
+    return M, losses, [0] * units + ([choice] if choice else [])
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.005, 0.05])
+@pytest.mark.parametrize("seed", range(6))
+def test_same_trees_as_the_reference(seed, delta):
+    """A tree parts the rows exactly as the plain rule does, ties and choices included."""
+    generator = np.random.default_rng(seed)
+    M, losses, codes = table(generator, int(generator.integers(2, 80)), choice=5 * (seed % 2), ties=seed % 3 == 0)
+    grown = Grown(M, losses, codes, delta=delta)
+    reference = Reference(M, grown.y, codes, delta, grown.root_key(0, len(M)))
+    assert grown.partition() == reference.leaves()
+
+
+def test_a_single_tree_without_threshold_predicts_distinct_rows_exactly():
+    M, losses, codes = table(np.random.default_rng(0), 200, choice=4)
+    grown = Grown(M, losses, codes)
+    assert np.array_equal(grown.predict(M)[0], grown.y)
+
+
+@pytest.mark.parametrize("codes", [5, 63, 64, 65, 130, 300])
+def test_choices_of_any_size(codes):
+    """Masks of one word or many: rows that differ by their code alone are told apart."""
+    for best in (False, True):
+        generator = np.random.default_rng(codes)
+        M = generator.permutation(codes).astype(float)[:, None]
+        grown = Grown(M, generator.random(codes), [codes + 1], best=best)
+        assert np.array_equal(grown.predict(M)[0], grown.y)
+
+
+def test_walks_agree_with_the_leaves_noted_while_growing():
+    """`predict` sends every row to the leaf that holds it, after planting and after every extension."""
+    M, losses, codes = table(np.random.default_rng(1), 150, choice=7)
+    grown = Grown(M, losses, codes, trees=4, born=60, delta=0.002)
+    assert np.array_equal(grown.predict(M)[2], grown.leaf_of[:, : grown.count])
+    assert len({tuple(map(tuple, grown.partition(t))) for t in range(4)}) == 4  # trees differ
+
+
+def test_deviation_is_that_of_the_trees():
+    """Mean and deviation over trees are those of the leaf means, and the variances add up to the mixture's."""
+    M, losses, codes = table(np.random.default_rng(3), 120, choice=3)
+    grown = Grown(M, losses, codes, trees=10, delta=0.01)
+    asked = table(np.random.default_rng(4), 50, choice=3)[0]
+    mu, sd, leaves = grown.predict(asked)
+    for k in range(50):
+        members = [np.flatnonzero(grown.leaf_of[t, :120] == leaves[t, k]) for t in range(10)]
+        means = np.array([grown.y[rows].mean() for rows in members])
+        within = np.mean([grown.y[rows].var() for rows in members])
+        assert mu[k] == pytest.approx(means.mean(), abs=1e-12)
+        assert sd[k] ** 2 == pytest.approx(means.var(), abs=1e-12)
+        weights = np.concatenate([np.full(len(rows), 0.1 / len(rows)) for rows in members])
+        values = np.concatenate([grown.y[rows] for rows in members])
+        mixture = np.sum(weights * values**2) - np.sum(weights * values) ** 2
+        assert within + sd[k] ** 2 == pytest.approx(mixture, abs=1e-12)
+
+
+def explained(y, left):
+    right = ~left
+    return y[left].sum() ** 2 / left.sum() + y[right].sum() ** 2 / right.sum()
+
+
+def best_by_force(M, y, codes):
+    """Return the greatest explained sum of squares over all cuts of all columns and all subsets of all choices."""
+    top = -1.0
+    for c in range(M.shape[1]):
+        values = sorted(set(M[:, c]))
+        if codes[c]:
+            sets = itertools.chain.from_iterable(itertools.combinations(values, k) for k in range(1, len(values)))
+            tests = [np.isin(M[:, c], list(chosen)) for chosen in sets]
+        else:
+            tests = [M[:, c] <= value for value in values[:-1]]
+        top = max([top, *(explained(y, left) for left in tests)])
+    return top
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 12), choice=st.sampled_from([0, 3, 5]))
+@settings(max_examples=60, deadline=None)
+def test_best_cuts_equal_brute_force(seed, count, choice):
+    """The root of a best-cut tree explains as much as the best of all cuts and subsets."""
+    M, losses, codes = table(np.random.default_rng(seed), count, units=2, choice=choice, ties=seed % 2 == 0)
+    grown = Grown(M, losses, codes, best=True)
+    top = best_by_force(M, grown.y, codes)
+    if grown.sizes[0] == 1:  # no split: all targets or all rows are equal
+        assert top < 0 or len(set(grown.y)) == 1
+        return
+    left = np.array([row_goes_left(grown, row) for row in M])
+    assert explained(grown.y, left) == pytest.approx(top, rel=1e-12)
+
+
+def row_goes_left(grown, row):
+    link = int(grown.bits[0, 0, 1])
+    value = row[link & 0x7FFFFFFF]
+    if link & 0x80000000:
+        return not int(grown.bits[0, 0, 0]) >> int(value) & 1
+    return value <= grown.bits.view(np.float64)[0, 0, 0]
+
+
+def test_columns_tried_are_drawn_evenly():
+    """With one column tried per node, each of six equally good columns splits the root about as often."""
+    generator = np.random.default_rng(5)
+    M = np.repeat(generator.random((30, 1)), 6, axis=1)
+    grown = Grown(M, generator.random(30), [0] * 6, trees=600, best=True, tried=1)
+    counts = np.bincount((grown.bits[:, 0, 1] & np.uint64(0x7FFFFFFF)).astype(int), minlength=6)
+    assert counts.min() > 60  # expected 100, standard deviation 9
+
+
+def plain_targets(losses, *, minmax=False, lenient=False):
+    finite = np.sort(losses[np.isfinite(losses)])
+    if not len(finite):
+        return np.full(len(losses), 0.5)
+    q1, q3 = np.quantile(finite, [0.25, 0.75])
+    clipped = np.minimum(losses, q3 + 1.5 * (q3 - q1)) if q1 < q3 else losses
+    known = clipped[np.isfinite(losses)]
+    targets = np.empty(len(losses))
+    for i, value in enumerate(clipped):
+        if minmax:
+            spread = known.max() - known.min()
+            targets[i] = (value - known.min()) / spread if spread else 0.5
+        else:  # mean rank, from 1
+            targets[i] = ((known < value).sum() + (known <= value).sum()) / 2 / len(known)
+    good = targets[np.isfinite(losses)]
+    targets[~np.isfinite(losses)] = good.mean() if lenient else good.max()
+    return targets
+
+
+@given(
+    st.lists(st.one_of(st.floats(-100, 100), st.sampled_from([0.0, 1.0, math.inf])), min_size=1, max_size=30),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_scaling_equals_its_formula(losses, minmax, lenient):
+    """Targets are clipped mean ranks (or the min-max scale), incrementally as from scratch."""
+    losses = np.array(losses)
+    grown = Grown(np.zeros((len(losses), 1)), losses, [0])
+    grown.scale(len(losses), minmax=minmax, lenient=lenient)
+    assert grown.y == pytest.approx(plain_targets(losses, minmax=minmax, lenient=lenient), abs=1e-9)
+
+
+@pytest.mark.parametrize("minmax", [False, True])
+def test_scaling_of_huge_losses_stays_finite(minmax):
+    losses = np.array([1e300, -1e300, 1.7e308, -1.7e308, 0.0, np.inf])
+    grown = Grown(np.zeros((6, 1)), losses, [0])
+    grown.scale(6, minmax=minmax)
+    assert np.all((grown.y >= 0) & (grown.y <= 1))
+    assert np.argmin(grown.y) == 3
