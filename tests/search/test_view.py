@@ -1,0 +1,171 @@
+"""The view: which rows a trial gives, what is pending and tried, and that its cost does not grow."""
+
+import numpy as np
+import pytest
+
+from trainwright.search import ForestSearcher, RandomSearcher, View
+from trainwright.space import Choice, Float, Space, equals
+
+SPACE = Space(x=Float(0.0, 1.0), o=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("o", "b")))
+
+
+def started(view, count=1):
+    """Propose `count` trials numbered from 0."""
+    for number, configuration in enumerate(RandomSearcher().ask(view, range(count))):
+        view.propose(number, configuration)
+    return view
+
+
+def rows_of(view):
+    return [
+        (int(n), round(float(z), 6), *map(float, losses))
+        for n, z, losses in zip(view.numbers, view.progress, view.losses, strict=True)
+    ]
+
+
+def z(epoch, horizon=27):
+    return round(float(np.log(epoch) / np.log(horizon)), 6)
+
+
+def test_a_trial_without_epochs_gives_one_final_row():
+    view = started(View(SPACE, 0), 2)
+    view.result(1, [0.5], epoch=None, complete=True)
+    assert rows_of(view) == [(1, 1.0, 0.5)]
+    assert view.count_results == 1
+    assert len(view.pending) == 1
+    assert len(view.tried) == 2
+
+
+def test_reports_become_rows_at_rungs_as_they_arrive():
+    """With a known horizon of 27 the first report at or past 1, 3 and 9 is a row; the end is the last one."""
+    view = started(View(SPACE, 0, epochs=27))
+    for epoch in range(1, 28):
+        view.report(0, epoch, [30.0 - epoch])
+        assert view.count == (epoch >= 1) + (epoch >= 3) + (epoch >= 9)
+    view.result(0, [3.0], epoch=27, complete=True)
+    assert rows_of(view) == [(0, z(1), 29.0), (0, z(3), 27.0), (0, z(9), 21.0), (0, 1.0, 3.0)]
+
+
+def test_rare_reports_are_told_at_their_own_epochs():
+    view = started(View(SPACE, 0, epochs=27))
+    for epoch in (5, 10, 15, 20, 25):
+        view.report(0, epoch, [float(epoch)])
+    assert rows_of(view) == [(0, z(5), 5.0), (0, z(10), 10.0)]
+
+
+def test_a_stopped_trial_is_never_told_as_finished():
+    view = started(View(SPACE, 0, epochs=27), 2)
+    for epoch in range(1, 8):
+        view.report(0, epoch, [float(epoch)])
+    view.result(0, [7.0], epoch=7, complete=False)
+    view.result(1, [2.0], epoch=2, complete=False)  # without any report: one row at its own epoch
+    assert rows_of(view) == [(0, z(1), 1.0), (0, z(3), 3.0), (1, z(2), 2.0)]
+    assert not view.complete.any()
+
+
+def test_an_unknown_horizon_is_learned():
+    """Without `epochs`, rungs are told at the end of a trial, below the greatest epoch that any has reached."""
+    view = started(View(SPACE, 0), 3)
+    for number, last in ((0, 9), (1, 27), (2, 3)):
+        for epoch in range(1, last + 1):
+            view.report(number, epoch, [float(epoch)])
+        assert number not in view.numbers
+        view.result(number, [float(last)], epoch=last, complete=number == 1)
+    assert [row for row in rows_of(view) if row[0] == 1] == [
+        (1, z(1), 1.0),
+        (1, z(3), 3.0),
+        (1, z(9), 9.0),
+        (1, 1.0, 27.0),
+    ]
+    assert np.all(view.progress[view.numbers != 1] < 1.0)
+    assert [row for row in rows_of(view) if row[0] == 2] == [(2, z(1), 1.0), (2, z(3), 3.0)]
+
+
+def test_a_paused_trial_goes_on_without_repeating_rows():
+    view = started(View(SPACE, 0, epochs=27))
+    for epoch in range(1, 4):
+        view.report(0, epoch, [float(epoch)])
+    view.result(0, [3.0], epoch=3, complete=False)
+    for epoch in range(4, 28):
+        view.report(0, epoch, [float(epoch)])
+    view.result(0, [27.0], epoch=27, complete=True)
+    assert [row[1] for row in rows_of(view)] == [z(1), z(3), z(9), 1.0]
+    assert view.count_results == 1
+
+
+@pytest.mark.parametrize("losses", [None, [np.nan], [np.inf], [-np.inf]])
+def test_what_is_not_finite_is_a_failure(losses):
+    view = started(View(SPACE, 0))
+    view.result(0, losses, epoch=None, complete=True)
+    assert view.failed.tolist() == [True]
+    assert view.losses.tolist() == [[np.inf]]
+    assert len(view.failed_rows) == 1
+    assert view.count_results == 0
+
+
+def test_one_bad_objective_fails_the_row():
+    view = started(View(SPACE, 0, objectives=2))
+    view.result(0, [1.0, np.nan], epoch=None, complete=True)
+    assert view.failed.all()
+    assert np.all(view.losses == np.inf)
+
+
+def test_a_late_result_replaces_the_failure():
+    """A trial that was thought to have failed keeps one row, now with its result; kept forests notice."""
+    view = started(View(SPACE, 0), 2)
+    view.result(0, None, epoch=None, complete=False)
+    view.result(1, [0.1], epoch=None, complete=True)
+    view.result(0, [0.7], epoch=None, complete=True)
+    assert rows_of(view) == [(0, 1.0, 0.7), (1, 1.0, 0.1)]
+    assert view.count_results == 2
+    assert view.revision == 1
+
+
+def test_withdrawn_trials_leave_no_row_but_stay_tried():
+    view = started(View(SPACE, 0))
+    view.report(0, 1, [1.0])
+    view.withdraw(0)
+    assert view.count == 0
+    assert view.pending.shape == (0, 3)
+    assert len(view.tried) == 1
+
+
+def test_rows_keep_inactive_parameters_as_nan():
+    view = View(SPACE, 0)
+    view.propose(0, SPACE.configuration_of({"x": 0.25, "o": "a"}))
+    view.result(0, [1.0], epoch=None, complete=True)
+    assert view.rows[0, :2].tolist() == [0.25, 0.0]
+    assert np.isnan(view.rows[0, 2])
+
+
+def test_rows_may_outgrow_the_first_room():
+    view = started(View(SPACE, 0), 1000)
+    for number in range(1000):
+        view.result(number, [float(number)], epoch=None, complete=True)
+    assert np.array_equal(view.losses[:, 0], np.arange(1000.0))
+    assert np.array_equal(view.numbers, np.arange(1000))
+
+
+def test_a_forest_kept_through_any_chunks_equals_one_grown_at_once():
+    """Trees depend on the order of rows, not on when they were asked; a changed old row makes them grow anew."""
+
+    def forest_after(chunks, late):
+        view, searcher = started(View(SPACE, 0), 120), ForestSearcher(initial=0, trees=4)
+        done = 0
+        for chunk in chunks:
+            for number in range(done, done + chunk):
+                losses = None if number == 7 else [(number * 37 % 101) / 7.0]
+                view.result(number, losses, epoch=None, complete=True)
+            done += chunk
+            searcher.ask(view, [1000])
+        if late:
+            view.result(7, [0.01], epoch=None, complete=True)
+            searcher.ask(view, [1000])
+        return view.memo[searcher]
+
+    for late in (False, True):
+        whole, parts = forest_after([120], late), forest_after([1, 2, 30, 1, 50, 36], late)
+        assert np.array_equal(whole._leaf_of[:, :120], parts._leaf_of[:, :120])
+        assert all(
+            np.array_equal(whole._bits[t, : whole._sizes[t]], parts._bits[t, : parts._sizes[t]]) for t in range(4)
+        )
