@@ -1,0 +1,192 @@
+"""The house: floors, imports, lengths, and a docstring for every public name."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import trainwright
+
+ROOT = Path(trainwright.__file__).parent
+FLOORS = {
+    **dict.fromkeys(("space", "cluster"), 0),
+    **dict.fromkeys(("ledger", "profile"), 1),
+    **dict.fromkeys(("search", "schedule", "checkpoint", "plan", "memory"), 2),
+    "train": 3,
+    "engine": 4,
+    "study": 5,
+    "ensemble": 6,
+    **dict.fromkeys(("report", "serve"), 7),
+    **dict.fromkeys(("cli", "ui"), 8),
+}
+BELOW_ALL = ("errors", "randomness")
+WITHOUT_TORCH = [
+    name for name, floor in FLOORS.items() if floor <= 2 and name not in {"profile", "checkpoint", "memory"}
+]
+LONGEST = 450
+
+FILES = sorted(path for path in ROOT.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+MODULES = {
+    ".".join(("trainwright", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in FILES
+}
+
+
+def package(module):
+    """Return the part of the house that a module belongs to: "space" for trainwright.space.columns."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "trainwright" and len(parts) > 1 else ""
+
+
+def imports(tree, *, top_only=False):
+    """Yield (module, line) of each import; `from trainwright import ledger` counts as trainwright.ledger."""
+    for node in tree.body if top_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            if node.module == "trainwright":
+                yield from ((f"trainwright.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield node.module, node.lineno
+
+
+def test_every_package_has_a_floor():
+    """A new package is entered in the table here before it imports anything."""
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages <= set(FLOORS)
+    assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", *BELOW_ALL}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module):
+    """A package imports its own modules, packages of lower floors, and what lies below all; so no cycle can arise."""
+    own = package(module)
+    wrong = []
+    for imported, line in imports(TREES[MODULES[module]]):
+        if not imported.startswith("trainwright"):
+            continue
+        other = package(imported)
+        if own in BELOW_ALL:
+            allowed = other in BELOW_ALL
+        elif not own or other in {own, *BELOW_ALL}:  # the package's face names everything, and loads nothing
+            allowed = True
+        elif other in FLOORS:
+            allowed = FLOORS[other] < FLOORS[own]
+        else:  # a name of the package's face: only above everything that it names
+            allowed = FLOORS[own] == 8 or imported in {"trainwright", "trainwright.__version__"}
+        if not allowed:
+            wrong.append(f"line {line}: {imported}")
+    assert not wrong, f"{module} imports {', '.join(wrong)}"
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """Within a package too: modules can be put in an order in which each imports only earlier ones."""
+    graph = {}
+    for module, path in MODULES.items():
+        if path.name == "__init__.py":
+            continue
+        names = [name for name, _ in imports(TREES[path], top_only=True) if name in MODULES]
+        graph[module] = {name for name in names if MODULES[name].name != "__init__.py"}
+    done = set()
+    while len(done) < len(graph):
+        ready = [module for module, needs in graph.items() if module not in done and needs <= done]
+        assert ready, f"a circle among {sorted(set(graph) - done)}"
+        done.update(ready)
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_lower_floors_need_no_torch(name):
+    """Floors 0 to 2, but for checkpoint, profile and memory's executors, import no torch, not even late."""
+    found = [path for path in FILES if path.relative_to(ROOT).parts[0] == name and imports_any(path, {"torch"})]
+    assert not found
+
+
+def test_engines_import_no_ray_tune_or_train():
+    """Nothing under engine imports ray."""
+    assert not [path for path in FILES if path.relative_to(ROOT).parts[0] == "engine" and imports_any(path, {"ray"})]
+
+
+def test_heavy_packages_are_loaded_where_they_are_used():
+    """Loading every package of the house loads numpy and the command line's parser, and nothing else of weight."""
+    packages = [f"trainwright.{path.parent.name}" for path in ROOT.glob("*/__init__.py")]
+    heavy = ("torch", "ray", "numba", "scipy", "polars", "pyarrow", "plotly", "optuna", "sklearn", "rich", "hypothesis")
+    code = (
+        f"import sys, importlib; sys.path.insert(0, {str(ROOT.parent)!r})\n"
+        f"for name in {packages!r}: importlib.import_module(name)\n"
+        f"print(*[name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    assert done.stdout.split() == []
+
+
+def test_test_kits_are_for_tests():
+    """Conformance classes may need a test library: nothing imports them."""
+    kits = {module for module in MODULES if module.endswith(".conformance")}
+    assert not [module for module, path in MODULES.items() if kits & {name for name, _ in imports(TREES[path])}]
+
+
+def imports_any(path, roots):
+    return any(name.split(".")[0] in roots for name, _ in imports(TREES[path]) if not typing_only(path, name))
+
+
+def typing_only(path, name):
+    """Whether a module is imported under TYPE_CHECKING alone."""
+    guarded = [
+        found
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for found, _ in imports(node)
+    ]
+    return guarded.count(name) == [found for found, _ in imports(TREES[path])].count(name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files(path):
+    """A file opens with a docstring, and is not longer than anybody reads unless its top says why."""
+    documentation = ast.get_docstring(TREES[path])
+    assert documentation, "the module has no docstring"
+    assert documentation.split("\n")[0].rstrip().endswith((".", ":", "`")), "its first line is no sentence"
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST or str(LONGEST) in documentation, f"{lines} lines, and no reason at its top"
+
+
+PUBLIC = [module for module in MODULES if not any(part.startswith("_") for part in module.split("."))]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_documented(module):
+    """Every module lists what it exports, and each of these, with its public methods, has a docstring."""
+    if len(TREES[MODULES[module]].body) == 1:
+        return  # a package of nothing but a docstring
+    loaded = import_module(module)
+    assert hasattr(loaded, "__all__"), "it has no __all__"
+    missing = []
+    for name in loaded.__all__:
+        item = getattr(loaded, name)
+        if inspect.isclass(item) or inspect.isfunction(item):
+            if not has_docstring(item):
+                missing.append(name)
+            if inspect.isclass(item) and item.__module__.startswith("trainwright"):
+                missing += [f"{name}.{method}" for method in undocumented(item)]
+    assert not missing
+
+
+def undocumented(item):
+    """Yield the public methods and properties that a class defines without a docstring."""
+    for name, member in vars(item).items():
+        if name.startswith("_") or getattr(member, "__overloads__", None):
+            continue
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+        if inspect.isfunction(function) and function.__module__ == item.__module__ and not has_docstring(function):
+            yield name
+
+
+def has_docstring(item):
+    written = item.__dict__.get("__doc__") if inspect.isclass(item) else item.__doc__
+    return bool(written) and not written.startswith(f"{item.__name__}(")  # what dataclass writes is none
