@@ -16,4 +16,4 @@ for _ in range(60):
 front = sorted(study.front, key=lambda trial: trial.values["parameters"])
 print(f"{len(front)} of {len(study.trials)} trials are on the front, the smallest:")
 for trial in front[:5]:
-    print(f"trial {trial.number:2}: loss {trial.values['loss']:.3f}, {trial.values['parameters']:,.0f} parameters")
+    print(f"trial {trial.number}: loss {trial.values['loss']:.3f}, {trial.values['parameters']:,.0f} parameters")
