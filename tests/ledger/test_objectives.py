@@ -48,7 +48,7 @@ def test_texts_that_mean_nothing(text, sentence):
         ([], "objectives: at least one is needed, such as 'min val_loss'; got none"),
         (["min loss", "max loss"], "objectives: 'loss' is named twice; give each metric one direction"),
         (["min loss", "accuracy"], "write 'min accuracy' or 'max accuracy'"),
-        (7, "objectives: got 7; allowed: a text such as 'min loss', or a list of them"),
+        (7, "objectives: got 7; allowed: a text such as 'min val_loss', or a list of them"),
         (None, "objectives: got None; allowed"),
     ],
 )

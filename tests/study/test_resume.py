@@ -6,10 +6,12 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from small_study import Momentum
 
 import trainwright as tw
 from trainwright.errors import LedgerError, LedgerTooNew, StudyError
 from trainwright.ledger import DirectoryLedger, Record, Writer, facts
+from trainwright.study.book import Book
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), k=tw.Int(1, 9), kind=tw.Choice("a", "b"))
 SEARCHERS = [tw.RandomSearcher(), tw.QuasiRandomSearcher(), tw.ForestSearcher(initial=3)]
@@ -147,6 +149,58 @@ def test_asking_goes_on_where_it_stopped(tmp_path):
         if number % 4 == 3:
             cut.close()
             cut = tw.Study.open(tmp_path / "cut", searcher=searcher)
+
+
+class Checkpointed(Interrupt):
+    """The same with a model, whose checkpoints let a trial go on within itself."""
+
+    def __call__(self, trial):
+        import torch
+
+        weight = torch.nn.Linear(1, 1)
+        run = trial.prepare(weight, Momentum(weight.parameters(), 0.1))
+        for epoch in trial.epochs():
+            now = next(self.reports) == self.at
+            if now and not self.after:
+                raise KeyboardInterrupt
+            self.done.append((trial.number, epoch))
+            run.optimizer.zero_grad(set_to_none=True)
+            loss = (run.model(torch.rand(4, 1)) - 1).square().mean()
+            loss.backward()
+            run.optimizer.step()
+            try:
+                trial.report(loss=loss.item())
+            finally:
+                if now:
+                    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["before the report", "after the report", "between checkpoint and report"])
+def test_with_checkpoints_every_epoch_is_done_once(tmp_path, monkeypatch, torch, where):
+    """Interrupted anywhere, also after a trial's last report: no epoch done is done again, all losses are the same."""
+    settings = {"trials": 3, "scheduler": tw.FixedEpochs(3)}
+    with make(tmp_path / "whole") as study:
+        run(study, whole := Checkpointed(), **settings)
+        expected = essence(study.state)
+    real = Book.append
+    for at in range(len(whole.done)):
+        reports = itertools.count()
+
+        def append(book, *records, at=at, reports=reports):
+            if any(record.kind == "reported" for record in records) and next(reports) == at:
+                raise KeyboardInterrupt
+            real(book, *records)
+
+        with make(tmp_path / f"cut-{at}") as study, monkeypatch.context() as patch:
+            between = where == "between checkpoint and report"
+            if between:
+                patch.setattr(Book, "append", append)
+            with pytest.raises(KeyboardInterrupt):
+                run(study, cut := Checkpointed(None if between else at, after=where == "after the report"), **settings)
+        with make(tmp_path / f"cut-{at}") as study:
+            run(study, rest := Checkpointed(), **settings)
+            assert cut.done + rest.done == whole.done
+            assert essence(study.state) == expected
 
 
 # Ends that a dying driver leaves behind.

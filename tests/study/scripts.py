@@ -1,0 +1,115 @@
+"""Running, watching and killing `small_study.py`, and what must hold whatever was killed."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trainwright as tw
+from trainwright.errors import StudyError
+from trainwright.ledger import DirectoryLedger
+
+__all__ = ["Begun", "Watched", "check_study", "log_of", "running", "wait_until", "workers_of"]
+
+SCRIPT = Path(__file__).with_name("small_study.py")
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """One epoch that was begun."""
+
+    trial: int
+    epoch: int
+    pid: int
+    at: float
+
+
+def log_of(directory):
+    """Return what the script's trials logged."""
+    path = Path(f"{directory}.log")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Begun(int(a), int(b), int(c), float(d)) for a, b, c, d in map(str.split, lines)]
+
+
+def wait_until(condition):
+    """Wait until the condition holds; fail after a long time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.005)
+    return found
+
+
+def workers_of(driver):
+    """Return the processes of the workers that a driver, alive or not, has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"trainwright.engine.worker" in words and words[-2] == str(driver).encode():
+            found.append(int(path.parent.name))
+    return found
+
+
+@contextmanager
+def running(directory, *arguments):
+    """Run the script; kill it and whatever it left in the end."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    command = [sys.executable, str(SCRIPT), str(directory), *map(str, arguments)]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in workers_of(process.pid):
+            os.kill(pid, 9)
+
+
+class Watched:
+    """A study's directory between one kill and the next: finished trials stay, and stay as they are."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.finished = {}
+
+    def look(self):
+        """Open the study, if it was made yet, and compare it with the last time."""
+        try:
+            study = tw.Study.open(self.directory)
+        except StudyError:  # killed before it was made
+            assert not self.finished
+            return
+        now = {trial.number: trial.values for trial in study.trials if trial.has_result}
+        assert self.finished.items() <= now.items()
+        assert study.dropped == []
+        self.finished = now
+
+
+def check_study(directory, trials):
+    """Check what must hold at the end: results counted once, the budget exact, no reported epoch begun again."""
+    study = tw.Study.open(directory)
+    counts = study.state.counts
+    assert study.state.results == trials
+    assert sorted(study.state.trials) == list(range(trials + counts["abandoned"] + counts["failed"]))
+    assert counts["complete"] + counts["stopped"] == trials
+    records, _ = DirectoryLedger(directory / "ledger").read(None)
+    for kind in ("proposed", "finished"):
+        assert max(Counter(record.trial for record in records if record.kind == kind).values()) == 1
+    assert max(Counter((record.trial, record.lease) for record in records if record.kind == "started").values()) == 1
+    reported = {}
+    for record in records:
+        if record.kind == "reported":
+            place = record.trial, record.body["epoch"]
+            reported[place] = min(record.at, reported.get(place, record.at))
+    again = [line for line in log_of(directory) if line.at > reported.get((line.trial, line.epoch), line.at)]
+    assert again == []
+    return study

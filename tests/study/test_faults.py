@@ -1,0 +1,136 @@
+"""Drivers and workers killed at random times: no finished trial lost, none counted twice, nothing reported redone."""
+
+import os
+import random
+import signal
+import sys
+import time
+
+import pytest
+import small_study
+from scripts import Watched, check_study, log_of, running, wait_until, workers_of
+
+import trainwright as tw
+
+EPOCHS = 3
+pytestmark = [pytest.mark.timeout(3000), pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, torch):
+    """Return the results of trials by number in a run that nobody disturbed, in this very process."""
+    directory = tmp_path_factory.mktemp("reference") / "study"
+    small_study.main(directory, 10, EPOCHS, "torch", "here")
+    return curves(check_study(directory, 10))
+
+
+def curves(study):
+    return {number: trial.values for number, trial in study.state.trials.items() if trial.has_result}
+
+
+def kill_drivers(directory, arguments, kills, generator):
+    """Kill the driver at random times and start it anew, until it has been killed so often; return the last one's."""
+    watched = Watched(directory)
+    for _ in range(kills):
+        with running(directory, *arguments) as driver:
+            lines = len(log_of(directory)) + generator.choice([0, 1, 1, 2, 3])
+            wait_until(lambda: driver.poll() is not None or len(log_of(directory)) >= lines)  # noqa: B023 -- called here
+            time.sleep(generator.uniform(0.0, 1.0 if lines == 0 else 0.1))
+            assert driver.poll() in {None, 0}
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+            wait_until(lambda: workers_of(driver.pid) == [])
+        watched.look()
+    with running(directory, *arguments) as driver:
+        assert driver.wait() == 0, driver.stderr.read().decode()
+        assert workers_of(driver.pid) == []
+    watched.look()
+
+
+def kill_workers(directory, arguments, kills, generator):
+    """Kill random workers of one driver at random times; return how many were killed before it came to its end."""
+    killed = 0
+    with running(directory, *arguments) as driver:
+        while killed < kills and driver.poll() is None:
+            lines = len(log_of(directory)) + generator.choice([0, 1, 2, 3])
+            wait_until(lambda: driver.poll() is not None or len(log_of(directory)) >= lines)  # noqa: B023 -- called here
+            time.sleep(generator.uniform(0.0, 0.1))
+            for pid in generator.sample(workers := workers_of(driver.pid), min(1, len(workers))):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                killed += 1
+        assert driver.wait() == 0, driver.stderr.read().decode()
+        assert workers_of(driver.pid) == []
+    return killed
+
+
+def test_killed_drivers(tmp_path, reference):
+    """Four kills; then every trial has the very loss that it has in an undisturbed run."""
+    kill_drivers(tmp_path / "study", (8, EPOCHS, "torch"), 4, random.Random(1))
+    losses = curves(check_study(tmp_path / "study", 8))
+    assert losses == {number: reference[number] for number in range(8)}
+
+
+def test_killed_workers(tmp_path, reference):
+    """Six kills; a trial that lost more than three leases is given up for another, all others end as undisturbed."""
+    assert kill_workers(tmp_path / "study", (10, EPOCHS, "torch"), 6, random.Random(2)) == 6
+    losses = curves(check_study(tmp_path / "study", 10))
+    assert {n: losses[n] for n in reference if n in losses} == {n: reference[n] for n in reference if n in losses}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [(), ("asha",)], ids=["fixed", "asha"])
+def test_fifty_killed_drivers(tmp_path, rule):
+    kill_drivers(tmp_path / "study", (40, 9, "torch", *rule), 50, random.Random(3))
+    check_study(tmp_path / "study", 40)
+
+
+@pytest.mark.slow
+def test_fifty_killed_workers(tmp_path):
+    assert kill_workers(tmp_path / "study", (60, 9, "torch"), 50, random.Random(4)) == 50
+    check_study(tmp_path / "study", 60)
+
+
+def test_ctrl_c(tmp_path):
+    """The driver ends at once, pauses what ran, leaves no process; the next run goes on with nothing done twice."""
+    directory = tmp_path / "study"
+    with running(directory, 6, EPOCHS, "torch") as driver:
+        wait_until(lambda: driver.poll() is not None or len(log_of(directory)) >= 4)
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait() == -signal.SIGINT
+        assert workers_of(driver.pid) == []
+    study = tw.Study.open(directory)
+    assert study.state.counts["running"] == 0
+    paused = [trial for trial in study.trials if trial.preempted]
+    assert paused
+    with running(directory, 6, EPOCHS, "torch") as driver:
+        assert driver.wait() == 0
+    study = check_study(directory, 6)
+    for trial in paused:
+        leases = study.state.trials[trial.number].leases
+        assert (leases[1].end.reason, leases[2].end.reason) == ("preempted", "completed")
+
+
+def test_two_drivers_at_once(tmp_path):
+    """Both make the study, both run it: every number once, the budget exact."""
+    directory = tmp_path / "study"
+    with running(directory, 30, 2) as one, running(directory, 30, 2) as other:
+        assert (one.wait(), other.wait()) == (0, 0)
+    study = check_study(directory, 30)
+    assert len({trial.leases[1].writer for trial in study.trials}) == 2  # each had its share
+
+
+def test_one_of_two_drivers_is_killed(tmp_path):
+    """What it held is taken over by a later run at the latest; the other one goes on undisturbed."""
+    directory = tmp_path / "study"
+    with running(directory, 30, 2) as one, running(directory, 30, 2) as other:
+        wait_until(lambda: len(log_of(directory)) >= 20)
+        one.send_signal(signal.SIGKILL)
+        assert other.wait() == 0
+    with running(directory, 30, 2) as last:
+        assert last.wait() == 0
+    study = tw.Study.open(directory)
+    assert study.state.results == 30
+    assert sorted(study.state.trials) == list(range(30))
