@@ -1,5 +1,7 @@
 """Sphinx settings: Markdown pages through MyST, the furo theme, the reference from docstrings, nothing from a network."""
 
+import dataclasses
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -32,6 +34,15 @@ autodoc_typehints_format = "short"
 default_role = "code"  # docstrings are written with single backticks
 
 
+def _settings(_app, what, _name, object_, _options, lines):
+    """Add the comments behind the fields of a dataclass as descriptions of its arguments."""
+    if what != "class" or not dataclasses.is_dataclass(object_):
+        return
+    source = inspect.getsource(object_)
+    found = re.findall(r"^    (\w+): .*?  # (?!noqa|type:)(.+)$", source, re.MULTILINE)
+    lines += ["", *(f":param {name}: {comment}" for name, comment in found if not name.startswith("_"))]
+
+
 def _plain(_app, _what, _name, _object, _options, lines):
     """Escape what only looks like markup in a docstring: stars, bars and closing underscores outside of code."""
     for number, line in enumerate(lines):
@@ -49,5 +60,6 @@ def _formula(translator, node):
 def setup(app):
     """Register formulas as MathML, which browsers draw without a script."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
+    app.connect("autodoc-process-docstring", _settings)
     app.connect("autodoc-process-docstring", _plain)
     return {"parallel_read_safe": True}

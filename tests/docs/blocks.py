@@ -203,8 +203,12 @@ def environment(folder):
     commands = folder / ".commands"
     if not commands.is_dir():
         commands.mkdir()
-        for name, call in (("python", '"$@"'), ("trainwright", '-c "from trainwright.cli import main; main()" "$@"')):
-            (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call}\n', encoding="utf-8")
+        programs = {
+            "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+            "trainwright": f"#!{sys.executable}\nfrom trainwright.cli import main\n\nmain()\n",
+        }
+        for name, text in programs.items():
+            (commands / name).write_text(text, encoding="utf-8")
             (commands / name).chmod(0o755)
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     return {

@@ -1,0 +1,65 @@
+"""A searcher of your own: every other proposal is a step from the best configuration so far, the rest are random."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+import trainwright as tw
+from trainwright.errors import SearchError, SpaceExhausted
+from trainwright.randomness import rng
+from trainwright.search import View
+
+__all__ = ["HillClimber"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HillClimber:
+    """Take normal steps of deviation `step`, in units of a column's range; redraw each choice with chance `step`."""
+
+    step: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.step <= 1.0:
+            raise SearchError(f"HillClimber.step: got {self.step!r}; allowed: a number above 0 and up to 1")
+
+    def ask(self, view: View, numbers: Sequence[int]) -> list[tw.Configuration]:
+        """Return a new configuration for each number: a function of settings, view and number alone."""
+        taken: set[bytes] = set()
+        proposals = []
+        for number in numbers:
+            rows = self._candidates(view, number)
+            keys = view.space.row_keys(rows)
+            new = next((i for i, key in enumerate(keys) if key not in view.tried and key not in taken), None)
+            if new is None:
+                raise SpaceExhausted(f"all {len(view.tried)} configurations found have been tried")
+            taken.add(keys[new])
+            found = view.space.configuration(rows[new])
+            proposals.append(replace(found, number=number, origin={"searcher": "hill"}))
+        return proposals
+
+    def _candidates(self, view: View, number: int) -> NDArray[np.float64]:
+        """Return rows in the order in which they are wanted: steps, draws, and whatever a small space has left."""
+        space, generator = view.space, rng(view.seed, "hill", number)
+        wanted = [space.sample(generator, 100)]
+        if number % 2 and view.count_results:
+            best = view.rows[np.argmin(view.losses[:, 0])]
+            fresh = space.latent(generator, 100)  # for inactive parameters, which the step may bring to life
+            start = np.where(np.isnan(best), fresh, best)
+            moved = np.clip(start + self.step * generator.standard_normal(start.shape), 0.0, 1.0)
+            redrawn = np.where(generator.random(start.shape) < self.step, fresh, start)
+            numeric = np.array([column.kind == "unit" for column in space.columns])
+            steps = space.settle(np.where(numeric, moved, redrawn))
+            wanted.insert(0, steps[space.legal(steps)])
+        if space.size is not None and space.size <= 10_000:
+            wanted.append(space.enumerate())
+        return np.concatenate(wanted)
+
+
+if __name__ == "__main__":
+    study = tw.Study(tw.Space(x=tw.Float(-2, 2), y=tw.Float(-2, 2)), "min loss", seed=0, searcher=HillClimber())
+    for _ in range(60):
+        configuration = study.ask()
+        study.tell(configuration, loss=(configuration["x"] - 1) ** 2 + (configuration["y"] + 0.5) ** 2)
+    print(f"best loss {study.best.values['loss']:.4f} in {len(study.trials)} trials")
