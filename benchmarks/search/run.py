@@ -74,6 +74,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             facts[name] = {
                 "version": flat[0].key.version,
                 "seeds": seeds,
+                # As it was when the cells were run, perhaps beside other work: to compare speed there is `asktell`.
                 "ask_tell_ms": float(np.mean([c.ask_tell_ms for c in flat])),
             }
     if not regrets:
@@ -187,7 +188,6 @@ def _judge(regrets: Regrets, facts: dict[str, Any], tables: list[Table], wanted:
             if name != reference
             for few in [min(wanted[name], wanted[reference])]
         }
-    summary["ask_tell_ms"] = {name: fact["ask_tell_ms"] for name, fact in facts.items()}
     groups = {t.name: [t.name] for t in tables} | {
         t.family: [u.name for u in tables if u.family == t.family] for t in tables
     }
@@ -217,24 +217,24 @@ def _ranks(values: dict[str, dict[str, NDArray[np.float64]]], wanted: dict[str, 
 
 def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     summary, reference = result["summary"], result["reference"]
-    differences = summary[f"mean_difference_to_{reference}"]
+    means, finals = (summary[f"{label}_difference_to_{reference}"] for label in ("mean", "final"))
     rows = [
         [
             name,
             str(fact["seeds"]),
             f"{summary['mean_regret'][name]:.4f}",
             "{:.4f}..{:.4f}".format(*summary["mean_regret_interval"][name]),
-            "{:+.4f} ({:+.4f}..{:+.4f})".format(*differences[name]) if name in differences else "",
+            "{:+.4f} ({:+.4f}..{:+.4f})".format(*means[name]) if name in means else "",
             f"{summary['average_rank'][name]:.2f}",
             f"{summary['final_regret'][name]:.4f}",
             "{:.4f}..{:.4f}".format(*summary["final_regret_interval"][name]),
+            "{:+.4f} ({:+.4f}..{:+.4f})".format(*finals[name]) if name in finals else "",
             f"{summary['final_rank'][name]:.2f}",
-            f"{fact['ask_tell_ms']:.2f}",
         ]
         for name, fact in result["searchers"].items()
     ]
     header = ["searcher", "seeds", "mean regret", "95 %", f"minus {reference}", "rank"]
-    header += ["final regret", "95 %", "rank", "ms per ask + tell"]
+    header += ["final regret", "95 %", f"minus {reference}", "rank"]
     return header, rows
 
 
