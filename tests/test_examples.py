@@ -21,7 +21,7 @@ def demo(tmp_path_factory):
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("demo")
     text = (DEMO / "digits.toml").read_text()
-    for name, value in (("trials", TRIALS), ("max_epochs", EPOCHS)):
+    for name, value in (("trials", TRIALS), ("max_epochs", EPOCHS), ("workers", 1)):
         text, count = re.subn(rf"(?m)^{name} = \d+$", f"{name} = {value}", text)
         assert count == 1
     text = text.replace('"runs/demo"', json.dumps(str(folder / "study")))

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import trainwright as tw
+from trainwright.errors import StudyError
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -46,7 +47,8 @@ def test_interrupted_and_resumed(study_file, tmp_path, number):
 
 def reported(directory):
     """Return how many epochs the study's first trial has reported."""
-    if not (directory / "ledger/study.json").exists():
+    try:
+        with tw.Study.open(directory) as study:
+            return max((trial.epoch for trial in study.trials), default=0)
+    except StudyError:  # it is being made
         return 0
-    with tw.Study.open(directory) as study:
-        return max((trial.epoch for trial in study.trials), default=0)

@@ -126,6 +126,11 @@ class TestProcesses:
         assert alone.value == second.value
         assert first.value != second.value
 
+    def test_the_model_before_is_gone(self):
+        """A process that is reused does not gather the models of its trials."""
+        handler = run(Local(), *[{"what": "makes_a_model"}] * 3)
+        assert [handler.outcomes[number].value for number in range(3)] == [0.0, 0.0, 0.0]
+
 
 class TestLimits:
     def test_timeout_kills_what_ignores_it(self, tmp_path):
@@ -176,7 +181,7 @@ class TestEnds:
     def test_what_cannot_be_sent_is_named(self):
         kind, message = failure(run(Local(), {"what": "returns_socket"}))
         assert kind == "bad_objective"
-        assert message.startswith("train returned <socket.socke")  # cut short
+        assert message.startswith("train returned <socket.")  # cut short
         assert message.endswith("; return a number, a dict of numbers, or None")
 
     @pytest.mark.parametrize("what", ["is_killed", "is_killed_with_a_child"])

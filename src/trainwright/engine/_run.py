@@ -31,7 +31,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
         text = "".join(traceback.format_exception(error))
         outcome = Raised(failure=_kind(error), message=_sentence(error), traceback=text, **_closing(trial, started))
-    _free(trial)
+    _free()
     return outcome
 
 
@@ -75,9 +75,8 @@ def _sentence(error: BaseException) -> str:
     return first if isinstance(error, InputError) else f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
-def _free(trial: Trial) -> None:
+def _free() -> None:
     """Let go of models and batches before the process takes its next trial."""
-    trial.scratch.clear()
     torch = sys.modules.get("torch")
     if torch is not None:
         gc.collect()

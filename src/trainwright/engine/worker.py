@@ -4,6 +4,7 @@ It takes assignments from a socket, runs each with its output in the trial's log
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ def main(descriptor: int, parent: int) -> None:
     connection: Connection[Any, Any] = Connection(descriptor)
     functions: dict[FunctionReference, Any] = {}
     home = Path.cwd()
+    frozen = False
     while True:
         try:
             path, arguments, reference, assignment, log, gpu = connection.recv()
@@ -56,6 +58,9 @@ def main(descriptor: int, parent: int) -> None:
             train = _raiser(error)
         os.environ[IN_WORKER] = str(os.getpid())  # a study inside a trial is no business of ours; its children load
         outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
+        if not frozen:
+            gc.freeze()  # what the imports made stays for good: no need to look through it after every trial
+            frozen = True
         sys.stdout.flush()
         sys.stderr.flush()
         try:

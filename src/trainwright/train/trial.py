@@ -188,8 +188,10 @@ class Trial:
         )
 
     def close(self) -> tuple[list[Record], Mapping[str, float], int]:
-        """Return the records not yet sent, the last metrics reported and their epoch. For engines."""
+        """Let go of the model; return the records not yet sent, the last metrics and their epoch. For engines."""
         self._closed = True
+        self._run = None
+        self.scratch.clear()
         waiting, self._waiting = self._waiting, []
         return waiting, self._last, self._epoch
 
@@ -273,6 +275,6 @@ def as_number(value: Any) -> float | None:
     if isinstance(value, str | bytes):
         return None
     try:
-        return float(value.detach() if hasattr(value, "detach") else value)
+        return float(value.detach() if hasattr(value, "requires_grad") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
         return None
