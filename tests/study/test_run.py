@@ -5,6 +5,7 @@ import time
 from collections import Counter
 
 import pytest
+import small_study
 
 import trainwright as tw
 from trainwright.errors import InputError, ObjectiveError, ScheduleError, StudyError, TrialError
@@ -148,6 +149,28 @@ def test_device_seconds_count_over_the_life_of_a_study():
     assert study.state.device_seconds >= 0.2
     run(study, train, device_seconds=0.2)
     assert len(study.trials) == done
+
+
+def test_device_seconds_end_a_run_in_the_middle_of_a_trial(tmp_path):
+    """What running trials have reported is not counted twice; they are paused and go on with more budget."""
+    study = make(directory=tmp_path / "study", space=small_study.SPACE)
+    settings = {"engine": tw.Local(workers=1), "scheduler": tw.FixedEpochs(50)}
+    run(study, small_study.train, trials=1, device_seconds=0.5, **settings)
+    assert counts(study) == {"paused": 1}
+    assert study.trials[0].epoch > 1
+    assert study.state.device_seconds >= 0.5
+    run(study, small_study.train, trials=1, **settings)
+    assert counts(study) == {"complete": 1}
+
+
+def test_what_others_wrote_meanwhile_counts(tmp_path):
+    study = make(directory=tmp_path / "study")
+    with make(directory=tmp_path / "study") as other:
+        run(other, epochs, trials=2)
+        other.tell(other.ask(), failed="no")
+    run(study, epochs, trials=4)
+    assert counts(study) == {"complete": 4, "failed": 1}
+    assert sorted(study.state.trials) == [0, 1, 2, 3, 4]
 
 
 def test_a_space_that_is_used_up_ends_the_run():
