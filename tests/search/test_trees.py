@@ -315,3 +315,18 @@ def test_scaling_of_huge_losses_stays_finite(minmax):
     grown.scale(6, minmax=minmax)
     assert np.all((grown.y >= 0) & (grown.y <= 1))
     assert np.argmin(grown.y) == 3
+
+
+def test_kernels_work_where_no_cache_can_be_written(monkeypatch):
+    """Numba refuses to cache when it finds no folder; the kernel is compiled all the same."""
+    from trainwright.search import _compile
+
+    real = _compile.njit
+
+    def refusing(*, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(**options)
+
+    monkeypatch.setattr(_compile, "njit", refusing)
+    assert _compile.compiled(lambda x: x + 1)(1) == 2

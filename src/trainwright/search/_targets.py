@@ -1,27 +1,14 @@
 # ruff: noqa: PLR0917 -- compiled code takes positional arguments only
 """Kernels that turn losses into the targets of regression: ranks or a range in [0, 1], kept up to date row by row."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
+
+from trainwright.search._compile import Flags, Floats, Ints, compiled
 
 __all__ = ["rank", "scale"]
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
-Flags = NDArray[np.bool_]
-_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
-
-def _jit(kernel: _Kernel) -> _Kernel:
-    """Compile at first use for the types of that use; the annotations are for readers."""
-    return cast(_Kernel, njit(cache=True, error_model="numpy", nogil=True)(kernel))
-
-
-@_jit
+@compiled
 def rank(losses: Floats, order: Ints, finite: int, row: int) -> None:
     """Insert `row` into the first `finite` entries of `order` [objectives, rows], which sort `losses`; O(finite)."""
     for j in range(order.shape[0]):
@@ -38,7 +25,7 @@ def rank(losses: Floats, order: Ints, finite: int, row: int) -> None:
         order[j, low] = row
 
 
-@_jit
+@compiled
 def scale(
     losses: Floats, failed: Flags, minmax: bool, lenient: bool, order: Ints, finite: int, count: int, targets: Floats
 ) -> None:

@@ -9,18 +9,11 @@ branch and may run on past its end. Choices of more than 64 codes have their mas
 
 Draws are splitmix64 (Steele, Lea and Flood, OOPSLA 2014) of (node key, column, index); a child's key is a draw of its
 parent's, so no draw depends on the order in which nodes are grown. Sums run in row order; fastmath is off.
-
-Compiled code is cached beside this file, or, where that folder is read-only, in numba's user-wide cache folder;
-NUMBA_CACHE_DIR overrides both. The cache of a kernel looks at the date of this file only, so kernels that call each
-other stay in one file.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
+
+from trainwright.search._compile import Bits, Floats, Ints, compiled
 
 __all__ = ["grow", "leaf_means", "predict"]
 
@@ -32,41 +25,32 @@ _TREE = 1 << 31  # likewise: its draws are the keys of the trees
 _RANK = 1 << 20  # index of the draw that orders columns where only some are tried
 _ATTEMPTS = 16  # random subsets drawn before one code is split off
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64] | NDArray[np.int32]
-Bits = NDArray[np.uint64]
 U64 = np.uint64
-_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 
-def _jit(kernel: _Kernel) -> _Kernel:
-    """Compile at first use for the types of that use; the annotations are for readers."""
-    return cast(_Kernel, njit(cache=True, error_model="numpy", nogil=True)(kernel))
-
-
-@_jit
+@compiled
 def _mix(x: U64) -> U64:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-@_jit
+@compiled
 def _draw(key: U64, column: int, index: int) -> U64:
     return _mix(_mix(key + _GOLDEN * np.uint64(column + 1)) + _GOLDEN * np.uint64(index + 1))
 
 
-@_jit
+@compiled
 def _uniform(key: U64, column: int, index: int) -> float:
     return np.float64(_draw(key, column, index) >> np.uint64(11)) * 2.0**-53
 
 
-@_jit
+@compiled
 def _bit(mask: Bits, code: int) -> int:
     return int((mask[code >> 6] >> np.uint64(code & 63)) & np.uint64(1))
 
 
-@_jit
+@compiled
 def _step(M: Floats, i: int, node: int, cuts: Floats, bits: Bits, masks: Bits) -> int:
     """Return the child of `node` to which row `i` goes; a leaf returns itself."""
     link = bits[node, 1]
@@ -82,7 +66,7 @@ def _step(M: Floats, i: int, node: int, cuts: Floats, bits: Bits, masks: Bits) -
     return np.int64((link >> np.uint64(32)) + right)  # type: ignore[return-value]  # only fixed widths compile
 
 
-@_jit
+@compiled
 def _random_subset(key: U64, column: int, weights: Floats, codes: int, mask: Bits) -> None:
     """Fill `mask` with random bits that part the codes of positive weight; the lowest one alone if luck fails."""
     first = 0
@@ -99,7 +83,7 @@ def _random_subset(key: U64, column: int, weights: Floats, codes: int, mask: Bit
     mask[first >> 6] = np.uint64(1) << np.uint64(first & 63)
 
 
-@_jit
+@compiled
 def _by_mean(weights: Floats, totals: Floats, codes: int) -> Ints:
     """Return the codes of positive weight in order of their mean target, ties by code."""
     ordered = np.empty(codes, np.int64)
@@ -116,7 +100,7 @@ def _by_mean(weights: Floats, totals: Floats, codes: int) -> Ints:
     return ordered[:count]
 
 
-@_jit
+@compiled
 def _set_suffix(key: U64, column: int, ordered: Ints, first: int, mask: Bits) -> None:
     """Fill `mask` so that ordered[first:] goes right, ordered[:first] left, absent codes where chance sends them."""
     for word in range(len(mask)):
@@ -129,13 +113,13 @@ def _set_suffix(key: U64, column: int, ordered: Ints, first: int, mask: Bits) ->
             mask[ordered[place] >> 6] &= ~bit
 
 
-@_jit
+@compiled
 def _gain(weight: float, total: float, side_weight: float, side_total: float) -> float:
     """Return the part of the sum of squares that a split explains, up to a constant of the node."""
     return side_total**2 / side_weight + (total - side_total) ** 2 / (weight - side_weight)
 
 
-@_jit
+@compiled
 def _sorted(values: Floats) -> Ints:
     """Return the positions that sort `values`, ties by position: a merge sort, bottom up."""
     count = len(values)
@@ -157,7 +141,7 @@ def _sorted(values: Floats) -> Ints:
     return order
 
 
-@_jit
+@compiled
 def _best_cut(
     M: Floats, y: Floats, w: Floats, rows: Ints, c: int, weight: float, total: float,
 ) -> tuple[float, float, float]:  # fmt: skip
@@ -182,7 +166,7 @@ def _best_cut(
     return best
 
 
-@_jit
+@compiled
 def _best_prefix(ordered: Ints, weights: Floats, totals: Floats, weight: float, total: float) -> int:
     """Return the length of the best prefix of codes ordered by mean: the best subset of all (Breiman et al., 1984)."""
     side_weight, side_total, top, best = 0.0, 0.0, -1.0, 1
@@ -195,7 +179,7 @@ def _best_prefix(ordered: Ints, weights: Floats, totals: Floats, weight: float, 
     return best
 
 
-@_jit
+@compiled
 def _split(
     M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, delta: float, whole: float, codes: Ints,
     best: bool, tried: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
@@ -333,7 +317,7 @@ def _split(
     return size
 
 
-@_jit
+@compiled
 def _mixed(targets: Floats, mix: Floats, count: int) -> Floats:
     """Return the weighted sum of the objectives' targets: linear scalarisation."""
     y = np.zeros(count)
@@ -343,7 +327,7 @@ def _mixed(targets: Floats, mix: Floats, count: int) -> Floats:
     return y
 
 
-@_jit
+@compiled
 def grow(
     M: Floats, targets: Floats, row: int, born: Ints, mix: Floats, w: Floats, key: U64, delta: float, codes: Ints,
     best: bool, tried: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, sizes: Ints, wholes: Floats,
@@ -386,7 +370,7 @@ def grow(
         )  # fmt: skip
 
 
-@_jit
+@compiled
 def leaf_means(targets: Floats, mix: Floats, leaf_of: Ints, w: Floats, sizes: Ints, count: int, means: Floats) -> None:
     """Fill means [trees, nodes] with the weighted mean target of each leaf's rows; O(trees * count)."""
     y = _mixed(targets, mix, count)
@@ -400,7 +384,7 @@ def leaf_means(targets: Floats, mix: Floats, leaf_of: Ints, w: Floats, sizes: In
             means[t, node] = total[node] / weight[node] if weight[node] > 0.0 else 0.5
 
 
-@_jit
+@compiled
 def predict(
     M: Floats, cuts: Floats, bits: Bits, masks: Bits, means: Floats, leaves: Ints, mu: Floats, sd: Floats
 ) -> None:

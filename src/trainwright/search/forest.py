@@ -3,6 +3,12 @@
 Trees: Geurts et al., Machine Learning 63 (2006). A confidence bound on the epistemic variance with a kappa that decays
 periodically, and batches with exponential kappas (qUCBd): Égelé et al., arXiv 2207.00479. Several objectives by a
 random linear scalarisation for each trial (D-MoBO): arXiv 2309.14936.
+
+What an ask must do, for n rows, T = 10 trees, d = 10 columns: draw and settle 1,000 + 2 * 385 rows (about 0.5 ms of
+array work, whatever n), walk each down T trees of depth about 2 ln n (230,000 steps at n = 1,000, some 2.5 ns each
+while a tree stays in cache: 0.6 ms), and average n targets into the leaves of T trees (T n additions: 0.03 ms at 1,000,
+0.4 ms at 10,000). Replanting, O(n d log n), falls on one tree every n / 100 trials. Making, checking and naming one
+configuration costs another 0.2 ms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +20,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search._candidates import candidates, neighbours
+from trainwright.search._candidates import Moves
 from trainwright.search._forest import Forest, Growth, simplex
 from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.quasirandom import from_the_middle, spread
@@ -55,7 +61,7 @@ class ForestSearcher:
     period: int = 10  # trials
     pending: Literal["exclude", "proximity", "ignore"] = "exclude"  # proximity: less deviation near pending trials
     initial: int | None = None  # results before the forest is asked; None = columns + 1, at most half of all trials
-    design: Literal["halton", "sobol", "random"] = "halton"  # of the initial trials, from the middle outwards
+    design: Literal["halton", "sobol", "random"] = "halton"  # of the first trials; sequences from the middle out
     points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
     candidates: int = 1000  # rows asked before the local search
     delta: float = 0.0  # least weighted variance drop of a split, of targets in [0, 1]
@@ -95,7 +101,7 @@ class ForestSearcher:
         forest = self._grown(view)
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         generator = rng(view.seed, "candidates", numbers[0])
-        rows = candidates(view.space, generator, _good(view, forest.value(weights)), self.candidates)
+        rows = _moves(view).candidates(generator, _good(view, forest.value(weights)), self.candidates)
         mean_kappa = self._kappa(view, numbers[0])
         proposals = []
         for number in numbers:
@@ -144,7 +150,7 @@ class ForestSearcher:
         generator = rng(view.seed, "mutate", number)
         scores = self._scores(view, forest, rows, kappa)
         for _ in range(_ROUNDS):
-            near = neighbours(view.space, generator, rows[_least(scores, _STARTS)], self.candidates)
+            near = _moves(view).neighbours(generator, rows[_least(scores, _STARTS)], self.candidates)
             rows = np.concatenate([rows, near])
             scores = np.concatenate([scores, self._scores(view, forest, near, kappa)])
         known = view.tried
@@ -169,6 +175,13 @@ class ForestSearcher:
             sd = np.sqrt(sd**2 + forest.aleatoric(leaves))
         bound: Array = mu - kappa * sd
         return bound
+
+
+def _moves(view: View) -> Moves:
+    moves = view.memo.get("moves")
+    if not isinstance(moves, Moves):
+        moves = view.memo["moves"] = Moves(view.space)
+    return moves
 
 
 def _least(scores: Array, count: int) -> NDArray[np.intp]:

@@ -1,0 +1,29 @@
+"""How kernels are compiled: at first use, cached on disk, without what would make two machines disagree.
+
+Compiled code is cached beside its source, or, where that folder is read-only, in numba's user-wide cache folder;
+NUMBA_CACHE_DIR overrides both, and where none can be written to every process compiles anew. numba looks at the date
+of a kernel's own file only, so kernels that call each other stay in one file.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["Bits", "Flags", "Floats", "Ints", "compiled"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64] | NDArray[np.int32]
+Bits = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+
+
+def compiled(kernel: _Kernel) -> _Kernel:
+    """Compile at first use for the types of that use (fastmath off); the annotations are for readers."""
+    try:
+        return cast(_Kernel, njit(cache=True, error_model="numpy", nogil=True)(kernel))
+    except RuntimeError:  # no folder for the cache
+        return cast(_Kernel, njit(error_model="numpy", nogil=True)(kernel))
