@@ -40,7 +40,7 @@ def failure(handler, number=0):
 
 
 def pids(handler):
-    return [records[0].body["metrics"]["pid"] for _, records in sorted(handler.records.items())]
+    return [int(records[0].body["metrics"]["pid"]) for _, records in sorted(handler.records.items())]
 
 
 def gone(pid):
@@ -161,6 +161,7 @@ class TestEnds:
             ("raises_memory_error", "out_of_memory", "MemoryError: too large"),
             ("exits", "exception", "SystemExit: 3"),
             ("exits_hard", "killed", "the worker process ended by itself with exit status 3"),
+            ("closes_all_files", "killed", "the worker process ended by itself with exit status 1"),
             ("crashes", "killed", "the worker process crashed with SIGSEGV"),
         ],
     )

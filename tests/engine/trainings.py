@@ -103,6 +103,12 @@ def _exits_hard(trial):
     os._exit(3)
 
 
+def _closes_all_files(trial):
+    """Cut the line to the driver, and take some time to notice."""
+    os.closerange(3, 256)
+    time.sleep(0.3)
+
+
 def _crashes(trial):
     ctypes.string_at(0)
 
