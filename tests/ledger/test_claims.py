@@ -66,6 +66,12 @@ def test_without_hard_links(ledger, no_links):
     assert DirectoryLedger(ledger.directory).claim("key", "later") == "mine"
 
 
+def test_without_hard_links_the_file_is_read_back(ledger, no_links, monkeypatch):
+    """An old network file system may let two create one file; its content tells who it was."""
+    monkeypatch.setattr("trainwright.ledger.directory._owner", lambda _: "theirs")
+    assert ledger.claim("key", "mine") == "theirs"
+
+
 def test_a_study_is_made_without_hard_links(tmp_path, no_links):
     first = DirectoryLedger(tmp_path / "ledger", create=True)
     assert DirectoryLedger(tmp_path / "ledger", create=True).study_id == first.study_id

@@ -2,7 +2,7 @@
 
 from trainwright.ledger import facts
 from trainwright.ledger.directory import DirectoryLedger
-from trainwright.ledger.fold import Decision, State, fold
+from trainwright.ledger.fold import Decision, State, blocks, fold, state_of
 from trainwright.ledger.memory import MemoryLedger
 from trainwright.ledger.objectives import Objective, parse_objectives, refusal
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
@@ -31,8 +31,10 @@ __all__ = [
     "Status",
     "TrialState",
     "Writer",
+    "blocks",
     "facts",
     "fold",
     "parse_objectives",
     "refusal",
+    "state_of",
 ]

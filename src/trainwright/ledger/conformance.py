@@ -97,6 +97,22 @@ class LedgerConformance:
         assert [record.kind for record in first.read(cursor)[0] if record.kind in "cd"] == ["c", "d"]
         assert first.read(later)[0] == []
 
+    def test_blocks_are_one_read(self) -> None:
+        """Read in blocks of any size, the records are those of one read, in each writer's order."""
+        first = self.make()
+        second = self.another(first)
+        for number in range(30):
+            (first, second)[number % 2].append([Record(kind="note", body={"name": "x" * number})] * (number % 4))
+        for most in (1, 7, 1000):
+            cursor, found = None, []
+            while True:
+                read, after = first.read(cursor, most=most)
+                if not read and after == cursor:
+                    break
+                found += read
+                cursor = after
+            assert _by_writer(found) == _by_writer(first.read(None)[0])
+
     def test_claims_are_for_ever(self) -> None:
         """Whoever claims a key, now or after reopening, is told the token that came first."""
 

@@ -19,6 +19,8 @@ from trainwright.ledger.writers import new_writer
 
 __all__ = ["DirectoryLedger"]
 
+_RECORD_BYTES = 256  # of a usual line
+
 
 class DirectoryLedger:
     """A ledger in `directory` (a study's `ledger/` folder).
@@ -76,9 +78,9 @@ class DirectoryLedger:
         self._journal.abandon()
         self._open_writer()
 
-    def read(self, cursor: Cursor | None = None) -> tuple[list[Record], Cursor]:
+    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records beyond `cursor` (bytes per journal)."""
-        return self._reader.read(cursor or {})
+        return self._reader.read(cursor or {}, None if most is None else most * _RECORD_BYTES)
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`, after trying to put `token` there."""

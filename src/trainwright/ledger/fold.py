@@ -6,18 +6,21 @@ the least (writer, seq).
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any
 
 from trainwright.errors import LedgerTooNew
 from trainwright.ledger.objectives import Objective
+from trainwright.ledger.protocol import Cursor, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
 from trainwright.ledger.writers import Writer
 
-__all__ = ["Decision", "State", "fold"]
+__all__ = ["Decision", "State", "blocks", "fold", "state_of"]
+
+_BLOCK = 1000  # records that are in memory beside the state while a ledger is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,24 @@ def fold(records: Iterable[Record], into: State | None = None) -> State:
     state = State() if into is None else into
     for record in records:
         state.apply(record)
+    return state
+
+
+def blocks(ledger: Ledger, cursor: Cursor | None = None) -> Iterator[tuple[list[Record], Cursor]]:
+    """Yield the records since `cursor` in blocks, each with the cursor behind it, so that few are held at a time."""
+    while True:
+        records, after = ledger.read(cursor, most=_BLOCK)
+        if not records and after == cursor:
+            return
+        yield records, after
+        cursor = after
+
+
+def state_of(ledger: Ledger) -> State:
+    """Return the state that all records of a ledger make."""
+    state = State()
+    for records, _ in blocks(ledger):
+        fold(records, into=state)
     return state
 
 

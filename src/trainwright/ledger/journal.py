@@ -103,8 +103,11 @@ class JournalReader:
         self.folder = folder
         self.places: dict[str, _Place] = {}
 
-    def read(self, offsets: dict[str, int]) -> tuple[list[Record], dict[str, int]]:
-        """Return the whole records beyond `offsets` (file name to bytes), in order per file, and the new offsets."""
+    def read(self, offsets: dict[str, int], most_bytes: int | None = None) -> tuple[list[Record], dict[str, int]]:
+        """Return the whole records beyond `offsets` (file name to bytes), in order per file, and the new offsets.
+
+        With `most_bytes` it stops there, but reads at least one line of a file that has grown.
+        """
         records: list[Record] = []
         after = dict(offsets)
         try:
@@ -117,13 +120,18 @@ class JournalReader:
         except OSError as error:
             raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
         for name in grown:
-            after[name] = self._read_file(name, offsets.get(name, 0), records)
+            start = offsets.get(name, 0)
+            after[name] = self._read_file(name, start, most_bytes, records)
+            if most_bytes is not None and (most_bytes := most_bytes - (after[name] - start)) <= 0:
+                break
         return records, after
 
-    def _read_file(self, name: str, offset: int, records: list[Record]) -> int:
+    def _read_file(self, name: str, offset: int, most_bytes: int | None, records: list[Record]) -> int:
         with (self.folder / name).open("rb") as file:  # opened anew: a handle kept on NFS shows old bytes
             file.seek(offset)
-            data = file.read()
+            data = file.read(most_bytes)
+            if most_bytes is not None and len(data) == most_bytes:
+                data += file.readline()  # to the end of the line that the limit cut
         place = self.places.setdefault(name, _Place())
         hole = data.find(b"\0")  # a page that has not arrived yet on a network file system
         whole = data.rfind(b"\n", 0, hole if hole >= 0 else len(data)) + 1

@@ -34,10 +34,11 @@ class MemoryLedger:
         self._store.records.extend(stamped)
         return stamped
 
-    def read(self, cursor: Cursor | None = None) -> tuple[list[Record], Cursor]:
+    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records since `cursor` (a count)."""
         start = cursor or 0
-        return self._store.records[start:], len(self._store.records)
+        end = len(self._store.records) if most is None else min(len(self._store.records), start + most)
+        return self._store.records[start:end], end
 
     def claim(self, key: str, token: str) -> str:
         """Return the first token ever given for `key`."""

@@ -33,8 +33,11 @@ class Ledger(Protocol):
     def append(self, records: Sequence[Record]) -> list[Record]:
         """Make the records durable, in order, and return them stamped with writer, seq and time."""
 
-    def read(self, cursor: Cursor | None = None) -> tuple[list[Record], Cursor]:
-        """Return the records since `cursor`, in order per writer, each at least once, and the new cursor."""
+    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
+        """Return the records since `cursor`, in order per writer, each at least once, and the new cursor.
+
+        With `most` it may stop after about so many; the new cursor goes on from there (see `blocks`).
+        """
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`: the first ever given for it. You won if it is yours."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainwright.errors import EnsembleError, SearchError
-from trainwright.ledger import DirectoryLedger, Dropped, State, fold
+from trainwright.ledger import DirectoryLedger, Dropped, State, state_of
 from trainwright.report import tables
 from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.best_so_far import best_so_far
@@ -38,8 +38,7 @@ def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
     directory = Path(directory)
     ledger = DirectoryLedger(directory / "ledger")
     where = target(directory, directory / "report.html" if path is None else path, (".html", ".htm"))
-    records, _ = ledger.read()
-    text = render(fold(records), directory=directory, dropped=ledger.dropped(), study_id=ledger.study_id)
+    text = render(state_of(ledger), directory=directory, dropped=ledger.dropped(), study_id=ledger.study_id)
     with replacing(where) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return where

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import InputError, StudyError
-from trainwright.ledger import DirectoryLedger, State, Status, TrialState, fold
+from trainwright.ledger import Cursor, DirectoryLedger, State, Status, TrialState, blocks, fold
 from trainwright.ledger.rows import final_metrics
 from trainwright.report.files import replacing, target
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
@@ -54,8 +54,9 @@ class OptunaJournal:
         self._follow = follow
         self._ledger = DirectoryLedger(Path(directory) / "ledger")
         self._writer = f"{_WRITER}{self._ledger.study_id}"
-        records, self._cursor = self._ledger.read()
-        self._state = fold(records)
+        self._state = State()
+        self._cursor: Cursor | None = None
+        self._read()
         if self._state.space is None:
             raise StudyError(f"the study in {directory} has no records yet; run it before it is exported")
         _refuse_foreign(self.path)
@@ -69,13 +70,17 @@ class OptunaJournal:
 
     def update(self) -> int:
         """Append the trials that have ended since the last call, in the order of their numbers; returns how many."""
-        records, self._cursor = self._ledger.read(self._cursor)
-        self._state = fold(records, self._state)
+        self._read()
         trials = self._news()
         if trials:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join([self._trial(trial) for trial in trials]))
         return len(trials)
+
+    def _read(self) -> None:
+        for records, cursor in blocks(self._ledger, self._cursor):
+            self._cursor = cursor
+            fold(records, into=self._state)
 
     def _news(self) -> list[TrialState]:
         wanted = set(_CODES) - ({Status.LOST} if self._follow else set())

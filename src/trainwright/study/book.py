@@ -1,12 +1,12 @@
 """The book of one study: its ledger, the state folded from it, and the followers that every record passes by."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from trainwright.errors import StudyError
-from trainwright.ledger import Ledger, Liveness, Objective, Record, State, Status, TrialState, Writer, facts
+from trainwright.ledger import Ledger, Liveness, Objective, Record, State, Status, TrialState, Writer, blocks, facts
 from trainwright.space import Configuration, Space
 
 __all__ = ["Book", "Follower"]
@@ -35,15 +35,16 @@ class Book:
         self._next_number = 0
         self._taken: dict[int, str] = {}  # numbers below that others own, but have not proposed; and who
         self._liveness = Liveness(LEASE_SECONDS)
-        self.replay()
+        self.refresh()
 
-    def replay(self) -> list[Record]:
-        """Fold all records and return them session after session, each writer's in order: as they were first seen."""
-        records, self._cursor = self.ledger.read(None)
-        sessions = {r.writer: (r.body.get("session", 0), r.writer) for r in records if r.kind == "joined"}
-        records.sort(key=lambda r: (*sessions.get(r.writer, (0, r.writer)), r.seq))
-        self._fold(records)
-        return records
+    def replay(self, kinds: Collection[str]) -> list[Record]:
+        """Return all records of some kinds, session after session, each writer's in order: as they were first seen."""
+        sessions: dict[str, int] = {}
+        found: list[Record] = []
+        for records, _ in blocks(self.ledger):
+            sessions |= {r.writer: r.body.get("session", 0) for r in records if r.kind == "joined"}
+            found += [record for record in records if record.kind in kinds]
+        return sorted(found, key=lambda r: (sessions.get(r.writer, 0), r.writer, r.seq))
 
     def append(self, *records: Record) -> None:
         """Make the records durable and fold them."""
@@ -59,8 +60,9 @@ class Book:
 
     def refresh(self) -> None:
         """Read and fold what other writers appended."""
-        records, self._cursor = self.ledger.read(self._cursor)
-        self._fold(records)
+        for records, cursor in blocks(self.ledger, self._cursor):
+            self._cursor = cursor
+            self._fold(records)
 
     def _fold(self, records: Sequence[Record]) -> None:
         for record in records:

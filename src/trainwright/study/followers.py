@@ -81,6 +81,9 @@ class SearchFollower:
 class RuleFollower:
     """Keeps a promotion rule's index, and asks the rule."""
 
+    kinds = frozenset({"reported", "finished", "failed"})
+    """The kinds of records that a rule learns from."""
+
     def __init__(self, rule: PromotionRule, objectives: tuple[Objective, ...]) -> None:
         self.rule = rule
         self._objectives = objectives

@@ -129,6 +129,8 @@ class Study:
 
     def _orphans(self) -> Iterator[Configuration]:
         """Yield the proposals of dead writers, each now ours and yielded once."""
+        if self._book.state.counts[Status.PROPOSED] <= len(self._book.asked):
+            return  # all that wait are ours
         for trial in self.trials:
             abandoned = trial.status is Status.PROPOSED and trial.key and self._book.orphaned(trial)
             if abandoned and self._book.claim_lease(trial.number):
@@ -167,6 +169,7 @@ class Study:
         values = {} if failed is not None else self._values(metrics, number)
         if trial is None or trial.status.ended:
             trial = self._enter(configuration)
+        self._book.asked.discard(trial.number)
         lease = max(1, trial.lease)
         bad = refusal(self.objectives, values, "in tell") if failed is None else None
         if failed is not None:
@@ -247,7 +250,8 @@ class Study:
             self.space, self._book.state.seed, len(self.objectives), trials, epochs=schedule.rule.max_epochs
         )
         rule = RuleFollower(schedule.rule, self.objectives)
-        for record in self._book.replay():
+        self._book.refresh()
+        for record in self._book.replay(rule.kinds):
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
         followers = list(self._book.followers)
         self._book.followers.append(rule)
