@@ -82,12 +82,11 @@ def _write_optuna(path: Path, trials: int) -> float:
 
 
 def _replay_own(path: Path | None) -> tuple[Any, int]:
-    from trainwright.ledger import DirectoryLedger, fold
+    from trainwright.ledger import DirectoryLedger, state_of
 
     if path is None:
         return None, 0
-    records, _ = DirectoryLedger(path).read(None)
-    state = fold(records)
+    state = state_of(DirectoryLedger(path))
     return state, len(state.trials)
 
 
