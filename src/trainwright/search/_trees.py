@@ -180,6 +180,36 @@ def _best_prefix(ordered: Ints, weights: Floats, totals: Floats, weight: float, 
 
 
 @compiled
+def _subset_cut(
+    M: Floats, y: Floats, w: Floats, rows: Ints, start: int, stop: int, c: int, key: U64, codes: int, best: bool,
+    weight: float, total: float, code_weights: Floats, code_totals: Floats, sets: Bits,
+) -> tuple[float, float]:  # fmt: skip
+    """Fill sets[c] with the codes that go right and return (weight left, total left), over a node's rows."""
+    for code in range(codes):
+        code_weights[code] = 0.0
+        code_totals[code] = 0.0
+    for k in range(start, stop):
+        i = rows[k]
+        code_weights[int(M[i, c])] += w[i]
+        code_totals[int(M[i, c])] += w[i] * y[i]
+    if best or codes > 64:  # a random subset of very many codes would tell nothing about each
+        ordered = _by_mean(code_weights, code_totals, codes)
+        if best:
+            first = _best_prefix(ordered, code_weights, code_totals, weight, total)
+        else:
+            first = 1 + int(_uniform(key, c, _RANK + 1) * (len(ordered) - 1))
+        _set_suffix(key, c, ordered, first, sets[c])
+    else:
+        _random_subset(key, c, code_weights, codes, sets[c])
+    side_weight, side_total = 0.0, 0.0
+    for code in range(codes):
+        if _bit(sets[c], code) == 0:
+            side_weight += code_weights[code]
+            side_total += code_totals[code]
+    return side_weight, side_total
+
+
+@compiled
 def _split(
     M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, delta: float, whole: float, codes: Ints,
     best: bool, tried: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
@@ -252,26 +282,9 @@ def _split(
                     if tests[c] >= high[c]:
                         tests[c] = low[c]
                 continue
-            for code in range(codes[c]):
-                code_weights[code] = 0.0
-                code_totals[code] = 0.0
-            for k in range(start, stop):
-                i = rows[k]
-                code_weights[int(M[i, c])] += w[i]
-                code_totals[int(M[i, c])] += w[i] * y[i]
-            if best or codes[c] > 64:  # a random subset of very many codes would tell nothing about each
-                ordered = _by_mean(code_weights, code_totals, codes[c])
-                if best:
-                    first = _best_prefix(ordered, code_weights, code_totals, weight, total)
-                else:
-                    first = 1 + int(_uniform(key, c, _RANK + 1) * (len(ordered) - 1))
-                _set_suffix(key, c, ordered, first, sets[c])
-            else:
-                _random_subset(key, c, code_weights, codes[c], sets[c])
-            for code in range(codes[c]):
-                if _bit(sets[c], code) == 0:
-                    weights[c] += code_weights[code]
-                    totals[c] += code_totals[code]
+            weights[c], totals[c] = _subset_cut(
+                M, y, w, rows, start, stop, c, key, codes[c], best, weight, total, code_weights, code_totals, sets
+            )
         if not best:  # the sums of all numeric columns in one pass, which the compiler turns into vectors
             for k in range(start, stop):
                 i = rows[k]

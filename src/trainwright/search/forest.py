@@ -30,6 +30,7 @@ from trainwright.space import Configuration
 __all__ = ["ForestSearcher"]
 
 Array = NDArray[np.float64]
+Beliefs = tuple[Array, Array]
 
 _ROUNDS = 2  # of local search around the best candidates
 _STARTS = 5  # rows whose neighbours a round asks
@@ -102,13 +103,14 @@ class ForestSearcher:
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         generator = rng(view.seed, "candidates", numbers[0])
         rows = _moves(view).candidates(generator, _good(view, forest.value(weights)), self.candidates)
+        beliefs = self._believe(view, forest, rows)
         mean_kappa = self._kappa(view, numbers[0])
         proposals = []
         for number in numbers:
             kappa = mean_kappa
             if number != numbers[0]:
                 kappa *= float(rng(view.seed, "kappa", number).standard_exponential())
-            row = self._choose(view, forest, rows, kappa, number=number, taken=taken)
+            row = self._choose(view, forest, rows, beliefs, kappa=kappa, number=number, taken=taken)
             mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
             proposals.append(propose(view, row, number, searcher="forest", kappa=kappa, **mix))
         return proposals
@@ -144,15 +146,16 @@ class ForestSearcher:
         return forest
 
     def _choose(
-        self, view: View, forest: Forest, rows: Array, kappa: float, *, number: int, taken: set[bytes]
+        self, view: View, forest: Forest, rows: Array, beliefs: Beliefs, *, kappa: float, number: int, taken: set[bytes]
     ) -> Array:
         """Return the row of least acquisition that is neither tried nor taken, after a local search."""
         generator = rng(view.seed, "mutate", number)
-        scores = self._scores(view, forest, rows, kappa)
+        scores = beliefs[0] - kappa * beliefs[1]
         for _ in range(_ROUNDS):
             near = _moves(view).neighbours(generator, rows[_least(scores, _STARTS)], self.candidates)
+            mu, deviation = self._believe(view, forest, near)
             rows = np.concatenate([rows, near])
-            scores = np.concatenate([scores, self._scores(view, forest, near, kappa)])
+            scores = np.concatenate([scores, mu - kappa * deviation])
         known = view.tried
         if self.pending == "ignore":
             known = known - set(view.space.row_keys(view.pending))
@@ -165,16 +168,16 @@ class ForestSearcher:
                     return found
         return draw_new(view, number, taken, "last")
 
-    def _scores(self, view: View, forest: Forest, rows: Array, kappa: float) -> Array:
-        mu, sd, leaves = forest.predict(_at_full_fidelity(view, rows))
+    def _believe(self, view: View, forest: Forest, rows: Array) -> Beliefs:
+        """Return mean and deviation of the target of each row."""
+        mu, deviation, leaves = forest.predict(_at_full_fidelity(view, rows))
         if self.pending == "proximity" and len(view.pending):
             theirs = forest.predict(_at_full_fidelity(view, view.pending))[2]
             shared = (leaves[:, :, None] == theirs[:, None, :]).mean(axis=0).max(axis=1)
-            sd = sd * np.sqrt(1.0 - shared)
+            deviation = deviation * np.sqrt(1.0 - shared)
         if self.acquisition == "UCB":
-            sd = np.sqrt(sd**2 + forest.aleatoric(leaves))
-        bound: Array = mu - kappa * sd
-        return bound
+            deviation = np.sqrt(deviation**2 + forest.aleatoric(leaves))
+        return mu, deviation
 
 
 def _moves(view: View) -> Moves:
