@@ -1,6 +1,5 @@
 """Running one assignment in this process: seeding, the call, and what its end means."""
 
-import gc
 import reprlib
 import sys
 import time
@@ -31,7 +30,6 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
         text = "".join(traceback.format_exception(error))
         outcome = Raised(failure=_kind(error), message=_sentence(error), traceback=text, **_closing(trial, started))
-    _free()
     return outcome
 
 
@@ -73,12 +71,3 @@ def _sentence(error: BaseException) -> str:
         text = []
     first = text[0] if text else ""
     return first if isinstance(error, InputError) else f"{type(error).__name__}: {first}".removesuffix(": ")
-
-
-def _free() -> None:
-    """Let go of models and batches before the process takes its next trial."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()

@@ -58,6 +58,7 @@ def main(descriptor: int, parent: int) -> None:
             train = _raiser(error)
         os.environ[IN_WORKER] = str(os.getpid())  # a study inside a trial is no business of ours; its children load
         outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
+        _free()
         if not frozen:
             gc.freeze()  # what the imports made stays for good: no need to look through it after every trial
             frozen = True
@@ -67,6 +68,15 @@ def main(descriptor: int, parent: int) -> None:
             connection.send(("exited", outcome))
         except (BrokenPipeError, ConnectionResetError):
             return
+
+
+def _free() -> None:
+    """Let go of models and batches before the next trial."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 def _raiser(error: BaseException) -> Any:
