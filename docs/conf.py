@@ -1,10 +1,12 @@
-"""Sphinx settings: Markdown pages through MyST, the furo theme, the reference from docstrings, nothing from a network."""
+"""Sphinx settings: Markdown through MyST, the furo theme, the reference from docstrings, nothing from a network."""
+# ruff: noqa: ANN001 -- Sphinx fixes the arguments of its hooks
 
 import dataclasses
 import inspect
 import re
 import sys
 from pathlib import Path
+from typing import Never
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -34,7 +36,7 @@ autodoc_typehints_format = "short"
 default_role = "code"  # docstrings are written with single backticks
 
 
-def _settings(_app, what, _name, object_, _options, lines):
+def _settings(_app, what, _name, object_, _options, lines) -> None:
     """Add the comments behind the fields of a dataclass as descriptions of its arguments."""
     if what != "class" or not dataclasses.is_dataclass(object_):
         return
@@ -43,7 +45,12 @@ def _settings(_app, what, _name, object_, _options, lines):
     lines += ["", *(f":param {name}: {comment}" for name, comment in found if not name.startswith("_"))]
 
 
-def _plain(_app, _what, _name, _object, _options, lines):
+def _signature(_app, _what, _name, object_, _options, _signature, _returns) -> tuple[str, None] | None:
+    """Leave out the signature of a protocol, which nobody calls."""
+    return ("", None) if getattr(object_, "_is_protocol", False) else None
+
+
+def _plain(_app, _what, _name, _object, _options, lines) -> None:
     """Escape what only looks like markup in a docstring: stars, bars and closing underscores outside of code."""
     for number, line in enumerate(lines):
         parts = re.split(r"(`[^`]*`)", line)
@@ -52,14 +59,15 @@ def _plain(_app, _what, _name, _object, _options, lines):
         )
 
 
-def _formula(translator, node):
+def _formula(translator, node) -> Never:
     translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
     raise nodes.SkipNode
 
 
-def setup(app):
+def setup(app) -> dict[str, bool]:
     """Register formulas as MathML, which browsers draw without a script."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
+    app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-docstring", _settings)
     app.connect("autodoc-process-docstring", _plain)
     return {"parallel_read_safe": True}

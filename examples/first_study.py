@@ -14,20 +14,24 @@ space = tw.Space(
 
 
 def train(trial: tw.Trial) -> None:
-    points = 4 * torch.rand(4000, 2, generator=torch.Generator().manual_seed(0)) - 2
+    points = 4 * torch.rand(3000, 2, generator=torch.Generator().manual_seed(0)) - 2
     labels = ((points.norm(dim=1) - 1).abs() < 0.4).long()
-    dataset = torch.utils.data.TensorDataset(points[:3000], labels[:3000])
+    dataset = torch.utils.data.TensorDataset(points[:2000], labels[:2000])
     loader = torch.utils.data.DataLoader(dataset, batch_size=trial.params["batch_size"], shuffle=True)
     width = trial.params["width"]
     model = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=trial.params["learning_rate"], momentum=0.9)
-    run = trial.prepare(model, optimizer, loader, loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
+    run = trial.prepare(model, optimizer, loader, loss=loss_of)
     for _ in trial.epochs():
         for batch in run.loader:
             run.step(batch)
         with torch.no_grad():
-            val_loss = cross_entropy(model(points[3000:]), labels[3000:]).item()
+            val_loss = cross_entropy(model(points[2000:]), labels[2000:]).item()
         trial.report(val_loss=val_loss)  # saves a checkpoint; ASHA may end the trial here, quietly
+
+
+def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return cross_entropy(model(batch[0]), batch[1])
 
 
 if __name__ == "__main__":

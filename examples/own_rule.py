@@ -40,7 +40,7 @@ class Race(Rule):
             index.best[event.epoch] = min(event.losses[0], index.best.get(event.epoch, float("inf")))
         return index
 
-    def on_report(self, index: Index, view: View, trial: TrialView) -> Continue | Stop:  # noqa: ARG002 -- the protocol
+    def on_report(self, index: Index, view: View, trial: TrialView) -> Continue | Stop:  # noqa: ARG002
         """Judge a trial by the report that was just folded."""
         if trial.epoch < self.min_epochs:
             return CONTINUE
@@ -48,7 +48,7 @@ class Race(Rule):
         reason = Reason(rule="Race", epoch=trial.epoch, value=trial.loss, threshold=threshold)
         return Stop(reason) if trial.loss > threshold else Continue(reason)
 
-    def next_epoch(self, index: Index, trial: TrialView) -> int:  # noqa: ARG002 -- likewise
+    def next_epoch(self, index: Index, trial: TrialView) -> int:  # noqa: ARG002
         """Return the next epoch whose report can change a verdict."""
         return max(self.min_epochs, trial.epoch + 1)
 

@@ -1,4 +1,4 @@
-"""A searcher of your own: every other proposal is a step from the best configuration so far, the rest are random."""
+"""A searcher of your own: every other proposal is a step from the best one so far, the rest are random."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +58,8 @@ class HillClimber:
 
 
 if __name__ == "__main__":
-    study = tw.Study(tw.Space(x=tw.Float(-2, 2), y=tw.Float(-2, 2)), "min loss", seed=0, searcher=HillClimber())
+    space = tw.Space(x=tw.Float(-2, 2), y=tw.Float(-2, 2))
+    study = tw.Study(space, objectives="min loss", seed=0, searcher=HillClimber())
     for _ in range(60):
         configuration = study.ask()
         study.tell(configuration, loss=(configuration["x"] - 1) ** 2 + (configuration["y"] + 0.5) ** 2)

@@ -1,4 +1,4 @@
-"""Run trials on this machine: two at once, each alone in a worker process, with limits, logs and failures."""
+"""Two trials at once, each alone in a worker process, with a time limit, logs and failures."""
 
 import time
 
@@ -18,9 +18,10 @@ def train(trial: tw.Trial) -> None:
 
 if __name__ == "__main__":
     space = tw.Space(rate=tw.Float(0.001, 1.0, log=True))
-    study = tw.Study(space, objectives="min loss", directory="runs/local", seed=1, searcher=tw.QuasiRandomSearcher())
-    study.run(train, trials=12, engine=tw.Local(workers=2, timeout_seconds=5))
-    print(f"{study.state.results} results, {study.state.counts['failed']} failures; best rate {study.best.params['rate']:.3f}")
+    study = tw.Study(space, objectives="min loss", directory="runs/local", seed=1)
+    engine = tw.Local(workers=2, timeout_seconds=5)
+    study.run(train, trials=12, searcher=tw.QuasiRandomSearcher(), engine=engine)
+    print(f"{study.state.results} results, best rate {study.best.params['rate']:.3f}")
     for trial in study.trials:
         if trial.failure is not None:
             print(f"trial {trial.number} failed ({trial.failure.kind}): {trial.failure.message}")

@@ -13,8 +13,8 @@ def train(trial: tw.Trial) -> None:
 
 if __name__ == "__main__":
     space = tw.Space(floor=tw.Float(0, 1), speed=tw.Float(0.1, 1))
-    study = tw.Study(space, objectives="min loss", directory="runs/stopping", seed=0, searcher=tw.RandomSearcher())
-    study.run(train, trials=30, scheduler=tw.ASHA(max_epochs=27), progress=False)
+    study = tw.Study(space, objectives="min loss", directory="runs/stopping", seed=0)
+    study.run(train, trials=30, searcher=tw.RandomSearcher(), scheduler=tw.ASHA(max_epochs=27), progress=False)
     trained = sum(trial.epoch for trial in study.trials)
     print(f"{study.state.counts['complete']} complete, {study.state.counts['stopped']} stopped")
     print(f"{trained} epochs in place of {30 * 27}")

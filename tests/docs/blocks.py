@@ -10,8 +10,10 @@ A page is Markdown. Its fenced blocks mean:
     <!-- numbers vary: reason -->   on the line before an output: any numbers will do where it shows one or a list
 
 Blocks of other kinds are not run. In outputs `...` stands for anything, the number in a time such as "0.4 s" for any
-number, and lines of progress ("[3/20] trial 2 stopped ...") for one or more of them, as they depend on timing. Run as a
-script, this module writes the outputs of the given pages anew: `python tests/docs/blocks.py docs/guide/space.md`.
+number, and lines of progress ("[3/20] trial 2 stopped ...") for one or more of them, as they depend on timing.
+
+    python tests/docs/blocks.py --check docs/guide/space.md    compares, and exits with 1 at the first difference
+    python tests/docs/blocks.py docs/guide/space.md            writes the outputs of the page anew
 """
 
 import contextlib
@@ -20,6 +22,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +35,8 @@ _FILE = re.compile(r"`(?P<name>[\w./-]+\.(?:py|toml))`:")
 _SKIPPED = re.compile(r"<!-- not run: \S.*-->")
 _VARYING = re.compile(r"<!-- numbers vary: \S.*-->")
 _NUMBER = r"(?<![\w.])-?\d[\d,]*(\.\d+)?(e-?\d+)?"
-_PROGRESS = re.compile(r"(^\[\d+(/\d+)?\] trial .*\n)+", re.MULTILINE)
+_PROGRESS = re.compile(r"(^\[\d+(/\d+)?\] trial .*\n(\.\.\.\n(?=\[\d))?)+", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last)"  # never an output to show
 _END = "\x1e"  # between the outputs of two commands
 
 
@@ -97,19 +101,12 @@ class Runner:
 
     def run(self):
         blocks = blocks_of(self.page.read_text(encoding="utf-8"))
-        module = types.ModuleType("page_" + re.sub(r"\W", "_", self.page.stem))
-        before = set(sys.modules)
+        module = types.ModuleType("page")  # dataclasses look their module up
         sys.modules[module.__name__] = module
         sys.path.insert(0, str(self.folder))
-        try:
-            with contextlib.chdir(self.folder):
-                for i, block in enumerate(blocks):
-                    self._run_block(block, blocks[i + 1] if i + 1 < len(blocks) else None, module.__dict__)
-        finally:
-            sys.path.remove(str(self.folder))
-            for name in set(sys.modules) - before:
-                if str(self.folder) in str(getattr(sys.modules[name], "__file__", "")) or name == module.__name__:
-                    del sys.modules[name]
+        with contextlib.chdir(self.folder):
+            for i, block in enumerate(blocks):
+                self._run_block(block, blocks[i + 1] if i + 1 < len(blocks) else None, module.__dict__)
 
     def _run_block(self, block, following, namespace):
         if block.file is not None:
@@ -117,8 +114,8 @@ class Runner:
         elif block.kind == "python":
             shown = following is not None and following.kind == "text" and following.file is None
             got, error = self._script(block) if "__main__" in block.body else self._execute(block, namespace)
-            if error is not None and not shown:
-                raise Mismatch(self.page, block.line, "no error", got)
+            if error is not None and (not shown or not _of_trainwright(error)):
+                raise Mismatch(self.page, block.line, "no error, or one of Trainwright's own", got)
             if shown:
                 self._compare(following, got)
         elif block.kind == "console":
@@ -136,16 +133,16 @@ class Runner:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
                 exec(code, namespace)  # noqa: S102 -- that is what the page is for
-            except Exception as caught:  # noqa: BLE001 -- the page shows what it raises
+            except Exception as caught:  # noqa: BLE001 -- the page may show what it raises
                 error = caught
-                print(f"{type(caught).__name__}: {caught}")
+                out.write(f"{type(caught).__name__}: {caught}\n")
         return out.getvalue(), error
 
     def _script(self, block):
         path = self.folder / f"block_{block.line}.py"
         path.write_text(block.body, encoding="utf-8")
         done = self._shell(f"python {path.name}")
-        return done.stdout, done.stdout if done.returncode else None
+        return done.stdout, RuntimeError(done.stdout) if done.returncode else None
 
     def _console(self, block):
         commands = []  # (command, expected output)
@@ -164,7 +161,7 @@ class Runner:
         texts = []
         for (command, expected), got in zip(commands, outputs, strict=True):
             fits = matches(expected, got, varying=block.varying)
-            if not self.write and not fits:
+            if not fits and (not self.write or _TRACEBACK in got):
                 raise Mismatch(self.page, block.line, f"$ {command}\n{expected}", got)
             texts.append(f"$ {command}\n{expected if fits else tidy(got)}")
         if self.write:
@@ -172,7 +169,7 @@ class Runner:
 
     def _shell(self, script):
         return subprocess.run(
-            ["bash", "-c", script],
+            ["bash", "-c", script],  # noqa: S607 -- the reader's own
             cwd=self.folder,
             env=environment(self.folder),
             stdin=subprocess.DEVNULL,
@@ -220,6 +217,10 @@ def environment(folder):
     }
 
 
+def _of_trainwright(error):
+    return any(kind.__name__ == "TrainwrightError" for kind in type(error).__mro__)
+
+
 def tidy(text):
     """Return an output without blanks at the ends of its lines and without lines above or below it."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
@@ -240,12 +241,22 @@ def _plain(text):
     return re.sub(r"(?<![\w.])\d+(\.\d+)?(?= s\b)", "0", text)
 
 
-if __name__ == "__main__":
-    import tempfile
-
+def main(arguments):
+    """Check pages, or write their outputs anew; return the exit status."""
+    check = "--check" in arguments
     sys.path.insert(0, str(ROOT / "src"))
-    for name in sys.argv[1:]:
+    for name in [name for name in arguments if name != "--check"]:
         with tempfile.TemporaryDirectory() as place:
-            runner = Runner(Path(name).resolve(), Path(place), write=True)
-            runner.run()
-            runner.page.write_text(runner.rewritten(), encoding="utf-8")
+            runner = Runner(Path(name).resolve(), Path(place), write=not check)
+            try:
+                runner.run()
+            except Mismatch as mismatch:
+                sys.stderr.write(f"{mismatch}\n")
+                return 1
+            if not check:
+                runner.page.write_text(runner.rewritten(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,24 +1,49 @@
 """Every code block of the README and of the documentation runs and gives the output that its page shows."""
 
-import pytest
-from blocks import ROOT, Runner, blocks_of, matches
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
-PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
+import pytest
+from blocks import ROOT, blocks_of, main, matches
+
+TEXTS = {
+    page: page.read_text(encoding="utf-8")
+    for page in [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
+}
+PAGES = [page for page, text in TEXTS.items() if blocks_of(text)]
+
+
+@pytest.fixture(scope="session")
+def checks(request):
+    """Run the pages that are to be tested two at a time, each in a process of its own: they mostly wait for imports."""
+    pages = [item.callspec.params["page"] for item in request.session.items if item.name.startswith("test_blocks_of")]
+    with ThreadPoolExecutor(2) as pool:
+        if "PYTEST_XDIST_WORKER" in os.environ:  # several such sessions share the pages: each runs what it is asked for
+            yield lambda page: pool.submit(check, page).result()
+        else:
+            running = {page: pool.submit(check, page) for page in pages}
+            yield lambda page: running[page].result()
+
+
+def check(page):
+    command = [sys.executable, str(ROOT / "tests" / "docs" / "blocks.py"), "--check", str(page)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_of_page(page, tmp_path):
-    if not blocks_of(page.read_text(encoding="utf-8")):
-        pytest.skip("it has no code")
-    Runner(page, tmp_path).run()
+def test_blocks_of_page(page, checks):
+    done = checks(page)
+    assert done.returncode == 0, done.stderr
 
 
 def test_examples_are_shown_and_run():
     """Each small example is the file block of a page, which runs it."""
-    texts = [page.read_text(encoding="utf-8") for page in PAGES]
-    shown = {block.file for text in texts for block in blocks_of(text)}
-    run = {name for name in shown if name and any(f" {name}" in text for text in texts)}
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} <= run
+    for example in sorted((ROOT / "examples").glob("*.*")):
+        shown = [text for text in TEXTS.values() if example.name in {block.file for block in blocks_of(text)}]
+        commands = (f"$ python {example.name}", f"$ trainwright run {example.name}")
+        assert any(command in text for text in shown for command in commands), example
 
 
 def test_outputs_are_compared():
@@ -27,16 +52,19 @@ def test_outputs_are_compared():
     assert not matches("", "anything")
 
 
-def test_block_with_another_output_fails(tmp_path):
+def test_block_with_another_output_fails(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1)\n```\n\n```text\n2\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError, match="page.md:5"):
-        Runner(page, tmp_path).run()
+    assert main(["--check", str(page)]) == 1
+    assert "page.md:5" in capsys.readouterr().err
+    assert main([str(page)]) == 0
+    assert page.read_text(encoding="utf-8") == "```python\nprint(1)\n```\n\n```text\n1\n```\n"
 
 
 def test_progress_and_varying_numbers():
     run = "[1/2] trial 0 stopped (0.1 s): loss=3 | best loss=3 (trial 0)\n[2/2] trial 1 complete (1.0 s): loss=2\n"
     assert matches("[1/2] trial 1 stopped (7 s)\ndone\n", run + "done\n")
+    assert matches("[1/2] trial 1 stopped (7 s)\n...\n[2/2] trial 3 failed\ndone\n", run + "done\n")
     assert not matches("[1/2] trial 1 stopped\n", "nothing\n")
     assert matches("best: trial 3, 0.25 of -1\n", "best: trial 11, 1.5e-03 of -2", varying=True)
     assert not matches("best: trial 3\n", "worst: trial 3", varying=True)
