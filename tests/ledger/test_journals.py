@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trainwright.errors import LedgerError, LedgerTooNew, StudyError
-from trainwright.ledger import FORMAT, DirectoryLedger, Record, facts
+from trainwright.ledger import FORMAT, DirectoryLedger, Record, blocks, facts
 
 
 @pytest.fixture
@@ -66,6 +66,20 @@ def test_nul_filled_tails(ledger):
             assert found == ["one", "two"][: 1 + (cut == len(whole))]
             assert len(dropped) == 1
             assert dropped[0].endswith("dropped (its end is missing)")
+
+
+def test_a_hole_in_a_long_journal_is_told_with_all_that_it_hides(ledger):
+    """Also if the journal is read in blocks, as studies do."""
+    for _ in range(3):
+        ledger.append(marks(*range(3000)))
+    path = journal(ledger)
+    whole = path.read_bytes()
+    hole = whole.index(b"\n", len(whole) // 2) + 1
+    path.write_bytes(whole[:hole] + bytes(10) + whole[hole + 10 :])
+    reader = DirectoryLedger(ledger.directory)
+    records = [record for block, _ in blocks(reader) for record in block]
+    assert b"".join(record.line() for record in records) == whole[:hole]
+    assert [dropped.size for dropped in reader.dropped()] == [len(whole) - hole]
 
 
 def test_a_delayed_page_is_read_when_it_arrives(ledger):

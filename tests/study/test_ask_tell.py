@@ -210,6 +210,17 @@ def test_orphans_go_to_one_of_several_processes(kept):
     assert sorted(numbers) == [0, 1, 2, 3]
 
 
+def test_orphans_are_found_though_others_told_what_was_asked_here(kept):
+    other = reopened(kept)
+    other.ask(2)
+    for configuration in kept.ask(2):
+        other.refresh()
+        other.tell(configuration, loss=0.5)
+    other.close()
+    kept.refresh()
+    assert [configuration.number for configuration in kept.ask(3)] == [0, 1, 4]
+
+
 def test_proposals_of_the_living_are_left_to_them(kept):
     kept.ask(2)
     assert reopened(kept).ask().number == 2
@@ -252,6 +263,7 @@ def test_a_failed_write_in_tell_can_be_repeated(kept, monkeypatch):
         patch.setattr(os, "write", write)
         with pytest.raises(LedgerError, match="no space left on device"):
             kept.tell(configuration, loss=0.5)
+    assert kept.ask().number == 1  # the first is still with its caller
     kept.tell(configuration, loss=0.5)
     assert kept.state.counts["complete"] == 1
     again = reopened(kept)

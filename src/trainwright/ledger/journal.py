@@ -132,6 +132,7 @@ class JournalReader:
             data = file.read(most_bytes)
             if most_bytes is not None and len(data) == most_bytes:
                 data += file.readline()  # to the end of the line that the limit cut
+            size = os.fstat(file.fileno()).st_size
         place = self.places.setdefault(name, _Place())
         hole = data.find(b"\0")  # a page that has not arrived yet on a network file system
         whole = data.rfind(b"\n", 0, hole if hole >= 0 else len(data)) + 1
@@ -143,7 +144,8 @@ class JournalReader:
             elif (dropped := Dropped(name, start, len(line) + 1, "its checksum does not hold")) not in place.bad:
                 place.bad.append(dropped)
             start += len(line) + 1
-        place.offset, place.tail = offset + whole, len(data) - whole
+        place.offset = offset + whole
+        place.tail = size - place.offset if whole < len(data) else 0  # beyond a hole nothing is read
         return offset + whole
 
     def dropped(self) -> list[Dropped]:

@@ -129,8 +129,10 @@ class Study:
 
     def _orphans(self) -> Iterator[Configuration]:
         """Yield the proposals of dead writers, each now ours and yielded once."""
-        if self._book.state.counts[Status.PROPOSED] <= len(self._book.asked):
-            return  # all that wait are ours
+        waiting = (self._book.state.trials.get(number) for number in self._book.asked)
+        ours = sum(trial is not None and trial.status is Status.PROPOSED for trial in waiting)
+        if self._book.state.counts[Status.PROPOSED] == ours:
+            return
         for trial in self.trials:
             abandoned = trial.status is Status.PROPOSED and trial.key and self._book.orphaned(trial)
             if abandoned and self._book.claim_lease(trial.number):
@@ -169,7 +171,6 @@ class Study:
         values = {} if failed is not None else self._values(metrics, number)
         if trial is None or trial.status.ended:
             trial = self._enter(configuration)
-        self._book.asked.discard(trial.number)
         lease = max(1, trial.lease)
         bad = refusal(self.objectives, values, "in tell") if failed is None else None
         if failed is not None:
@@ -178,6 +179,7 @@ class Study:
             self._book.append(facts.failed(trial.number, lease, failure="bad_objective", message=bad))
         else:
             self._book.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
+        self._book.asked.discard(trial.number)  # not before it is written: a failed tell can be repeated
         return trial
 
     def _refuse_retelling(self, trial: TrialState, metrics: Mapping[str, float]) -> None:
