@@ -87,7 +87,7 @@ def test_arithmetic_agrees_with_python(text):
         try:
             assert value == pytest.approx(eval(f"a + {text}", {}, params), rel=1e-12)  # noqa: S307  # the oracle
         except ZeroDivisionError:
-            assert not np.isfinite(value)
+            continue  # columns follow IEEE 754, in which an infinity on the way may turn finite again
 
 
 REFUSED = {
