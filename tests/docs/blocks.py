@@ -34,7 +34,7 @@ _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.
 _FILE = re.compile(r"`(?P<name>[\w./-]+\.(?:py|toml))`:")
 _SKIPPED = re.compile(r"<!-- not run: \S.*-->")
 _VARYING = re.compile(r"<!-- numbers vary: \S.*-->")
-_NUMBER = r"(?<![\w.])-?\d[\d,]*(\.\d+)?(e-?\d+)?"
+_NUMBER = r"(?<![\w.])-?\d+(,\d{3})*(\.\d+)?(e-?\d+)?"
 _PROGRESS = re.compile(r"(^\[\d+(/\d+)?\] trial .*\n(\.\.\.\n(?=\[\d))?)+", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"  # never an output to show
 _END = "\x1e"  # between the outputs of two commands

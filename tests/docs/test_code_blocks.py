@@ -67,4 +67,5 @@ def test_progress_and_varying_numbers():
     assert matches("[1/2] trial 1 stopped (7 s)\n...\n[2/2] trial 3 failed\ndone\n", run + "done\n")
     assert not matches("[1/2] trial 1 stopped\n", "nothing\n")
     assert matches("best: trial 3, 0.25 of -1\n", "best: trial 11, 1.5e-03 of -2", varying=True)
+    assert matches("trials [3] cost 1,200\n", "trials [3, 11] cost 90", varying=True)
     assert not matches("best: trial 3\n", "worst: trial 3", varying=True)
