@@ -18,7 +18,8 @@ PAGES = [page for page, text in TEXTS.items() if blocks_of(text)]
 @pytest.fixture(scope="session")
 def checks(request):
     """Run the pages that are to be tested two at a time, each in a process of its own: they mostly wait for imports."""
-    pages = [item.callspec.params["page"] for item in request.session.items if item.name.startswith("test_blocks_of_page[")]
+    tests = [item for item in request.session.items if item.name.startswith("test_blocks_of_page[")]
+    pages = [test.callspec.params["page"] for test in tests]
     with ThreadPoolExecutor(2) as pool:
         if "PYTEST_XDIST_WORKER" in os.environ:  # several such sessions share the pages: each runs what it is asked for
             yield lambda page: pool.submit(check, page).result()
