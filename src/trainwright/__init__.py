@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainwright import checkpoint, ensemble, ledger, train
+    from trainwright import checkpoint, ensemble, ledger, report, train
     from trainwright.engine import Local
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         one_of,
         require,
     )
-    from trainwright.study import Study
+    from trainwright.study import Study, StudyFailed
     from trainwright.train import Trial
 
 __version__ = "0.1.0"
@@ -64,6 +64,7 @@ _HOME = {
     "Scheduler": "schedule",
     "Space": "space",
     "Study": "study",
+    "StudyFailed": "study",
     "TrainwrightError": "errors",
     "Trial": "train",
     "all_of": "space",
@@ -75,7 +76,7 @@ _HOME = {
     "one_of": "space",
     "require": "space",
 }
-_PACKAGES = ("checkpoint", "ensemble", "ledger", "train")
+_PACKAGES = ("checkpoint", "ensemble", "ledger", "report", "train")
 
 __all__ = [
     "ASHA",
@@ -103,6 +104,7 @@ __all__ = [
     "Scheduler",
     "Space",
     "Study",
+    "StudyFailed",
     "TrainwrightError",
     "Trial",
     "__version__",
@@ -116,6 +118,7 @@ __all__ = [
     "less",
     "not_",
     "one_of",
+    "report",
     "require",
     "train",
 ]

@@ -112,9 +112,9 @@ def test_sequence_must_be_known():
 
 @pytest.mark.parametrize("searcher", [RandomSearcher(), QuasiRandomSearcher()])
 def test_defaults_are_the_first_trial(searcher):
-    space = Space(x=Float(0.0, 1.0, default=0.25), o=Choice("a", "b", default="b"))
+    space = Space(x=Float(1e-4, 1e-1, log=True, default=0.003), o=Choice("a", "b", default="b"))
     done = play(searcher, View(space, 0), 3, bowl)
-    assert done[0].params == {"x": 0.25, "o": "b"}
+    assert done[0].params == {"x": 0.003, "o": "b"}  # to the last bit
     assert done[1].params != done[0].params
 
 

@@ -388,3 +388,22 @@ def test_a_driver_that_cannot_write_ends_and_loses_nothing(tmp_path, monkeypatch
         run(again, Interrupt(), trials=8)
         assert again.state.results == 8
         assert done.items() <= {trial.number: trial.values for trial in again.trials}.items()
+
+
+def test_the_best_of_earlier_runs_is_still_the_best(tmp_path, capsys):
+    study = make(tmp_path / "study")
+    run(study, Interrupt(), trials=6)
+    best = study.best
+    capsys.readouterr()
+    run(study, Interrupt(), trials=7, progress=True)
+    ended = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert len(ended) == 1
+    assert f"(trial {min(best, study.best, key=lambda t: t.values['loss']).number})" in ended[0]
+
+
+def test_a_trial_costs_one_claim(tmp_path):
+    """Whoever claims a number has the first lease too: on a shared file system each claim is slow."""
+    study = make(tmp_path / "study")
+    run(study, Interrupt(), trials=6)
+    claims = [path.name for path in (study.directory / "ledger" / "claims").rglob("*") if path.is_file()]
+    assert len(claims) == len(study.trials)

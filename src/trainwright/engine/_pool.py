@@ -1,5 +1,6 @@
 """A pool of worker processes on this machine, one trial in each at a time."""
 
+import os
 import sys
 import time
 from multiprocessing.connection import wait
@@ -76,7 +77,8 @@ class Pool:
         threads = str(max(1, cores() * len(block) // self.workers))
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
-        return {**dict.fromkeys(names, threads), "CUDA_VISIBLE_DEVICES": gpus}
+        passive = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # idle threads would spin on the other workers' cores
+        return {**dict.fromkeys(names, threads), "OMP_WAIT_POLICY": passive, "CUDA_VISIBLE_DEVICES": gpus}
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and watch the limits of the others."""

@@ -88,8 +88,11 @@ class DirectoryLedger:
         folder = self.directory / "claims" / hashlib.blake2b(name.encode(), digest_size=1).hexdigest()
         path = folder / name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return token if _link(path, token) else _owner(path)
+            try:
+                return token if _link(path, token) else _owner(path)
+            except FileNotFoundError:  # the first claim there
+                folder.mkdir(parents=True, exist_ok=True)
+                return token if _link(path, token) else _owner(path)
         except OSError as error:
             raise LedgerError(f"cannot claim {key} in {self.directory}: {error.strerror or error}") from error
 

@@ -1,10 +1,20 @@
 """Who proposes: searchers are pure functions from a view of the study to configurations."""
 
-from trainwright.search._searcher import Searcher
+from trainwright.search._searcher import Searcher, draw_new, opening, propose
 from trainwright.search.forest import ForestSearcher
 from trainwright.search.grid import GridSearcher
 from trainwright.search.quasirandom import QuasiRandomSearcher
 from trainwright.search.random import RandomSearcher
 from trainwright.search.view import View
 
-__all__ = ["ForestSearcher", "GridSearcher", "QuasiRandomSearcher", "RandomSearcher", "Searcher", "View"]
+__all__ = [
+    "ForestSearcher",
+    "GridSearcher",
+    "QuasiRandomSearcher",
+    "RandomSearcher",
+    "Searcher",
+    "View",
+    "draw_new",
+    "opening",
+    "propose",
+]

@@ -37,21 +37,23 @@ def propose(view: View, row: NDArray[np.float64], number: int, **origin: Any) ->
 
 
 def opening(
-    view: View, number: int, taken: set[bytes], points: Sequence[Mapping[str, Any]] = ()
-) -> NDArray[np.float64] | None:
-    """Return the row with which trial `number` opens a study, if there is one: the user's points, then the default."""
+    view: View, number: int, taken: set[bytes], points: Sequence[Mapping[str, Any]] = (), **origin: Any
+) -> Configuration | None:
+    """Return the configuration with which trial `number` opens a study: one of the user's points, then the default.
+
+    None if there is no such, or it was tried before.
+    """
     if number < len(points):
         found: Configuration | None = view.space.configuration_of(points[number])
     else:
         found = view.space.default() if number == len(points) else None
     if found is None:
         return None
-    row = view.space.encode(found.params)
-    key = view.space.row_keys(row[None, :])[0]
+    key = view.space.row_keys(view.space.encode(found.params)[None, :])[0]
     if key in view.tried or key in taken:
         return None
     taken.add(key)
-    return row
+    return replace(found, number=number, origin=dict(origin))  # exactly what was given: a row may round its last bit
 
 
 def draw_new(view: View, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:

@@ -126,10 +126,12 @@ class ForestSearcher:
         return float(self.kappa * (self.kappa_final / self.kappa) ** turn)
 
     def _design(self, view: View, number: int, taken: set[bytes]) -> Configuration:
-        row = opening(view, number, taken, self.points)
-        if row is None and self.design == "random":
+        given = opening(view, number, taken, self.points, searcher="forest")
+        if given is not None:
+            return given
+        if self.design == "random":
             row = draw_new(view, number, taken, "initial")
-        elif row is None:
+        else:
             place = from_the_middle(view, number, max(2 * view.space.dimension + 1, self._initial(view)), self.design)
             row = spread(view, place, taken, self.design)
         return propose(view, row, number, searcher="forest", design=self.design)

@@ -37,10 +37,11 @@ class QuasiRandomSearcher:
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
-            row = opening(view, number, taken)
-            if row is None:
+            proposal = opening(view, number, taken, searcher=self.sequence)
+            if proposal is None:
                 row = spread(view, number, taken, self.sequence)
-            proposals.append(propose(view, row, number, searcher=self.sequence))
+                proposal = propose(view, row, number, searcher=self.sequence)
+            proposals.append(proposal)
         return proposals
 
 

@@ -19,8 +19,8 @@ class RandomSearcher:
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
-            row = opening(view, number, taken)
-            if row is None:
-                row = draw_new(view, number, taken, "random")
-            proposals.append(propose(view, row, number, searcher="random"))
+            proposal = opening(view, number, taken, searcher="random")
+            if proposal is None:
+                proposal = propose(view, draw_new(view, number, taken, "random"), number, searcher="random")
+            proposals.append(proposal)
         return proposals

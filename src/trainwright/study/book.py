@@ -33,6 +33,7 @@ class Book:
         self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
         self._next_number = 0
+        self._new: set[int] = set()  # trials that we proposed and nobody has started: their first lease is ours
         self._taken: dict[int, str] = {}  # numbers below that others own, but have not proposed; and who
         self._liveness = Liveness(LEASE_SECONDS)
         self.refresh()
@@ -117,9 +118,15 @@ class Book:
         self._taken = dict(sorted({**self._taken, **dict.fromkeys(numbers, self.ledger.writer)}.items()))
 
     def claim_lease(self, number: int) -> int | None:
-        """Return the next lease of a trial, now ours, or None if somebody alive has it."""
+        """Return the next lease of a trial, now ours, or None if somebody alive has it.
+
+        The first lease goes with the number: whoever claimed that and made the proposal need not claim again.
+        """
+        if number in self._new:
+            self._new.remove(number)
+            return 1
         trial = self.state.trials.get(number)
-        lease = (trial.lease if trial is not None else 0) + 1
+        lease = max(1, trial.lease if trial is not None else 1) + 1
         return self._take_over(f"lease/{number}", lease)[0]
 
     def _take_over(self, key: str, turn: int = 0) -> tuple[int | None, str]:
@@ -154,6 +161,7 @@ class Book:
                 seen_hash=f"{self.state.ended_hash:016x}",
             )
         )
+        self._new.add(number)
 
     def orphaned(self, trial: TrialState) -> bool:
         """Whether nobody is left who would go on with a trial that nothing in this process works on."""

@@ -54,6 +54,11 @@ class Progress:
         elif self._shown:
             print(text, file=self._stream, flush=True)
 
+    def resume(self, state: State) -> None:
+        """Take the best of earlier runs for the best so far."""
+        for trial in state.trials.values():
+            self._note_best(state, trial)
+
     def tick(self, state: State, running: int) -> None:
         """Bring the live line up to date."""
         if self._bar is not None and self._task is not None:

@@ -260,6 +260,7 @@ class Study:
         self._follow(view)
         with Progress(trials, shown=progress) as shown:
             if self._book.state.trials:
+                shown.resume(self._book.state)
                 shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")
             driver = Driver(
                 self._book,
