@@ -80,6 +80,20 @@ def test_kappa_decays_and_returns():
     assert kappas(ForestSearcher(kappa=0.7, kappa_final=0.7))[5:] == [0.7] * 35
 
 
+def test_each_worker_slot_has_its_own_kappa():
+    """Slot s multiplies the decaying kappa by a draw of mean 1 that depends on seed and slot alone."""
+
+    def first_two(slot):
+        view = View(square_space(), 0, slot=slot)
+        return [c.origin["kappa"] for c in play(ForestSearcher(trees=1, candidates=8), view, 7, square)[5:]]
+
+    alone = first_two(None)
+    shares = np.array([first_two(slot) for slot in range(200)]) / alone
+    assert shares[:, 0] == pytest.approx(shares[:, 1])
+    assert abs(shares[:, 0].mean() - 1.0) < 3.0 / math.sqrt(200)
+    assert len(np.unique(shares[:, 0])) == 200
+
+
 def test_batches_draw_their_kappas_from_an_exponential_law():
     """The first has the kappa of its number; the mean of the others is that kappa, within 3 standard errors."""
     view = View(square_space(), 0)

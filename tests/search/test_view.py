@@ -169,3 +169,14 @@ def test_a_forest_kept_through_any_chunks_equals_one_grown_at_once():
         assert all(
             np.array_equal(whole._bits[t, : whole._sizes[t]], parts._bits[t, : parts._sizes[t]]) for t in range(4)
         )
+
+
+def test_bounds_beyond_the_objectives_are_those_of_constraints():
+    """Losses of constraints follow the objectives', and are no objectives themselves."""
+    view = started(View(SPACE, 0, 1, bounds=[np.inf, 3.0]), 2)
+    view.result(0, [0.5, 2.0], epoch=None, complete=True)
+    view.result(1, None, epoch=None, complete=False)
+    assert view.losses.tolist() == [[0.5], [np.inf]]
+    assert view.outcomes.tolist() == [[0.5, 2.0], [np.inf, np.inf]]
+    assert view.bounds.tolist() == [np.inf, 3.0]
+    assert View(SPACE, 0, 2).bounds.tolist() == [np.inf, np.inf]

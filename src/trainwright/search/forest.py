@@ -123,7 +123,10 @@ class ForestSearcher:
 
     def _kappa(self, view: View, number: int) -> float:
         turn = (number - self._initial(view)) % self.period / self.period
-        return float(self.kappa * (self.kappa_final / self.kappa) ** turn)
+        kappa = float(self.kappa * (self.kappa_final / self.kappa) ** turn)
+        if view.slot is not None:  # each worker its own appetite for the unknown, of the same mean
+            kappa *= float(-np.log1p(-rng(view.seed, "kappa-slot", view.slot).random()))
+        return kappa
 
     def _design(self, view: View, number: int, taken: set[bytes]) -> Configuration:
         given = opening(view, number, taken, self.points, searcher="forest")

@@ -19,16 +19,29 @@ class View:
     Losses are minimised and may be inf or nan (both bad). A trial gives one row when it ends, and one for each
     rung of horizon / 3^k (k = 1 to 3) that its reports pass, so at most four. `epochs` is the number of epochs
     of a full trial; without it the horizon is the greatest epoch seen, and rungs are told when a trial ends.
+    `slot` is the place of one worker among many that search without a leader, each with a kappa of its own. `bounds`
+    are the greatest losses wanted, inf where there is none: one per objective, then one per constraint; the losses
+    that the study tells come in the same order.
     """
 
     def __init__(
-        self, space: Space, seed: int, objectives: int = 1, trials: int | None = None, *, epochs: int | None = None
+        self,
+        space: Space,
+        seed: int,
+        objectives: int = 1,
+        trials: int | None = None,
+        *,
+        epochs: int | None = None,
+        slot: int | None = None,
+        bounds: Sequence[float] | None = None,
     ) -> None:
         self.space = space
         self.seed = seed
         self.objectives = objectives
         self.trials = trials
         self.epochs = epochs
+        self.slot = slot
+        self.bounds = np.full(objectives, np.inf) if bounds is None else np.array(bounds, dtype=np.float64)
         self.tried: set[bytes] = set()  # keys of every row ever proposed
         self.memo: dict[
             object, object
@@ -45,7 +58,7 @@ class View:
         self._count = 0
         self._partial = 0  # rows that are no final result
         self._rows = np.empty((64, space.dimension))
-        self._losses = np.empty((64, objectives))
+        self._losses = np.empty((64, len(self.bounds)))
         self._numbers = np.empty(64, dtype=np.int64)
         self._epoch = np.empty(64)  # inf where the row is a final result
         self._failed = np.empty(64, dtype=np.bool_)
@@ -81,7 +94,7 @@ class View:
         for at, values in reports:
             self._tell_rung(number, at, values)
         if losses is None:
-            self._append(number, [np.inf] * self.objectives, np.inf)
+            self._append(number, [np.inf] * len(self.bounds), np.inf)
         elif complete:
             self._append(number, losses, np.inf)
         elif epoch is not None and number not in self._last_rung:
@@ -107,6 +120,11 @@ class View:
     @property
     def losses(self) -> NDArray[np.float64]:
         """Losses [count, objectives], inf throughout a failed row."""
+        return self._losses[: self._count, : self.objectives]
+
+    @property
+    def outcomes(self) -> NDArray[np.float64]:
+        """Losses [count, bounds] of objectives and constraints, inf throughout a failed row."""
         return self._losses[: self._count]
 
     @property
