@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble import BudgetedGreedy, Front, Mean, Point, Weighted, combine, leave
-from trainwright.ensemble.front import non_dominated
 from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import EnsembleError
 
@@ -85,17 +84,6 @@ class TestFront:
         for count, point in enumerate(front.baselines.values(), start=1):
             assert point.members == tuple(sorted(order[:count]))
             assert point.weights == (1 / count,) * count
-
-    @settings(deadline=None)
-    @given(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=30))
-    def test_non_dominated(self, rows):
-        values = np.array(rows, dtype=float)
-        keep = non_dominated(values)
-        for index, row in enumerate(rows):
-            better = any(all(a <= b for a, b in zip(other, row, strict=True)) and other != row for other in rows)
-            assert not (better and keep[index])
-            assert better or row in values[keep].tolist() or list(row) in values[keep].tolist()
-        assert len(np.unique(values[keep], axis=0)) == keep.sum()
 
 
 class TestEnsemble:

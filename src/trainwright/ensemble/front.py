@@ -11,10 +11,10 @@ import numpy as np
 from trainwright.ensemble.candidates import Candidates, Picks, Scorer
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.entry import Member
-from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
+from trainwright.pareto import non_dominated
 
-__all__ = ["Front", "Point", "Strategy", "non_dominated", "point_of", "points_of"]
+__all__ = ["Front", "Point", "Strategy", "point_of", "points_of"]
 
 
 class Strategy(Protocol):
@@ -131,16 +131,10 @@ def points_of(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> tu
         point = point_of(candidates, picks, loss)
         points.setdefault((point.members, point.weights), point)
     found = list(points.values())
-    keep = non_dominated(np.array([_axes(point) for point in found]).reshape(len(found), 3))
-    return tuple(sorted((found[index] for index in np.flatnonzero(keep)), key=_axes))
-
-
-def non_dominated(values: Array) -> Array:
-    """Return which rows [n, d], smaller is better, no other row dominates; of equal rows the first is kept."""
-    keep = np.zeros(len(values), dtype=bool)
-    for index in np.lexsort(values.T[::-1]):  # whatever dominates a row comes before it
-        keep[index] = not (values[keep] <= values[index]).all(axis=1).any()
-    return keep
+    axes = np.array([_axes(point) for point in found]).reshape(len(found), 3)
+    front = np.flatnonzero(non_dominated(axes))
+    _, firsts = np.unique(axes[front], axis=0, return_index=True)
+    return tuple(found[index] for index in front[firsts])
 
 
 def _axes(point: Point) -> tuple[float, float, float]:

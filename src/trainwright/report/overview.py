@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainwright.ledger import Objective, State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
-from trainwright.study.front import non_dominated
+from trainwright.pareto import non_dominated
 
 __all__ = ["Clock", "Overview"]
 

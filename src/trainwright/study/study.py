@@ -32,6 +32,7 @@ from trainwright.ledger import (
     parse_objectives,
     refusal,
 )
+from trainwright.pareto import non_dominated
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ForestSearcher, Searcher
 from trainwright.search import View as SearchView
@@ -39,7 +40,6 @@ from trainwright.space import Configuration, Space
 from trainwright.study.book import Book
 from trainwright.study.driver import Budget, Driver
 from trainwright.study.followers import RuleFollower, SearchFollower, losses_of
-from trainwright.study.front import non_dominated
 from trainwright.study.progress import Progress
 
 if TYPE_CHECKING:

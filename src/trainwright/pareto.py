@@ -1,0 +1,138 @@
+"""Pareto fronts of losses (all minimised): who is dominated, ranks, the front kept up to date, and hypervolume.
+
+A row dominates another if it is as good in every column and better in one; so equal rows never dominate each other.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MOST_EXACT", "Front", "hypervolume", "non_dominated", "ranks", "reference_of", "sampled_hypervolume"]
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+MOST_EXACT = 6  # objectives up to which the exact hypervolume is worth its cost
+
+
+def non_dominated(losses: Array) -> Mask:
+    """Return which rows of losses [n, m] no other row dominates; equal ones are all kept. O(n * front), if m = 2 a sort."""
+    keep = np.zeros(len(losses), dtype=np.bool_)
+    if not len(losses):
+        return keep
+    order = np.lexsort(losses.T[::-1])  # whatever dominates a row comes before it
+    rows = losses[order]
+    if losses.shape[1] == 2:
+        first = np.concatenate([[True], rows[1:, 0] > rows[:-1, 0]])
+        start = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))  # where its first objective begins
+        before = np.concatenate([[np.inf], np.minimum.accumulate(rows[:, 1])])[start]
+        keep[order] = (rows[:, 1] < before) & (rows[:, 1] == rows[start, 1])
+        return keep
+    front = np.empty_like(rows)
+    count = 0
+    for place, row in zip(order, rows, strict=True):
+        others = front[:count]
+        if not ((others <= row).all(axis=1) & (others < row).any(axis=1)).any():
+            keep[place] = True
+            front[count] = row
+            count += 1
+    return keep
+
+
+def ranks(losses: Array) -> NDArray[np.int64]:
+    """Return each row's rank: 0 on the front, 1 on the front of the others, and so on (Goldberg, 1989)."""
+    found = np.full(len(losses), -1, dtype=np.int64)
+    rank = 0
+    while (left := np.flatnonzero(found < 0)).size:
+        found[left[non_dominated(losses[left])]] = rank
+        rank += 1
+    return found
+
+
+class Front:
+    """The non-dominated rows of all that were added; O(front) for each."""
+
+    def __init__(self, objectives: int) -> None:
+        self._losses = np.empty((0, objectives))
+        self._labels: list[int] = []
+
+    def add(self, losses: Array, label: int) -> bool:
+        """Take one row with its label; return whether it is on the front now. What it dominates leaves."""
+        row = np.asarray(losses, dtype=np.float64)
+        if ((self._losses <= row).all(axis=1) & (self._losses < row).any(axis=1)).any():
+            return False
+        beaten = (row <= self._losses).all(axis=1) & (row < self._losses).any(axis=1)
+        self._losses = np.concatenate([self._losses[~beaten], row[None, :]])
+        self._labels = [old for old, gone in zip(self._labels, beaten.tolist(), strict=True) if not gone] + [label]
+        return True
+
+    @property
+    def losses(self) -> Array:
+        """The front's rows [front, objectives], in order of arrival."""
+        return self._losses
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Their labels."""
+        return tuple(self._labels)
+
+
+def reference_of(losses: Array) -> Array:
+    """Return a reference point for losses [n, m], n > 0: a tenth of its range beyond the worst of each objective."""
+    worst, spread = losses.max(axis=0), np.ptp(losses, axis=0)
+    beyond: Array = worst + 0.1 * np.where(spread > 0.0, spread, np.maximum(np.abs(worst), 1.0))
+    return beyond
+
+
+def hypervolume(losses: Array, reference: Array) -> float:
+    """Return the volume between losses [n, m] and the reference point [m], exactly; rows beyond it count nothing.
+
+    A sweep for two objectives, O(n log n); above, recursive exclusive volumes (While, Bradstreet and Barone, IEEE
+    TEVC 2012), exponential in m: above six objectives use `sampled_hypervolume`. The order of rows plays no part.
+    """
+    reference = np.asarray(reference, dtype=np.float64)
+    return _volume(_within(np.asarray(losses, dtype=np.float64), reference), reference)
+
+
+def sampled_hypervolume(
+    losses: Array, reference: Array, generator: np.random.Generator, draws: int = 100_000
+) -> tuple[float, float]:
+    """Return an estimate of the hypervolume from uniform draws, and its standard error."""
+    reference = np.asarray(reference, dtype=np.float64)
+    front = _within(np.asarray(losses, dtype=np.float64), reference)
+    if not len(front):
+        return 0.0, 0.0
+    ideal = front.min(axis=0)
+    hits = 0
+    for start in range(0, draws, 1000):
+        points = ideal + (reference - ideal) * generator.random((min(1000, draws - start), len(ideal)))
+        hits += int((front[None, :, :] <= points[:, None, :]).all(axis=2).any(axis=1).sum())
+    box, share = float(np.prod(reference - ideal)), hits / draws
+    return box * share, box * float(np.sqrt(share * (1.0 - share) / draws))
+
+
+def _within(losses: Array, reference: Array) -> Array:
+    """Return the distinct front rows that are better than the reference everywhere, in one order."""
+    found: Array = np.unique(losses[(losses < reference).all(axis=1)], axis=0)
+    return found[non_dominated(found)]
+
+
+def _volume(front: Array, reference: Array) -> float:
+    """Return the hypervolume of distinct non-dominated rows in ascending order."""
+    if not len(front):
+        return 0.0
+    if len(front) == 1:
+        return float(np.prod(reference - front[0]))
+    if len(reference) == 1:
+        return float(reference[0] - front[0, 0])
+    if len(reference) == 2:
+        heights = np.concatenate([[reference[1]], front[:-1, 1]]) - front[:, 1]
+        return float(((reference[0] - front[:, 0]) * heights).sum())
+    # Worst in the last objective first: the rest of a row's slice then has one objective less.
+    front = front[np.lexsort(front.T)[::-1]]
+    total = 0.0
+    for place, row in enumerate(front):
+        depth = reference[-1] - row[-1]
+        rest = np.unique(np.maximum(front[place + 1 :, :-1], row[:-1]), axis=0)
+        rest = rest[non_dominated(rest)]
+        total += depth * (float(np.prod(reference[:-1] - row[:-1])) - _volume(rest, reference[:-1]))
+    return total
