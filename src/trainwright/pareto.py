@@ -15,7 +15,7 @@ MOST_EXACT = 6  # objectives up to which the exact hypervolume is worth its cost
 
 
 def non_dominated(losses: Array) -> Mask:
-    """Return which rows of losses [n, m] no other row dominates; equal ones are all kept. O(n * front), if m = 2 a sort."""
+    """Return which rows of losses [n, m] no other dominates; equal ones are all kept. O(n * front), if m = 2 a sort."""
     keep = np.zeros(len(losses), dtype=np.bool_)
     if not len(losses):
         return keep
