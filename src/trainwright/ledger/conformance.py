@@ -7,6 +7,7 @@ Needs hypothesis; nothing else of the package imports this file.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,8 +31,13 @@ _shared = settings(deadline=None, suppress_health_check=[HealthCheck.differing_e
 bodies = st.dictionaries(_text, _values, max_size=4)
 """Any body that a record may have: JSON values, NaN and infinities among them."""
 
+
+def _record(kind: str, body: dict[str, Any], trial: int | None, lease: int | None) -> Record:
+    return Record(kind=kind, body=body, trial=trial, lease=lease)
+
+
 records = st.builds(
-    Record,
+    _record,
     kind=st.sampled_from(["proposed", "reported", "note"]) | _text,
     body=bodies,
     trial=st.none() | st.integers(0, 9),

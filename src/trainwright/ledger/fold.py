@@ -56,6 +56,7 @@ class State:
     sessions: int = 0
     unknown_kinds: dict[str, int] = field(default_factory=dict)
     _next_seq: dict[str, int] = field(default_factory=dict)
+    _preempted: set[int] = field(default_factory=set)  # paused without a result
 
     def apply(self, record: Record) -> bool:
         """Fold one record in; return False if it was there already."""
@@ -63,22 +64,23 @@ class State:
             raise LedgerTooNew(
                 f"the ledger holds records of format {record.v}; this version reads up to {FORMAT}; upgrade trainwright"
             )
-        if record.seq < self._next_seq.get(record.writer, 0):
+        writer, kind = record.writer, record.kind
+        if record.seq < self._next_seq.get(writer, 0):
             return False
-        self._next_seq[record.writer] = record.seq + 1
-        if record.trial is not None and record.kind in _TRIAL_KINDS:
+        self._next_seq[writer] = record.seq + 1
+        if record.trial is not None and kind in _TRIAL_KINDS:
             trial = self.trials.get(record.trial)
             if trial is None:
                 trial = self.trials[record.trial] = TrialState(record.trial)
                 self.counts[Status.PROPOSED] += 1
             leases = len(trial.leases)
-            _TRIAL_KINDS[record.kind](trial, record)
-            if record.kind in _MOVING_KINDS or len(trial.leases) != leases:
+            _TRIAL_KINDS[kind](trial, record)
+            if kind in _MOVING_KINDS or len(trial.leases) != leases:
                 self._move(trial)
-        elif record.kind in _STUDY_KINDS:
-            _STUDY_KINDS[record.kind](self, record)
+        elif kind in _STUDY_KINDS:
+            _STUDY_KINDS[kind](self, record)
         else:
-            self.unknown_kinds[record.kind] = self.unknown_kinds.get(record.kind, 0) + 1
+            self.unknown_kinds[kind] = self.unknown_kinds.get(kind, 0) + 1
         return True
 
     def _move(self, trial: TrialState) -> None:
@@ -91,12 +93,14 @@ class State:
             if after.ended:
                 self.ended_hash ^= _hash(trial.number, after)
             trial.status = after
+        if Status.PAUSED in {before, after}:
+            (self._preempted.add if trial.preempted else self._preempted.discard)(trial.number)
 
     @property
     def results(self) -> int:
         """How many trials have a result and count towards the budget."""
-        preempted = sum(t.preempted for t in self.trials.values()) if self.counts[Status.PAUSED] else 0
-        return self.counts[Status.COMPLETE] + self.counts[Status.STOPPED] + self.counts[Status.PAUSED] - preempted
+        counts = self.counts
+        return counts[Status.COMPLETE] + counts[Status.STOPPED] + counts[Status.PAUSED] - len(self._preempted)
 
     def allowed(self, trials: int) -> int:
         """Return how many numbers may be claimed for a budget of `trials` results: failures do not use it up."""
@@ -179,7 +183,10 @@ def _note(state: State, record: Record) -> None:
 
 def _lease(trial: TrialState, record: Record) -> Lease:
     number = record.lease or 1
-    return trial.leases.setdefault(number, Lease(number))
+    lease = trial.leases.get(number)
+    if lease is None:
+        lease = trial.leases[number] = Lease(number)
+    return lease
 
 
 def _metrics(values: dict[str, Any]) -> dict[str, float]:
@@ -211,7 +218,8 @@ def _reported(trial: TrialState, record: Record) -> None:
             epoch, body["step"], _metrics(body["metrics"]), body["wall_seconds"], lease, record.at
         )
     held = _lease(trial, record)
-    held.writer = held.writer or record.writer  # its `started` may be damaged
+    if not held.writer:  # its `started` may be damaged
+        held.writer = record.writer
     held.seconds = max(held.seconds, body["wall_seconds"])
 
 

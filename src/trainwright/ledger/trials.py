@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["MAX_RESTARTS", "Checkpoint", "End", "Failure", "Lease", "Offer", "Report", "Status", "TrialState"]
 
@@ -32,8 +32,7 @@ class Status(StrEnum):
 _ENDED = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """The metrics of one epoch (from 1); `wall_seconds` counts from the start of `lease`, `at` is wall time (s)."""
 
     epoch: int
@@ -74,8 +73,7 @@ class Failure:
     traceback: str
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """How one lease ended. `order` breaks ties between ends of one lease: the least wins."""
 
     kind: str  # finished, failed or paused
@@ -146,6 +144,9 @@ class TrialState:
     @property
     def end(self) -> End | None:
         """The end that counts: the result of the highest lease that has one, else the end of the highest lease."""
+        if len(self.leases) == 1:  # most trials
+            (only,) = self.leases.values()
+            return only.end
         with_result = [n for n, lease in self.leases.items() if lease.end is not None and lease.end.result]
         chosen = max(with_result, default=self.lease)
         return self.leases[chosen].end if chosen else None
