@@ -21,15 +21,15 @@ __all__ = ["Fsync", "JournalReader", "JournalWriter"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
-_LAZY_KINDS = frozenset({"reported", "decided", "note"})
+_LAZY_KINDS = frozenset({"proposed", "reported", "decided", "note"})
 _LAZY_SECONDS = 5.0
 
 
 class JournalWriter:
     """Appends records to one file, created at the first append.
 
-    `fsync="lifecycle"` (default): on disk before `append` returns, except for batches of reports and decisions alone,
-    which are written at once (they survive the death of the process) and synced within 5 seconds of the next append or
+    `fsync="lifecycle"` (default): on disk before `append` returns, except for batches of proposals (a trial's start
+    brings them there), reports, decisions and notes alone, which are written at once (they survive the death of the process) and synced within 5 seconds of the next append or
     beat (so only the death of the machine can lose them). "always" syncs every batch, "never" leaves it to the system.
     """
 

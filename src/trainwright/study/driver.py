@@ -1,4 +1,4 @@
-"""The loop of one `study.run`: it joins searcher, scheduler and engine over the book."""
+"""The loop that joins searcher, scheduler and engine over the book: of one `study.run`, or of one worker of a team."""
 
 import time
 from collections import deque
@@ -6,23 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.engine import Died, Engine, Outcome, Quiet, Raised, Returned, TrainFunction
-from trainwright.errors import SpaceExhausted, TrainwrightError
+from trainwright.errors import TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
 from trainwright.schedule import View as RuleView
-from trainwright.search import Searcher
-from trainwright.search import View as SearchView
 from trainwright.study.book import Book
 from trainwright.study.followers import RuleFollower
+from trainwright.study.heart import Heart
 from trainwright.study.progress import Progress
+from trainwright.study.proposals import Proposals
 from trainwright.train import Assignment
 
-__all__ = ["Budget", "Driver", "StudyFailed"]
+__all__ = ["Budget", "Driver", "Member", "StudyFailed"]
 
 _POLL_SECONDS = 0.5
-_REFRESH_SECONDS = 1.0
-_BEAT_SECONDS = 15.0
+_WATCH_SECONDS = 1.0
 _HOPELESS = 10
 """So many failures without one success end a run."""
 
@@ -44,6 +43,19 @@ class Budget:
     max_failures: int = 100
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """What sets a worker of a team apart from a driver that expects to be alone.
+
+    It has a slot of its own; it waits for what others run, to take it over if they die; and when it is told to leave,
+    its trials have `grace_seconds` to come to the end of their epoch.
+    """
+
+    slot: int
+    wait: bool = True
+    grace_seconds: float = 25.0
+
+
 @dataclass(slots=True)
 class _Running:
     lease: int
@@ -51,6 +63,7 @@ class _Running:
     since: float
     verdict: Verdict = CONTINUE
     refusal: str | None = None  # why its last report fails it
+    superseded: bool = False  # another holder has a higher lease, or has ended it
 
 
 class Driver:
@@ -59,31 +72,30 @@ class Driver:
     def __init__(
         self,
         book: Book,
-        view: SearchView,
         rule: RuleFollower,
+        proposals: Proposals,
         *,
-        searcher: Searcher,
         scheduler: Scheduler,
         engine: Engine,
         budget: Budget,
         progress: Progress,
+        member: Member | None = None,
     ) -> None:
         self.book = book
-        self.view = view
         self.rule = rule
-        self.searcher = searcher
+        self.proposals = proposals
         self.scheduler = scheduler
         self.engine = engine
         self.budget = budget
         self.progress = progress
-        self.exhausted = False
-        self._space = view.space
+        self.member = member
         self._running: dict[int, _Running] = {}
         self._waiting: deque[int] = deque()  # trials to go on with: interrupted, lost, proposed by a dead writer
-        self._foreign: set[int] = set()  # trials that others hold
+        self._contested: set[int] = set()  # trials that another was quicker to claim, but has not started yet
         self._free: list[int] = []
         self._granted = 0  # trials handed to the policy in its present plan
-        self._started = self._refreshed = self._beaten = time.monotonic()
+        self._leaving = False
+        self._started = self._watched = time.monotonic()
 
     def run(self, train: TrainFunction) -> None:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens."""
@@ -91,25 +103,50 @@ class Driver:
         self.scheduler.policy.check(self.engine.slots)
         self.engine.open(train, self.book.directory)
         self._free = list(range(self.engine.slots))
-        self.book.ledger.beat()
-        try:
-            self._adopt(self.book.state.trials)
-            while not self._out_of_time():
-                self._granted = 0
-                for grant in self.scheduler.policy.plan(self):
-                    self._start(grant.work.trial, grant.block)
-                if self._running:
-                    self.engine.poll(self, _POLL_SECONDS)
-                elif not self._granted:  # else another driver was faster: look again
-                    if self._enough() or not self.book.undecided(self._allowed()):
+        self.book.followers.append(self)
+        with Heart(self.book.ledger) as heart:
+            try:
+                self._adopt(self.book.state.trials)
+                while not self._out_of_time():
+                    if self._step():
                         break
-                    self._await_news()
-                self._upkeep()
-                self.progress.tick(self.book.state, len(self._running))
-        finally:
-            self.engine.close()
-            for number in list(self._running):
-                self._preempt(number)
+                    heart.check()
+            except KeyboardInterrupt:
+                self._leave()
+                raise
+            finally:
+                self.engine.close()
+                self.book.followers.remove(self)
+                for number in list(self._running):
+                    self._preempt(number)
+                self.proposals.close()
+
+    def _step(self) -> bool:
+        """Start what can be started, wait for news, and deal with them; return whether all is done."""
+        self._granted = 0
+        self.book.keep_up()
+        for grant in self.scheduler.policy.plan(self):
+            self._start(grant.work.trial, grant.block)
+        if self._running:
+            self.proposals.prepare(self._allowed())
+            self.engine.poll(self, _POLL_SECONDS)
+        elif not self._granted:  # else another driver was faster: look again
+            if self._enough() or not self._expects_news():
+                return True
+            self._await_news()
+        self._watch()
+        self.progress.tick(self.book.state, len(self._running))
+        return False
+
+    def _leave(self) -> None:
+        """Give running trials time to end their epoch, after which others go on with them."""
+        if self.member is None or not self._running:
+            return
+        self._leaving = True
+        deadline = time.monotonic() + self.member.grace_seconds
+        self.progress.say(f"leaving: {len(self._running)} trials have {self.member.grace_seconds:g} s for their epoch")
+        while self._running and time.monotonic() < deadline:
+            self.engine.poll(self, min(_POLL_SECONDS, self.member.grace_seconds))
 
     # The policy's desk.
 
@@ -127,24 +164,22 @@ class Driver:
         """Return an interrupted trial, or a new one while budget and space last."""
         while self._waiting and not self._enough():
             number = self._waiting.popleft()
-            if not self._settle(self.book.state.trials[number]):
+            if self._open(number) and not self._settle(self.book.state.trials[number]):
                 self._granted += 1
                 return Work(number)
-        if self._enough() or self.exhausted or not self.rule.starts_new(self._rule_view()):
+        if self._enough() or self.proposals.exhausted or not self.rule.starts_new(self._rule_view()):
             return None
-        number_or_none = self.book.claim_number(self._allowed())
-        if number_or_none is None:
+        proposal = self.proposals.next(self._allowed())
+        if proposal is None:
             return None
-        try:
-            (configuration,) = self.searcher.ask(self.view, [number_or_none])
-        except SpaceExhausted as end:
-            self.book.release([number_or_none])
-            self.exhausted = True
-            self.progress.say(f"every configuration of the space has been tried: {end}")
-            return None
-        self.book.propose(number_or_none, configuration)
+        self.book.append(self.book.proposal(*proposal))
         self._granted += 1
-        return Work(number_or_none)
+        return Work(proposal[0])
+
+    def _open(self, number: int) -> bool:
+        """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
+        trial = self.book.state.trials[number]
+        return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
 
     def _enough(self) -> bool:
         """Whether all results that the budget allows are there, or would be if every running trial gives one."""
@@ -166,20 +201,26 @@ class Driver:
         """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
         for number in sorted(numbers):
             trial = self.book.state.trials[number]
-            self._foreign.discard(number)
             if number in self._running or number in self._waiting:
                 continue
             if trial.status in {Status.RUNNING, Status.PROPOSED} and not self.book.orphaned(trial):
-                self._foreign.add(number)
-            elif not trial.key and not trial.status.ended:  # its proposal is damaged: nobody knows what to run
+                continue
+            if not trial.key and not trial.status.ended:  # its proposal is damaged: nobody knows what to run
                 self.book.append(
                     facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
                 )
-            else:
-                if trial.status is Status.RUNNING:
-                    self.book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
-                if trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted:
-                    self._waiting.append(number)
+                continue
+            if trial.status is Status.RUNNING:
+                self.book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
+            if self._open(number):
+                self._waiting.append(number)
+
+    def follow(self, record: Record, trial: TrialState | None) -> None:
+        """Take note of trials that other writers lost or let go of."""
+        if trial is None or record.kind not in {"lost", "paused"} or self.book.mine(record):
+            return
+        if self._open(trial.number) and trial.number not in self._waiting and trial.number not in self._running:
+            self._waiting.append(trial.number)
 
     def _settle(self, trial: TrialState) -> bool:
         """End a trial that was judged before its driver died, but whose end was not written."""
@@ -192,14 +233,14 @@ class Driver:
 
     def _start(self, number: int, block: Block) -> None:
         trial = self.book.state.trials[number]
-        lease = self.book.claim_lease(number)
+        lease = self.book.claims.lease(number)
         if lease is None:
-            self._foreign.add(number)
+            self._contested.add(number)
             return
         known = max((c.epoch for c in trial.checkpoints.values()), default=0)
         devices = self.engine.devices(block)
         self.book.append(
-            facts.started(number, lease, slot="+".join(map(str, block)), devices=devices, resumed_epoch=known)
+            facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
         )
         self._running[number] = _Running(lease=lease, block=block, since=time.monotonic())
         self._free = [slot for slot in self._free if slot not in block]
@@ -216,6 +257,10 @@ class Driver:
         )
         self.engine.launch(assignment, block)
 
+    def _slot(self, block: Block) -> str:
+        slots = "+".join(map(str, block))
+        return slots if self.member is None else f"{self.member.slot}:{slots}"
+
     def _release(self, number: int) -> _Running:
         running = self._running.pop(number)
         self._free = sorted([*self._free, *running.block])
@@ -224,12 +269,11 @@ class Driver:
     def _preempt(self, number: int) -> None:
         """Record that a running trial was interrupted; the next run goes on from its checkpoint."""
         running = self._release(number)
-        trial = self.book.state.trials[number]
-        epoch = max((c.epoch for c in trial.checkpoints.values()), default=0)
-        seconds = time.monotonic() - running.since
-        self.book.append(
-            facts.paused(number, running.lease, reason="preempted", epoch=epoch, values={}, wall_seconds=seconds)
-        )
+        self.book.append(self._pause(number, running.lease, time.monotonic() - running.since))
+
+    def _pause(self, number: int, lease: int, seconds: float) -> Record:
+        epoch = max((c.epoch for c in self.book.state.trials[number].checkpoints.values()), default=0)
+        return facts.paused(number, lease, reason="preempted", epoch=epoch, values={}, wall_seconds=seconds)
 
     # The engine's handler.
 
@@ -239,10 +283,18 @@ class Driver:
         if isinstance(running.verdict, Stop | Pause) or running.refusal is not None:
             return False  # it was told to end already
         self.book.append(*records)
+        self.book.keep_up()  # the rule compares with what others have reported
+        self._notice(trial, running)
+        if running.superseded or self._leaving:
+            return False
         for record in records:
             if record.kind == "reported":
                 self._judge(trial, running, record.body["epoch"], record.body["metrics"])
         return isinstance(running.verdict, Continue) and running.refusal is None
+
+    def _notice(self, number: int, running: _Running) -> None:
+        trial = self.book.state.trials[number]
+        running.superseded = trial.lease > running.lease or trial.status.ended
 
     def _judge(self, number: int, running: _Running, epoch: int, metrics: Mapping[str, float]) -> None:
         running.refusal = refusal(self.book.objectives, metrics, f"at epoch {epoch}")
@@ -265,15 +317,20 @@ class Driver:
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
         running = self._release(trial)
+        self._notice(trial, running)
         self.book.append(*outcome.records, self._end(trial, running, outcome))
         state = self.book.state.trials[trial]
-        if state.status is Status.LOST:
+        if state.status is Status.LOST and not self._leaving:
             self._waiting.append(trial)
         self.progress.ended(self.book.state, state)
         self._give_up_if_hopeless(state)
 
     def _end(self, number: int, running: _Running, outcome: Outcome) -> Record:
         lease, seconds = running.lease, outcome.seconds
+        if isinstance(outcome, Quiet) and running.superseded:
+            return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
+        if isinstance(outcome, Quiet) and self._leaving and isinstance(running.verdict, Continue):
+            return self._pause(number, lease, seconds)
         if running.refusal is not None:
             return facts.failed(number, lease, failure="bad_objective", message=running.refusal, wall_seconds=seconds)
         if isinstance(outcome, Died):
@@ -326,18 +383,32 @@ class Driver:
 
     # Upkeep.
 
-    def _upkeep(self) -> None:
-        now = time.monotonic()
-        if now - self._beaten >= _BEAT_SECONDS:
-            self._beaten = now
-            self.book.ledger.beat()
-        if now - self._refreshed >= _REFRESH_SECONDS:
-            self._refreshed = now
-            self.book.refresh()
-            self._adopt(list(self._foreign))
+    def _watch(self) -> None:
+        """Take over from writers that have died since the last look."""
+        if (now := time.monotonic()) - self._watched < _WATCH_SECONDS:
+            return
+        self._watched = now
+        if dead := self.book.claims.newly_dead():
+            self._adopt([number for number, trial in self.book.state.trials.items() if trial.holder in dead])
+        retry = {number for number in self._contested if self._open(number)}
+        self._contested.clear()
+        self._waiting.extend(sorted(retry - self._running.keys() - set(self._waiting)))
+        for number, running in self._running.items():
+            self._notice(number, running)
+
+    def _expects_news(self) -> bool:
+        """Whether to stay though there is nothing to do: others may die, or are not known to live."""
+        limit = self._allowed()
+        if self.member is not None and self.member.wait:
+            counts = self.book.state.counts
+            if counts[Status.PROPOSED] + counts[Status.RUNNING] + counts[Status.LOST]:
+                return True
+            if self.book.claims.waited_for(limit) or self._contested:
+                return True
+        return self.book.claims.undecided(limit)
 
     def _await_news(self) -> None:
-        """Wait until it is known whether another host's driver still lives, and take over what it left if not."""
+        """Wait for what others do, and take over what they left if they are gone."""
         time.sleep(_POLL_SECONDS)
         self.book.refresh()
         self._adopt(self.book.state.trials)

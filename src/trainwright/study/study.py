@@ -38,9 +38,10 @@ from trainwright.search import ForestSearcher, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.book import Book
-from trainwright.study.driver import Budget, Driver
+from trainwright.study.driver import Budget, Driver, Member
 from trainwright.study.followers import RuleFollower, SearchFollower, losses_of
 from trainwright.study.progress import Progress
+from trainwright.study.proposals import Proposals
 
 if TYPE_CHECKING:
     import polars as pl
@@ -119,12 +120,12 @@ class Study:
             try:
                 proposals = self._searcher.ask(view, numbers)
             except SpaceExhausted:
-                self._book.release(numbers)
+                self._book.claims.release(numbers)
                 raise
             self._book.asked.update(numbers)
-            for number, proposal in zip(numbers, proposals, strict=True):
-                self._book.propose(number, proposal)
-                asked.append(replace(proposal, number=number))
+            proposals = [replace(proposal, number=n) for n, proposal in zip(numbers, proposals, strict=True)]
+            self._book.append(*itertools.starmap(self._book.proposal, zip(numbers, proposals, strict=True)))
+            asked += proposals
         return asked if count is not None else asked[0]
 
     def _orphans(self) -> Iterator[Configuration]:
@@ -135,12 +136,12 @@ class Study:
             return
         for trial in self.trials:
             abandoned = trial.status is Status.PROPOSED and trial.key and self._book.orphaned(trial)
-            if abandoned and self._book.claim_lease(trial.number):
+            if abandoned and self._book.claims.lease(trial.number):
                 self._book.asked.add(trial.number)
                 yield Configuration(params=trial.params, key=trial.key, number=trial.number, origin=trial.origin)
 
     def _number(self) -> int:
-        number = self._book.claim_number()
+        number = self._book.claims.number()
         assert number is not None  # noqa: S101 -- there is always another one without a limit
         return number
 
@@ -204,7 +205,7 @@ class Study:
         self._searching()
         checked = self.space.configuration_of(dict(configuration))
         number = self._number()
-        self._book.propose(number, replace(checked, number=number, origin={"searcher": "told"}))
+        self._book.append(self._book.proposal(number, replace(checked, number=number, origin={"searcher": "told"})))
         return self._book.state.trials[number]
 
     def _searching(self) -> SearchView:
@@ -247,35 +248,52 @@ class Study:
         )
         if trials is None and wall_seconds is None and device_seconds is None and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
-        schedule = Scheduler.of(scheduler)
-        view = SearchView(
-            self.space, self._book.state.seed, len(self.objectives), trials, epochs=schedule.rule.max_epochs
+        budget = Budget(
+            trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures
         )
-        rule = RuleFollower(schedule.rule, self.objectives)
+        self._drive(train, budget, searcher, Scheduler.of(scheduler), engine, progress=progress)
+
+    def _drive(
+        self,
+        train: TrainFunction,
+        budget: Budget,
+        searcher: Searcher | None,
+        scheduler: Scheduler,
+        engine: Engine | None,
+        *,
+        progress: bool,
+        member: Member | None = None,
+    ) -> None:
+        """Run trials as the one driver, or as a member of a team."""
+        view = SearchView(
+            self.space,
+            self._book.state.seed,
+            len(self.objectives),
+            budget.trials,
+            epochs=scheduler.rule.max_epochs,
+            slot=None if member is None else member.slot,
+        )
+        rule = RuleFollower(scheduler.rule, self.objectives)
         self._book.refresh()
         for record in self._book.replay(rule.kinds):
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
         followers = list(self._book.followers)
         self._book.followers.append(rule)
         self._follow(view)
-        with Progress(trials, shown=progress) as shown:
+        with Progress(budget.trials, shown=progress) as shown:
             if self._book.state.trials:
                 shown.resume(self._book.state)
                 shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")
+            chosen = searcher if searcher is not None else self._searcher
             driver = Driver(
                 self._book,
-                view,
                 rule,
-                searcher=searcher if searcher is not None else self._searcher,
-                scheduler=schedule,
+                Proposals(self._book, view, chosen, worker=member is not None, say=shown.say),
+                scheduler=scheduler,
                 engine=engine if engine is not None else Local(),
-                budget=Budget(
-                    trials=trials,
-                    wall_seconds=wall_seconds,
-                    device_seconds=device_seconds,
-                    max_failures=max_failures,
-                ),
+                budget=budget,
                 progress=shown,
+                member=member,
             )
             try:
                 driver.run(train)

@@ -1,0 +1,179 @@
+"""Who may do what: the numbers, leases and slots of one study, and which of their holders are dead.
+
+Nothing here is locked. A claim is won once and for ever, so what a dead holder had is claimed at the next turn of the
+same key. Clocks of different hosts are never compared (see `Liveness`).
+"""
+
+import itertools
+import time
+from bisect import bisect
+from collections.abc import Callable, Collection, Sequence
+
+from trainwright.ledger import Ledger, Liveness, State, Status
+from trainwright.randomness import rng
+
+__all__ = ["LEASE_SECONDS", "Claims"]
+
+LEASE_SECONDS = 180.0
+"""How long a holder on another host may be silent before what it had is lost."""
+
+_LOOKS = 12  # at the beats of one writer within that time, once it is known to live
+_SOON_SECONDS = 2.0  # between looks before that
+_NEIGHBOURS = 2  # live writers that each writer watches
+_STRANGERS = 64  # of whom nothing is known yet: so many are looked at beside those
+
+
+class Claims:
+    """What this process has claimed in a study, and what it knows of the other claimers."""
+
+    def __init__(self, ledger: Ledger, state: State, join: Callable[[], None], mine: Collection[str]) -> None:
+        self._ledger = ledger
+        self._state = state
+        self._join = join  # makes us known before our first claim
+        self._mine = mine  # the writers that we are and were
+        self.slot = 0  # where the draws of numbers start from
+        self._draws = 0
+        self._new: set[int] = set()  # trials that we proposed and nobody has started: their first lease is ours
+        self._next_number = 0
+        self._held: set[int] = set()  # numbers that we have claimed, but not proposed
+        self._taken: dict[int, str] = {}  # numbers that others have claimed, but not proposed; and who
+        self._dead: set[str] = set()
+        self._told: set[str] = set()  # those of them that `newly_dead` has told
+        self._liveness = Liveness(LEASE_SECONDS)
+        self._looked: dict[str, tuple[float, bool | None]] = {}  # when at a writer's beats, and what they told
+
+    def number(self, limit: int | None = None, *, among: int = 1) -> int | None:
+        """Return a free trial number, now ours, or None if `limit` numbers are taken.
+
+        The first of the free ones, or with `among` any of so many: then many claimers seldom want the same.
+        """
+        self._taken = {n: owner for n, owner in self._taken.items() if n not in self._state.trials}
+        for number, owner in sorted(self._taken.items()):
+            left_over = owner in self._mine or self.dead(owner)
+            if left_over and (limit is None or number < limit) and self._won(number):
+                return number
+        while free := self._free(limit, among):
+            draw = 0
+            if among > 1:
+                self._draws += 1
+                draw = int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free)))
+            if self._won(free[draw]):
+                return free[draw]
+        return None
+
+    def _free(self, limit: int | None, most: int) -> list[int]:
+        found: list[int] = []
+        number = self._next_number
+        while len(found) < most and (limit is None or number < limit):
+            if number not in self._state.trials and number not in self._taken and number not in self._held:
+                found.append(number)
+            elif number == self._next_number:
+                self._next_number += 1
+            number += 1
+        return found
+
+    def _won(self, number: int) -> bool:
+        turn, owner = self._take_over(f"number/{number}")
+        if turn is None:
+            self._taken[number] = owner
+        else:
+            self._taken.pop(number, None)
+            self._held.add(number)
+        return turn is not None
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Let claimed numbers for which there was no proposal be claimed again, by us or by whoever comes after us."""
+        self._held.difference_update(numbers)
+        self._taken |= dict.fromkeys(numbers, self._ledger.writer)
+
+    def proposed(self, number: int) -> None:
+        """Note that we have proposed a trial."""
+        self._held.discard(number)
+        self._new.add(number)
+
+    def lease(self, number: int) -> int | None:
+        """Return the next lease of a trial, now ours, or None if somebody alive has it.
+
+        The first lease goes with the number: whoever claimed that and made the proposal need not claim again.
+        """
+        if number in self._new:
+            self._new.remove(number)
+            return 1
+        trial = self._state.trials.get(number)
+        lease = max(1, trial.lease if trial is not None else 1) + 1
+        return self._take_over(f"lease/{number}", lease)[0]
+
+    def take_slot(self, hint: int | None) -> int:
+        """Return a worker slot, now ours: that of `hint`, or else the first free one from about where they are free."""
+        first = hint if hint is not None else self.others
+        self.slot = next(slot for slot in itertools.count(first) if self._take_over(f"slot/{slot}")[0] is not None)
+        return self.slot
+
+    def _take_over(self, key: str, turn: int = 0) -> tuple[int | None, str]:
+        """Claim `key` at `turn`, or at the turn after each dead owner: one who died before it wrote what it did.
+
+        Returns the turn, or None if somebody else has it, and the owner.
+        """
+        self._join()
+        while (owner := self._ledger.claim(f"{key}/{turn}", self._ledger.writer)) not in self._mine:
+            if not self.dead(owner):
+                return None, owner
+            turn += 1
+        return turn, owner
+
+    # Who lives.
+
+    @property
+    def others(self) -> int:
+        """About how many other writers are at work."""
+        return max(0, len(self._state.writers) - len(self._dead) - len(self._mine))
+
+    def dead(self, writer: str) -> bool | None:
+        """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""
+        if writer in self._mine:
+            return False
+        if writer in self._dead:
+            return True
+        known = self._state.writers.get(writer)
+        verdict = known.gone() if known is not None else None
+        if verdict is None:
+            now = time.monotonic()
+            looked, verdict = self._looked.get(writer, (-LEASE_SECONDS, None))
+            pause = LEASE_SECONDS / _LOOKS
+            if now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
+                verdict = self._liveness.dead(writer, known, self._ledger.beats([writer])[writer])
+                self._looked[writer] = now, verdict
+        if verdict and known is not None:
+            self._dead.add(writer)
+        return verdict
+
+    def newly_dead(self) -> set[str]:
+        """Return writers found dead since the last call.
+
+        Watching is a ring: each looks at those after it, in the order of their names, up to the second live one. So
+        every death is seen by somebody, at a cost that does not grow with the number of writers.
+        """
+        names = sorted(self._state.writers.keys() - self._dead - set(self._mine))
+        start = bisect(names, self._ledger.writer)
+        live = strangers = 0
+        for name in names[start:] + names[:start]:
+            verdict = self.dead(name)
+            live += verdict is False
+            strangers += verdict is None
+            if live == _NEIGHBOURS or strangers == _STRANGERS:
+                break
+        new = self._dead - self._told
+        self._told |= new
+        return new
+
+    def undecided(self, limit: int | None) -> bool:
+        """Whether it is not known yet if some holder, on another host, of a trial or number below `limit` lives."""
+        held = (Status.PROPOSED, Status.RUNNING)
+        holders = {trial.holder for trial in self._state.trials.values() if trial.status in held}
+        holders |= self.waited_for(limit)
+        return any(self.dead(holder) is None for holder in holders)
+
+    def waited_for(self, limit: int | None) -> set[str]:
+        """Return who has claimed numbers below `limit`, but not proposed."""
+        trials = self._state.trials
+        return {o for n, o in self._taken.items() if n not in trials and (limit is None or n < limit)}
