@@ -73,7 +73,7 @@ BAD = {
 ADDED = {
     "rule without length": (RULE, r"\[rule\] ASHA: 'max_epochs' is missing; arguments: max_epochs, min_epochs, eta"),
     "rule's value": (RULE + "max_epochs = 9\neta = 1", "ASHA.eta: got 1; allowed: a number > 1"),
-    "unknown rule": ('[rule]\nname = "Asha"', r"\[rule\] name: got 'Asha'; allowed: ASHA, FixedEpochs, Median"),
+    "unknown rule": ('[rule]\nname = "Asha"', r"\[rule\] name: got 'Asha'; allowed: ASHA, AnyOf, FixedEpochs, Median"),
     "policy too large": ('[policy]\nname = "Fixed"\ndevices = 2', "Fixed.devices: got 2, the engine has 1 slots"),
     "ensemble's setting": (
         "[ensemble]\nmax_memebrs = 2",

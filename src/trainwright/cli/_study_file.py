@@ -1,7 +1,6 @@
 """Study files: a TOML file, or a Python file with `study` and `train`, as the objects that they name."""
 
 import importlib
-import inspect
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -11,17 +10,14 @@ from typing import Any
 
 import trainwright as tw
 from trainwright.engine import load_function
-from trainwright.errors import InputError, StudyError, closest
+from trainwright.errors import InputError, StudyError
 from trainwright.report.summary import check_ensemble
+from trainwright.study.settings import built, only_known
 
 __all__ = ["Job", "read_job"]
 
 _TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "ensemble")
 _STUDY_KEYS = ("train", "objectives", "directory", "seed", "trials", "wall_seconds", "device_seconds", "require")
-_SEARCHERS = ("ForestSearcher", "GridSearcher", "QuasiRandomSearcher", "RandomSearcher")
-_RULES = ("ASHA", "FixedEpochs", "Median")
-_POLICIES = ("Fixed",)
-_ENGINES = ("Local",)
 
 
 @dataclass(kw_only=True)
@@ -80,11 +76,11 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
         raise InputError(f"run: {path} is no valid TOML: {error}") from None
     except OSError as error:
         raise InputError(f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    _known(content, _TABLES, str(path))
+    only_known(content, _TABLES, str(path))
     for name, table in content.items():
         _check_table(table, f"{path}, [{name}]")
     settings = content.get("study", {})
-    _known(settings, _STUDY_KEYS, f"{path}, [study]")
+    only_known(settings, _STUDY_KEYS, f"{path}, [study]")
     for name in ("train", "objectives"):
         if name not in settings:
             raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
@@ -103,16 +99,15 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
     if workers is not None:
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else settings.get("directory")
-    rule = _built(content, "rule", _RULES)
-    policy = _built(content, "policy", _POLICIES)
-    given = {name: part for name, part in (("rule", rule), ("policy", policy)) if part is not None}
+    made = {kind: built(kind, content[kind]) for kind in ("searcher", "rule", "policy", "engine") if kind in content}
+    scheduler = {kind: made[kind] for kind in ("rule", "policy") if kind in made}
     return Job(
         open_study=lambda: tw.Study(space, settings["objectives"], directory=where, seed=settings.get("seed", 0)),
         train=load_function(settings["train"]),
         budget={name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
-        searcher=_built(content, "searcher", _SEARCHERS),
-        scheduler=tw.Scheduler(**given) if given else None,
-        engine=_built(content, "engine", _ENGINES),
+        searcher=made.get("searcher"),
+        scheduler=tw.Scheduler(**scheduler) if scheduler else None,
+        engine=made.get("engine"),
         ensemble=content.get("ensemble"),
     )
 
@@ -130,26 +125,3 @@ def _check_settings(settings: Mapping[str, Any], where: str) -> None:
         raise InputError(f"{where} require: got {rules!r}; allowed: a list of texts, such as ['width * depth <= 512']")
     if not isinstance(settings.get("directory", ""), str):
         raise InputError(f"{where} directory: got {settings['directory']!r}; allowed: a path, such as 'runs/digits'")
-
-
-def _built(content: Mapping[str, Any], table: str, names: tuple[str, ...]) -> Any:
-    """Return the object that a table names, made with the table's other entries as arguments."""
-    if table not in content:
-        return None
-    arguments = dict(content[table])
-    name = arguments.pop("name", None)
-    if name not in names:
-        raise InputError(f"[{table}] name: got {name!r}; allowed: {', '.join(names)}{closest(str(name), names)}")
-    maker = getattr(tw, name)
-    known = inspect.signature(maker).parameters
-    _known(arguments, list(known), f"[{table}] {name}")
-    missing = [key for key, p in known.items() if p.default is p.empty and key not in arguments]
-    if missing:
-        raise InputError(f"[{table}] {name}: {missing[0]!r} is missing; arguments: {', '.join(known)}")
-    return maker(**arguments)
-
-
-def _known(given: Mapping[str, Any], allowed: "tuple[str, ...] | list[str]", where: str) -> None:
-    for name in given:
-        if name not in allowed:
-            raise InputError(f"{where}: {name!r} is unknown; allowed: {', '.join(allowed)}{closest(name, allowed)}")
