@@ -134,8 +134,12 @@ class Space:
 
     def configuration(self, row: Array) -> Configuration:
         """Return the configuration of a settled row."""
-        [params] = self.decode(np.asarray(row, dtype=np.float64)[None, :])
-        return Configuration(params=params, key=self._key(params))
+        [found] = self.configurations(np.asarray(row, dtype=np.float64)[None, :])
+        return found
+
+    def configurations(self, U: Array) -> list[Configuration]:
+        """Return the configurations of settled rows."""
+        return [Configuration(params=params, key=self._key(params)) for params in self.decode(U)]
 
     def configuration_of(self, params: Mapping[str, Any]) -> Configuration:
         """Return the configuration of parameters that a user gives, or raise TrialError that says what is wrong."""
@@ -187,6 +191,23 @@ class Space:
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the space that `to_json` wrote."""
         parameters, requirements = parts_of(document)
+        return cls.of(parameters, *requirements)
+
+    def to_configspace(self) -> Any:
+        """Return a `ConfigSpace.ConfigurationSpace` of the same configurations, or raise SpaceError if there is none.
+
+        Stepped numbers become ordinals, requirements forbidden clauses. Needs the extra `configspace`.
+        """
+        from trainwright.space.to_configspace import to_configspace
+
+        return to_configspace(self)
+
+    @classmethod
+    def from_configspace(cls, space: Any) -> Self:
+        """Return the space of a `ConfigSpace.ConfigurationSpace`; every parameter has the default that it has there."""
+        from trainwright.space.from_configspace import read_configspace
+
+        parameters, requirements = read_configspace(space)
         return cls.of(parameters, *requirements)
 
     @cached_property
