@@ -11,14 +11,16 @@ from typing import Any, Self
 
 from benchmarks.peers.columns import Column
 
-__all__ = ["ENVIRONMENTS", "METHODS", "Peer", "PeerFailed", "missing", "python_of"]
+__all__ = ["ENVIRONMENTS", "METHODS", "TOLD_THE_BUDGET", "Peer", "PeerFailed", "missing", "python_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # What `make peers` installs, one environment each, because peers pin packages that fight each other.
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "optuna": ("optuna==5.0.0",),
+    "optuna-gp": ("optuna==5.0.0", "torch==2.13.0", "scipy==1.17.1"),
     "deephyper": ("deephyper==0.13.2",),
+    "smac": ("swig==4.4.1", "smac==2.4.1"),  # swig compiles the forest that SMAC needs
 }
 
 # A searcher's name on the command line -> the environment (empty: this Python) and the method that the child serves.
@@ -26,13 +28,21 @@ METHODS: dict[str, tuple[str, str]] = {
     "forest": ("", "trainwright-forest"),
     "quasirandom": ("", "trainwright-quasirandom"),
     "own-random": ("", "trainwright-random"),
+    "gp": ("", "trainwright-gp"),
+    "evolution": ("", "trainwright-evolution"),
+    "plain-ucb": ("", "trainwright-plain-ucb"),
     "random": ("", "random"),
     "optuna-tpe": ("optuna", "optuna-tpe"),
     "optuna-tpe-categorical": ("optuna", "optuna-tpe-categorical"),
+    "optuna-gp": ("optuna-gp", "optuna-gp"),
+    "smac": ("smac", "smac"),
     "deephyper": ("deephyper", "deephyper"),
     "deephyper-values": ("deephyper", "deephyper-values"),
     "deephyper-default": ("deephyper", "deephyper-default"),
 }
+
+# SMAC sizes its initial design by the number of evaluations; nobody else is told it.
+TOLD_THE_BUDGET = frozenset({"smac"})
 
 # One thread each: a benchmark compares algorithms, not how many cores a library grabs.
 _ONE_THREAD = dict.fromkeys(

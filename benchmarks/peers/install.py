@@ -3,6 +3,7 @@
 python benchmarks/peers/install.py [NAME ...]
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,11 @@ def main(names: list[str]) -> None:
             print(f"{name}: {', '.join(pins)} is there")
             continue
         subprocess.run([sys.executable, "-m", "venv", str(ROOT / ".peers" / name)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pins], check=True)
+        # One after the other, with its programs on the path: a pin may need an earlier one to compile.
+        path = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])
+        for pin in pins:
+            command = [str(python), "-m", "pip", "install", "--quiet", pin]
+            subprocess.run(command, check=True, env={**os.environ, "PATH": path})
         print(f"{name}: {', '.join(pins)} installed")
 
 

@@ -1,7 +1,7 @@
 """Trainwright's own searchers behind the same ask and tell as its peers, through the public face only."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,22 @@ class Own:
     """A study in memory, or in a directory, with one of our searchers."""
 
     def __init__(
-        self, columns: Sequence[Column], seed: int, *, searcher: str = "ForestSearcher", directory: str | None = None
+        self,
+        columns: Sequence[Column],
+        seed: int,
+        *,
+        searcher: str = "ForestSearcher",
+        settings: Mapping[str, Any] | None = None,
+        directory: str | None = None,
     ) -> None:
         self._columns = columns
         self._space = tw.Space.of({column.name: _parameter(column) for column in columns})
         self._positions = [{value: index for index, value in enumerate(column.values)} for column in columns]
-        self._study = tw.Study(
-            self._space, objectives="min loss", directory=directory, seed=seed, searcher=getattr(tw, searcher)()
-        )
-        self.version = f"trainwright {tw.__version__}; {searcher} defaults; sources {digest()}"
+        settings = settings or {}
+        made = getattr(tw, searcher)(**settings)
+        self._study = tw.Study(self._space, objectives="min loss", directory=directory, seed=seed, searcher=made)
+        named = ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"
+        self.version = f"trainwright {tw.__version__}; {searcher} {named}; sources {digest()}"
 
     def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
         """Tell results of configurations that nobody asked for."""
@@ -72,8 +79,13 @@ def _parameter(column: Column) -> Any:
     return tw.Choice(*column.values, ordered=column.kind == "ordinal")
 
 
+_PLAIN = {"kappa": 1.96, "kappa_final": 1.96, "pending": "ignore"}
+
 METHODS = {
     "trainwright-forest": Own,
+    "trainwright-gp": partial(Own, searcher="GaussianProcessSearcher"),
+    "trainwright-evolution": partial(Own, searcher="EvolutionSearcher"),
+    "trainwright-plain-ucb": partial(Own, settings=_PLAIN),
     "trainwright-quasirandom": partial(Own, searcher="QuasiRandomSearcher"),
     "trainwright-random": partial(Own, searcher="RandomSearcher"),
 }

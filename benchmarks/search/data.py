@@ -32,7 +32,12 @@ class Table:
     _strides: NDArray[np.int64]
     _order: NDArray[np.int64]
 
-    def row(self, positions: Sequence[float]) -> int:
+    @property
+    def size(self) -> int:
+        """Number of configurations."""
+        return len(self.truth)
+
+    def place(self, positions: Sequence[float]) -> int:
         """Find the table's row of a configuration given by its positions."""
         return int(self._order[int(np.dot(self._strides, np.asarray(positions, dtype=np.int64)))])
 

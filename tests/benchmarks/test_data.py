@@ -22,11 +22,11 @@ def test_lists_of_numbers_are_ordinal_others_are_choices(tables: Path):
     ]
 
 
-def test_row_finds_each_configuration_in_any_order_of_the_file(tables: Path):
+def test_place_finds_each_configuration_in_any_order_of_the_file(tables: Path):
     table = find_tables(tables / "accuracies")[0]
     with np.load(tables / "accuracies" / "first.npz") as arrays:
         for row, positions in enumerate(arrays["hp_index"]):
-            assert table.row(positions.tolist()) == row
+            assert table.place(positions.tolist()) == row
         assert np.array_equal(table.losses, -arrays["val_acc"].astype(float)), "accuracies are maximised"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.search import run
+from benchmarks.search import judge, run
 from benchmarks.search.cells import Cells
 from benchmarks.search.data import find_tables
 
@@ -81,7 +81,7 @@ def test_a_searcher_with_fewer_seeds_is_ranked_among_all_and_leaves_the_others_r
         "random": {"t": np.array([0.3, 0.3])},
         "slow": {"t": np.array([0.2])},
     }
-    assert run._ranks(values, {"forest": 2, "random": 2, "slow": 1}, 2) == {"forest": 1.0, "random": 2.0, "slow": 2.0}
+    assert judge.ranks(values, {"forest": 2, "random": 2, "slow": 1}) == {"forest": 1.0, "random": 2.0, "slow": 2.0}
 
 
 def test_an_unknown_searcher_is_refused_by_name(arguments: list[str]):
