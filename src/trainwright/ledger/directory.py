@@ -5,21 +5,26 @@ import hashlib
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 from urllib.parse import quote
 
 from trainwright.errors import LedgerError, LedgerTooNew, StudyError
-from trainwright.ledger.journal import Fsync, JournalReader, JournalWriter
+from trainwright.ledger.journal import Fsync, JournalRemoved, JournalWriter
 from trainwright.ledger.protocol import Cursor, Dropped
+from trainwright.ledger.reader import JournalReader
 from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.snapshots import DAY_SECONDS, Packer, Snapshots
 from trainwright.ledger.writers import new_writer
 
 __all__ = ["DirectoryLedger"]
 
-_RECORD_BYTES = 256  # of a usual line
+_SILENT_SECONDS = 3600.0  # far less than what others wait before they take a journal for given up
+_MANY = 64  # journals that are done with, before it pays to move them
 
 
 class DirectoryLedger:
@@ -29,9 +34,11 @@ class DirectoryLedger:
         journal/WRITER.jsonl       the records of one writer
         claims/HH/KEY              the token that owns KEY; HH are two hex digits of the key's hash
         beats/WRITER               the writer's count of beats
+        snapshot/gen-N-T.jsonl     journals that are done with, many in one file (see `compact`)
 
     Durability: see `JournalWriter`. Claims rest on `link(2)`, judged by the link count, which network file systems
-    keep even where they lose the return code. `create=True` makes the directory if it is not there.
+    keep even where they lose the return code. `create=True` makes the directory if it is not there. `beat` may be
+    called from another thread.
     """
 
     def __init__(self, directory: str | Path, *, create: bool = False, fsync: Fsync = "lifecycle") -> None:
@@ -49,14 +56,24 @@ class DirectoryLedger:
             raise StudyError(
                 f"cannot use {self.directory} as a ledger: {(error.strerror or str(error)).lower()}"
             ) from error
-        self._reader = JournalReader(self.directory / "journal")
-        self._beats = 0
+        self._reader = JournalReader(self.directory / "journal", Snapshots(self.directory / "snapshot"))
+        self._lock = threading.RLock()
+        self._beats: dict[str, int] = {}  # of every writer that this object was since it was opened
         self._open_writer()
 
     def _open_writer(self) -> None:
-        self.writer = new_writer()
+        self._writer = new_writer()
         self._seq = 0
-        self._journal = JournalWriter(self.directory / "journal" / f"{self.writer}.jsonl", self._fsync)
+        self._sign = _now()
+        self._journal = JournalWriter(self.directory / "journal", self._writer, self._fsync)
+
+    @property
+    def writer(self) -> str:
+        """Who appends; after an hour without a sign of life somebody new, since the old one may be held dead."""
+        with self._lock:
+            if self._seq and _now() - self._sign > _SILENT_SECONDS:
+                self._renew()
+            return self._writer
 
     def append(self, records: Sequence[Record]) -> list[Record]:
         """Write the records as the journal's fsync policy says and return them stamped.
@@ -64,14 +81,25 @@ class DirectoryLedger:
         After a failure, or Ctrl-C in the middle of it, the object goes on as a new writer, since what the old file's
         end looks like is unknown.
         """
+        with self._lock:
+            writer = self.writer
+            if not self._seq:
+                self._tidy()
+            try:
+                return self._append(writer, records)
+            except JournalRemoved:  # held dead and removed, after days of silence: nobody would read it there
+                return self._append(self._writer, records)
+
+    def _append(self, writer: str, records: Sequence[Record]) -> list[Record]:
         at = time.time()
-        stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate(records)]
+        stamped = [record.stamped(writer, self._seq + i, at) for i, record in enumerate(records)]
         try:
             self._journal.append(stamped)
             self._seq += len(stamped)
         except BaseException:
             self._renew()
             raise
+        self._sign = _now()
         return stamped
 
     def _renew(self) -> None:
@@ -79,8 +107,8 @@ class DirectoryLedger:
         self._open_writer()
 
     def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
-        """Return the records beyond `cursor` (bytes per journal)."""
-        return self._reader.read(cursor or {}, None if most is None else most * _RECORD_BYTES)
+        """Return the records beyond `cursor` (bytes per journal); see `JournalReader` for how soon they are seen."""
+        return self._reader.read(cursor or {}, most)
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`, after trying to put `token` there."""
@@ -97,17 +125,21 @@ class DirectoryLedger:
             raise LedgerError(f"cannot claim {key} in {self.directory}: {error.strerror or error}") from error
 
     def beat(self) -> None:
-        """Write this writer's next count and bring late reports to the disk."""
-        self._beats += 1
-        try:
-            (self.directory / "beats" / self.writer).write_text(str(self._beats), encoding="ascii")
-        except OSError as error:
-            raise LedgerError(f"cannot write {self.directory / 'beats'}: {error.strerror or error}") from error
-        try:
-            self._journal.sync()
-        except LedgerError:
-            self._renew()  # after a failed sync nobody knows which pages reached the disk
-            raise
+        """Write this writer's next count, and those of the writers it was, and bring late reports to the disk."""
+        with self._lock:
+            self._beats.setdefault(self.writer, 0)
+            self._sign = _now()
+            try:
+                for writer in self._beats:
+                    self._beats[writer] += 1
+                    (self.directory / "beats" / writer).write_text(str(self._beats[writer]), encoding="ascii")
+            except OSError as error:
+                raise LedgerError(f"cannot write {self.directory / 'beats'}: {error.strerror or error}") from error
+            try:
+                self._journal.sync()
+            except LedgerError:
+                self._renew()  # after a failed sync nobody knows which pages reached the disk
+                raise
 
     def beats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
@@ -117,12 +149,39 @@ class DirectoryLedger:
         """Return the damaged lines and unfinished tails that reading has met."""
         return self._reader.dropped()
 
+    def compact(self, *, keep_seconds: float = DAY_SECONDS) -> int:
+        """Move the journals that are done with into one file and return how many were; nothing is lost or rewritten.
+
+        Those are done with that their writers closed, or that were silent for a day. What was moved `keep_seconds` ago
+        is removed. A writer does this by itself, when it begins and when it closes, if more than 64 can be moved.
+        """
+        packer = Packer(self.directory, Snapshots(self.directory / "snapshot"), self.claim)
+        try:
+            return packer.pack(keep_seconds=keep_seconds)
+        except OSError as error:
+            raise LedgerError(f"cannot compact {self.directory}: {error.strerror or error}") from error
+
+    def _tidy(self) -> None:
+        if self._reader.movable() > _MANY:
+            with suppress(LedgerError):  # nothing rests on it; a full disk is told by whatever is written next
+                self.compact()
+
     def close(self) -> None:
         """Sync and close the journal; if it is used again, it is as a new writer."""
-        try:
-            self._journal.close()
-        finally:
-            self._open_writer()
+        with self._lock:
+            wrote = self._seq > 0
+            try:
+                self._journal.close()
+            finally:
+                self._beats.clear()
+                self._open_writer()
+            if wrote:
+                self._tidy()
+
+
+def _now() -> float:
+    """Return seconds of a clock that goes on while the machine sleeps, if there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _create(directory: Path) -> None:

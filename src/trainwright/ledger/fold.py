@@ -5,6 +5,7 @@ is that of leases, a higher lease overrides a lower one, any result beats any fa
 the least (writer, seq).
 """
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -121,13 +122,24 @@ def fold(records: Iterable[Record], into: State | None = None) -> State:
 
 
 def blocks(ledger: Ledger, cursor: Cursor | None = None) -> Iterator[tuple[list[Record], Cursor]]:
-    """Yield the records since `cursor` in blocks, each with the cursor behind it, so that few are held at a time."""
-    while True:
-        records, after = ledger.read(cursor, most=_BLOCK)
-        if not records and after == cursor:
-            return
-        yield records, after
-        cursor = after
+    """Yield the records since `cursor` in blocks, each with the cursor behind it, so that few are held at a time.
+
+    From the first full block on the garbage collector rests: what a replay makes stays, and to go through it again and
+    again takes longer than to make it.
+    """
+    collects = gc.isenabled()
+    try:
+        while True:
+            records, after = ledger.read(cursor, most=_BLOCK)
+            if records or after is not cursor:
+                yield records, after
+            if len(records) < _BLOCK:
+                return
+            cursor = after
+            gc.disable()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def state_of(ledger: Ledger) -> State:

@@ -1,57 +1,84 @@
-"""Journals: append-only files of one writer each, and the reader that follows many of them.
+"""Journals: append-only files of one writer each.
 
 Because a file has one writer and a restarted writer opens a new one, no lock is needed and nothing is ever written
 after a torn tail.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from trainwright.errors import LedgerError
-from trainwright.ledger.protocol import Dropped
 from trainwright.ledger.record import Record
 
-__all__ = ["Fsync", "JournalReader", "JournalWriter"]
+__all__ = ["END", "Fsync", "JournalRemoved", "JournalWriter", "predecessor", "sync_directory", "writer_of"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
+END = b"%08x %b\n" % (zlib.crc32(b'{"v":1,"end":true}'), b'{"v":1,"end":true}')
+"""The last line of a journal that its writer has done with: nothing will follow, so nobody need look again."""
+
 _LAZY_KINDS = frozenset({"proposed", "reported", "decided", "note"})
 _LAZY_SECONDS = 5.0
+_MOST_BYTES = 16 * 2**20  # of one file, about: then the writer goes on in another
+
+
+class JournalRemoved(LedgerError):
+    """A journal that is no longer in its folder, so that nobody would read what is written to it."""
 
 
 class JournalWriter:
-    """Appends records to one file, created at the first append.
+    """Appends the records of one writer to a file created at the first append, and to a new one every 16 MiB.
 
     `fsync="lifecycle"` (default): on disk before `append` returns, except for batches of proposals (a trial's start
-    brings them there), reports, decisions and notes alone, which are written at once (they survive the death of the process) and synced within 5 seconds of the next append or
-    beat (so only the death of the machine can lose them). "always" syncs every batch, "never" leaves it to the system.
+    brings them there), reports, decisions and notes alone, which are written at once (they survive the death of the
+    process) and synced within 5 seconds of the next append or beat (so only the death of the machine can lose them).
+    "always" syncs every batch, "never" leaves it to the system.
     """
 
-    def __init__(self, path: Path, fsync: Fsync) -> None:
-        self.path = path
+    def __init__(self, folder: Path, writer: str, fsync: Fsync) -> None:
+        self._folder = folder
+        self._writer = writer
         self._fsync = fsync
+        self._part = 0
+        self._bytes = 0
         self._file: int | None = None
         self._unsynced_since: float | None = None
 
+    @property
+    def path(self) -> Path:
+        """The file that the next record goes to: WRITER.jsonl, then WRITER~0001.jsonl, WRITER~0002.jsonl, ..."""
+        return self._folder / (f"{self._writer}~{self._part:04d}.jsonl" if self._part else f"{self._writer}.jsonl")
+
     def append(self, records: Sequence[Record]) -> None:
-        """Write the records in one call; raise `LedgerError` naming path and free space if that fails."""
+        """Write the records in one call.
+
+        Raises `LedgerError` with path and free space if that fails, `JournalRemoved` if the file is no longer there.
+        """
         data = b"".join([record.line() for record in records])
+        if self._bytes >= _MOST_BYTES:
+            self.close()
+            self._part += 1
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
                 if self._fsync != "never":
-                    _sync_directory(self.path.parent)
+                    sync_directory(self._folder)
             written = os.write(self._file, data)
             if written != len(data):
-                raise OSError(28, "no space left on device")  # a short write on a regular file means just that
+                raise OSError(errno.ENOSPC, "no space left on device")  # what a short write on a regular file means
+            if os.fstat(self._file).st_nlink == 0:
+                raise OSError(errno.ESTALE, "it was removed")
         except OSError as error:
-            raise LedgerError(_failure(self.path, error)) from error
+            kind = JournalRemoved if error.errno == errno.ESTALE else LedgerError
+            raise kind(_failure(self.path, error)) from error
+        self._bytes += len(data)
         self._after_write(records)
 
     def _after_write(self, records: Sequence[Record]) -> None:
@@ -73,92 +100,39 @@ class JournalWriter:
         self._unsynced_since = None
 
     def close(self) -> None:
-        """Sync and close the file."""
+        """Sync the file, write its last line and let go of it."""
         try:
             self.sync()
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # without that line it is only looked at for longer
+                    os.write(self._file, END)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Let go of the file as it is: what failed was told already, and a failing close cannot be mended."""
+        self._bytes = 0
         if self._file is not None:
             file, self._file = self._file, None
             with contextlib.suppress(OSError):
                 os.close(file)
 
 
-@dataclass(slots=True)
-class _Place:
-    """How far one journal was read."""
-
-    offset: int = 0
-    bad: list[Dropped] = field(default_factory=list)
-    tail: int = 0
-
-
-class JournalReader:
-    """Follows all journals of a folder. `places` says how far each was read; keep it to go on from there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.places: dict[str, _Place] = {}
-
-    def read(self, offsets: dict[str, int], most_bytes: int | None = None) -> tuple[list[Record], dict[str, int]]:
-        """Return the whole records beyond `offsets` (file name to bytes), in order per file, and the new offsets.
-
-        With `most_bytes` it stops there, but reads at least one line of a file that has grown.
-        """
-        records: list[Record] = []
-        after = dict(offsets)
-        try:
-            with os.scandir(self.folder) as entries:
-                grown = sorted(
-                    entry.name
-                    for entry in entries
-                    if entry.name.endswith(".jsonl") and entry.stat().st_size > offsets.get(entry.name, 0)
-                )
-        except OSError as error:
-            raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        for name in grown:
-            start = offsets.get(name, 0)
-            after[name] = self._read_file(name, start, most_bytes, records)
-            if most_bytes is not None and (most_bytes := most_bytes - (after[name] - start)) <= 0:
-                break
-        return records, after
-
-    def _read_file(self, name: str, offset: int, most_bytes: int | None, records: list[Record]) -> int:
-        with (self.folder / name).open("rb") as file:  # opened anew: a handle kept on NFS shows old bytes
-            file.seek(offset)
-            data = file.read(most_bytes)
-            if most_bytes is not None and len(data) == most_bytes:
-                data += file.readline()  # to the end of the line that the limit cut
-            size = os.fstat(file.fileno()).st_size
-        place = self.places.setdefault(name, _Place())
-        hole = data.find(b"\0")  # a page that has not arrived yet on a network file system
-        whole = data.rfind(b"\n", 0, hole if hole >= 0 else len(data)) + 1
-        lines = data[:whole].split(b"\n")[:-1]
-        start = offset
-        for line, record in zip(lines, Record.of_lines(lines), strict=True):
-            if record is not None:
-                records.append(record)
-            elif (dropped := Dropped(name, start, len(line) + 1, "its checksum does not hold")) not in place.bad:
-                place.bad.append(dropped)
-            start += len(line) + 1
-        place.offset = offset + whole
-        place.tail = size - place.offset if whole < len(data) else 0  # beyond a hole nothing is read
-        return offset + whole
-
-    def dropped(self) -> list[Dropped]:
-        """Return the damaged lines and unfinished tails seen so far."""
-        found: list[Dropped] = []
-        for name, place in sorted(self.places.items()):
-            found.extend(place.bad)
-            if place.tail:
-                found.append(Dropped(name, place.offset, place.tail, "its end is missing"))
-        return found
+def predecessor(name: str) -> str | None:
+    """Return the journal whose writer went on in the journal `name`; None if it is the writer's first."""
+    writer, _, part = name.removesuffix(".jsonl").partition("~")
+    if not part:
+        return None
+    return f"{writer}~{int(part) - 1:04d}.jsonl" if int(part) > 1 else f"{writer}.jsonl"
 
 
-def _sync_directory(folder: Path) -> None:
+def writer_of(name: str) -> str:
+    """Return whose journal `name` is."""
+    return name.removesuffix(".jsonl").partition("~")[0]
+
+
+def sync_directory(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

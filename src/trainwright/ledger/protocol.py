@@ -36,7 +36,8 @@ class Ledger(Protocol):
     def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records since `cursor`, in order per writer, each at least once, and the new cursor.
 
-        With `most` it may stop after about so many; the new cursor goes on from there (see `blocks`).
+        With `most` it may stop after about so many, and the new cursor goes on from there (see `blocks`); fewer than
+        `most` are all that there were.
         """
 
     def claim(self, key: str, token: str) -> str:

@@ -1,0 +1,247 @@
+"""The reader that follows all journals of a ledger, at a cost that grows with what is new.
+
+One look takes one `stat` of the folder and one of each journal that may still grow, and `open`, `pread`, `close` for
+each that has grown; that is the least while every writer has a file of its own. The folder is listed only when its time
+has changed, or every ten seconds, since network file systems show old times.
+"""
+# ruff: noqa: PTH116, PTH208 -- paths are texts here: a look at a thousand journals makes no thousand objects
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainwright.errors import LedgerError
+from trainwright.ledger.journal import END, predecessor
+from trainwright.ledger.protocol import Dropped
+from trainwright.ledger.record import Record
+from trainwright.ledger.snapshots import DAY_SECONDS, Place, Snapshots
+
+__all__ = ["JournalReader"]
+
+_BLOCK = 1000  # lines that are parsed at once
+_CHUNK = 2**18  # bytes that are read at once
+_LIST_SECONDS = 10.0  # the folder is listed at least so often
+_SETTLE_SECONDS = 2.0  # a folder's time tells changes apart that lie so far from each other, on any file system
+_CROWD = 64  # with more open journals than that, those that are silent for long are looked at seldom
+_SILENT_SECONDS = 60.0
+_SELDOM_SECONDS = 10.0
+_PATIENCE_SECONDS = 120.0  # for the end of a writer's file whose successor is there
+
+_WHOLE = (0, 0, False)
+_DONE = -1  # the place in a journal that was read to its very end
+
+
+@dataclass(slots=True)
+class _Journal:
+    """What is known of one journal. Times are the reader's own."""
+
+    name: str
+    path: str
+    before: str | None  # the writer's file before this one
+    seen: float
+    grown: float
+    looked: float = 0.0
+    size: int = 0
+    changed: float = 0.0  # by the file system's clock
+    ended: bool = False
+    bad: list[Dropped] = field(default_factory=list)
+    torn: tuple[int, int, bool] = _WHOLE  # place and size at which no whole line was found, and if by a hole
+
+
+class JournalReader:
+    """Follows the journals of a folder, and the snapshots that some were moved to.
+
+    Records are seen by the next `read` after they were appended. On a network file system that is as late as its
+    caches are; with more than 64 open journals, a journal that was silent for a minute is looked at every 10 seconds.
+    """
+
+    def __init__(self, folder: Path, snapshots: Snapshots) -> None:
+        self.folder = folder
+        self.snapshots = snapshots
+        self._journals: dict[str, _Journal] = {}  # by name, in the order of names
+        self._open: list[_Journal] = []  # those that may still grow
+        self._present: set[str] = set()  # names in the folder
+        self._time = -1
+        self._changed = self._listed = -_LIST_SECONDS
+
+    def read(self, places: dict[str, int], most: int | None = None) -> tuple[list[Record], dict[str, int]]:
+        """Return the whole records beyond `places` (journal to bytes), in order per writer, and the new places.
+
+        With `most` it stops after about so many records; fewer than `most` are all that there are.
+        """
+        after: dict[str, int] = {}
+        records: list[Record] = []
+        if most is not None:
+            self._collect(places, after, records, most)  # what the last look has found
+        if most is None or len(records) < most:
+            self._look()
+            self._collect(places, after, records, most)
+        return records, {**places, **after} if after else places
+
+    # Looking.
+
+    def _look(self) -> None:
+        """Find out which journals there are and how long they have become."""
+        now = time.monotonic()
+        try:
+            changed = os.stat(self.folder).st_mtime_ns
+            if changed != self._time:
+                self._time, self._changed = changed, now
+            if now - self._changed < _SETTLE_SECONDS or now - self._listed >= _LIST_SECONDS:
+                self._list(now)
+        except OSError as error:
+            raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
+        crowd = len(self._open) > _CROWD
+        for journal in self._open:
+            if journal.ended:
+                continue
+            if crowd and now - journal.grown > _SILENT_SECONDS and now - journal.looked < _SELDOM_SECONDS:
+                continue
+            try:
+                about = os.stat(journal.path)
+            except FileNotFoundError:
+                self._moved(journal)
+                continue
+            if about.st_size > journal.size:
+                old = not journal.looked and about.st_mtime < self._time / 1e9 - _SILENT_SECONDS
+                journal.size, journal.grown = about.st_size, -_SILENT_SECONDS if old else now
+            journal.looked, journal.changed = now, about.st_mtime
+
+    def _list(self, now: float) -> None:
+        self._listed = now
+        self._present = {name for name in os.listdir(self.folder) if name.endswith(".jsonl")}
+        self.snapshots.refresh()  # after the folder: what was moved from there meanwhile is in one of them
+        if new := (self._present | self.snapshots.places.keys()) - self._journals.keys():
+            for name in new:
+                journal = self._journals[name] = _Journal(name, f"{self.folder}/{name}", predecessor(name), now, now)
+                self._settle(journal)
+            self._journals = dict(sorted(self._journals.items()))
+        self._open = [journal for journal in self._journals.values() if not journal.ended]
+
+    def _settle(self, journal: _Journal) -> None:
+        """Take what a snapshot says of a journal."""
+        place = self.snapshots.places.get(journal.name)
+        if place is not None:
+            journal.size = max(journal.size, place.size)
+            journal.ended = journal.ended or place.ended or not Path(journal.path).exists()
+
+    def _moved(self, journal: _Journal) -> None:
+        """Take note that a journal is no longer where it was."""
+        self.snapshots.refresh()
+        self._settle(journal)
+
+    # Reading.
+
+    def _collect(self, places: dict[str, int], after: dict[str, int], records: list[Record], most: int | None) -> None:
+        """Read on from `places` as changed by `after`, which is brought up to date."""
+        enough = _BLOCK if most is None else min(most, _BLOCK)
+        chunks: list[tuple[str, int, list[bytes]]] = []
+        waiting = 0
+        for name, start, lines in self._chunks(places, after):
+            chunks.append((name, start, lines))
+            waiting += len(lines)
+            if waiting >= enough:
+                self._parse(chunks, records)
+                waiting = 0
+                if most is not None and len(records) >= most:
+                    return
+        self._parse(chunks, records)
+
+    def _parse(self, chunks: list[tuple[str, int, list[bytes]]], records: list[Record]) -> None:
+        """Add the records of `chunks`, which is emptied; keep what was damaged. One parse for many is half the time."""
+        parsed = Record.of_lines([line for _, _, lines in chunks for line in lines])
+        if None not in parsed:
+            records += parsed  # type: ignore[arg-type]  # it is not among them
+            chunks.clear()
+            return
+        following = iter(parsed)
+        for name, start, lines in chunks:
+            bad, offset = self._journals[name].bad, start
+            for line in lines:
+                if (record := next(following)) is not None:
+                    records.append(record)
+                elif (dropped := Dropped(name, offset, len(line) + 1, "its checksum does not hold")) not in bad:
+                    bad.append(dropped)
+                offset += len(line) + 1
+        chunks.clear()
+
+    def _chunks(self, places: dict[str, int], after: dict[str, int]) -> Iterator[tuple[str, int, list[bytes]]]:
+        """Yield the whole lines that were not read yet, some of one journal at a time, with where they start."""
+        for name, journal in self._journals.items():
+            place = after.get(name, places.get(name, 0))
+            while place != _DONE and place < journal.size:
+                if journal.torn == (place, journal.size, False) or self._must_wait(journal, places, after):
+                    break
+                data = self._bytes(journal, place)
+                hole = data.find(b"\0")  # a page that has not arrived yet on a network file system
+                whole = data.rfind(b"\n", 0, hole if hole >= 0 else len(data)) + 1
+                if not whole:
+                    journal.torn = (place, journal.size, hole >= 0)
+                    break
+                journal.torn = _WHOLE
+                lines = data[: whole - 1].split(b"\n")
+                start, place = place, place + whole
+                if data.endswith(END, 0, whole) and place == journal.size:
+                    lines.pop()
+                    place, journal.ended = _DONE, True
+                after[name] = place
+                yield name, start, lines
+
+    def _must_wait(self, journal: _Journal, places: dict[str, int], after: dict[str, int]) -> bool:
+        """Whether the writer's file before this one has an end that was not read yet."""
+        before = journal.before
+        if before is None or before not in self._journals or after.get(before, places.get(before, 0)) == _DONE:
+            return False
+        return time.monotonic() - journal.seen < _PATIENCE_SECONDS
+
+    def _bytes(self, journal: _Journal, place: int) -> bytes:
+        """Return the next bytes of a journal: a whole line at least, if there is one; none if it is gone."""
+        for _ in range(2):
+            stored = self.snapshots.places.get(journal.name)
+            if stored is not None and place >= stored.size:
+                stored = None  # its writer came back
+            try:
+                return _read(journal, place, stored)
+            except FileNotFoundError:
+                self._moved(journal)
+            except OSError as error:
+                raise LedgerError(f"cannot read {journal.path}: {error.strerror or error}") from error
+        return b""
+
+    def movable(self) -> int:
+        """Return about how many journals `Packer` could move or remove, as far as the latest look has seen."""
+        places, past = self.snapshots.places, self._time / 1e9 - DAY_SECONDS
+        open_ = (self._journals[name] for name in self._present - places.keys())
+        moved = (
+            place
+            for generation in self.snapshots.generations.values()
+            if generation.made < past
+            for place in generation.journals
+        )
+        return sum(j.ended or j.changed < past for j in open_) + sum(name in self._present for name in moved)
+
+    def dropped(self) -> list[Dropped]:
+        """Return the damaged lines and unfinished tails seen so far."""
+        found = [*self.snapshots.damaged.values()]
+        for name, journal in self._journals.items():
+            found += journal.bad
+            place, size, _ = journal.torn
+            if size > place and size == journal.size:
+                found.append(Dropped(name, place, size - place, "its end is missing"))
+        return found
+
+
+def _read(journal: _Journal, place: int, stored: Place | None) -> bytes:
+    path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
+    handle = os.open(path, os.O_RDONLY)  # opened anew: a handle kept on a network file system shows old bytes
+    try:
+        most = _CHUNK
+        while True:
+            data = os.pread(handle, min(most, end - place), start + place)
+            if b"\n" in data or len(data) < most:
+                return data
+            most *= 4
+    finally:
+        os.close(handle)
