@@ -7,9 +7,9 @@ the budget. Grid columns go in as integer positions, choices as categories.
 import logging
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-import smac
 from benchmarks.peers.columns import Column
 from ConfigSpace import CategoricalHyperparameter, ConfigurationSpace, Float, Integer
 from smac import HyperparameterOptimizationFacade, Scenario
@@ -33,7 +33,7 @@ class Smac:
         self._search = HyperparameterOptimizationFacade(
             scenario, _never_called, overwrite=True, logging_level=logging.ERROR
         )
-        self.version = f"smac {smac.__version__}; HyperparameterOptimizationFacade defaults; budget {evaluations}"
+        self.version = f"smac {version('smac')}; HyperparameterOptimizationFacade defaults; budget {evaluations}"
 
     def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
         """Tell finished trials."""

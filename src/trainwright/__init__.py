@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
     from trainwright.schedule import ASHA, AnyOf, Fixed, FixedEpochs, Median, Scheduler
-    from trainwright.search import ForestSearcher, GridSearcher, QuasiRandomSearcher, RandomSearcher
+    from trainwright.search import (
+        EvolutionSearcher,
+        ForestSearcher,
+        GaussianProcessSearcher,
+        GridSearcher,
+        QuasiRandomSearcher,
+        RandomSearcher,
+    )
     from trainwright.space import (
         Beta,
         Choice,
@@ -48,11 +55,13 @@ _HOME = {
     "Constant": "space",
     "Derived": "space",
     "Ensemble": "ensemble",
+    "EvolutionSearcher": "search",
     "Fixed": "schedule",
     "FixedEpochs": "schedule",
     "Float": "space",
     "ForestSearcher": "search",
     "Front": "ensemble",
+    "GaussianProcessSearcher": "search",
     "GridSearcher": "search",
     "Int": "space",
     "Library": "ensemble",
@@ -88,11 +97,13 @@ __all__ = [
     "Constant",
     "Derived",
     "Ensemble",
+    "EvolutionSearcher",
     "Fixed",
     "FixedEpochs",
     "Float",
     "ForestSearcher",
     "Front",
+    "GaussianProcessSearcher",
     "GridSearcher",
     "Int",
     "Library",

@@ -1,14 +1,18 @@
 """Who proposes: searchers are pure functions from a view of the study to configurations."""
 
 from trainwright.search._searcher import Searcher, draw_new, opening, propose
+from trainwright.search.evolution import EvolutionSearcher
 from trainwright.search.forest import ForestSearcher
+from trainwright.search.gp import GaussianProcessSearcher
 from trainwright.search.grid import GridSearcher
 from trainwright.search.quasirandom import QuasiRandomSearcher
 from trainwright.search.random import RandomSearcher
 from trainwright.search.view import View
 
 __all__ = [
+    "EvolutionSearcher",
     "ForestSearcher",
+    "GaussianProcessSearcher",
     "GridSearcher",
     "QuasiRandomSearcher",
     "RandomSearcher",

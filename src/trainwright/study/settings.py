@@ -10,8 +10,16 @@ from trainwright.errors import InputError, closest
 
 __all__ = ["built", "described", "only_known"]
 
+_SEARCHERS = (
+    "EvolutionSearcher",
+    "ForestSearcher",
+    "GaussianProcessSearcher",
+    "GridSearcher",
+    "QuasiRandomSearcher",
+    "RandomSearcher",
+)
 _NAMES = {
-    "searcher": ("search", ("ForestSearcher", "GridSearcher", "QuasiRandomSearcher", "RandomSearcher")),
+    "searcher": ("search", _SEARCHERS),
     "rule": ("schedule", ("ASHA", "AnyOf", "FixedEpochs", "Median")),
     "policy": ("schedule", ("Fixed",)),
     "engine": ("engine", ("Local",)),

@@ -1,0 +1,93 @@
+"""Regularised evolution: mutate the best of a few drawn from the youngest trials (Real et al., arXiv 1802.01548)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SearchError
+from trainwright.randomness import rng
+from trainwright.search._searcher import draw_new, opening, propose
+from trainwright.search.quasirandom import spread
+from trainwright.search.view import View
+from trainwright.space import Configuration
+
+__all__ = ["EvolutionSearcher"]
+
+Array = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+_STEP = 0.1  # standard deviation of a numeric mutation, in units
+_BROOD = 16  # mutants made at once, of which the first legal new one is taken
+_TRIES = 4  # broods before a random configuration is taken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvolutionSearcher:
+    """Change one active parameter of the best of `tournament` trials drawn from the `population` youngest results.
+
+    Age decides who leaves, not loss, so a lucky noisy result does not breed for ever. One objective; O(population) an
+    ask.
+    """
+
+    population: int = 100  # completed trials of greatest number that may breed
+    tournament: int = 10  # of them are drawn, with replacement, and the best breeds
+    initial: int | None = None  # results before the first mutation; None = 2 * columns + 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("population", 1), ("tournament", 1), ("initial", 1)):
+            value = getattr(self, name)
+            if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
+                raise SearchError(f"EvolutionSearcher: {name} must be an integer >= {least}, got {value!r}")
+
+    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+        """Return one new configuration per number: a spread design first, then mutants."""
+        if view.objectives > 1:
+            raise SearchError(
+                f"EvolutionSearcher handles one objective, the study has {view.objectives}; use ForestSearcher"
+            )
+        results = np.flatnonzero(view.complete & ~view.failed)
+        first = 2 * view.space.dimension + 1 if self.initial is None else self.initial
+        youngest = np.argsort(view.numbers[results])[-self.population :]
+        parents = results[youngest] if len(results) >= first else results[:0]
+        taken: set[bytes] = set()
+        return [self._one(view, parents, number, taken) for number in numbers]
+
+    def _one(self, view: View, parents: Places, number: int, taken: set[bytes]) -> Configuration:
+        given = opening(view, number, taken, searcher="evolution")
+        if given is not None:
+            return given
+        if not len(parents):
+            return propose(view, spread(view, number, taken, "halton"), number, searcher="evolution", design="halton")
+        generator = rng(view.seed, "mutate", number)
+        drawn = parents[generator.integers(len(parents), size=self.tournament)]
+        broken = (view.outcomes[drawn] > view.bounds).sum(axis=1)  # a bound first, the loss second
+        parent = drawn[np.lexsort((view.losses[drawn, 0], broken))[0]]
+        for _ in range(_TRIES):
+            rows = _mutants(view, generator, view.rows[parent])
+            for row, key in zip(rows, view.space.row_keys(rows), strict=True):
+                if key not in view.tried and key not in taken:
+                    taken.add(key)
+                    return propose(view, row, number, searcher="evolution", parent=int(view.numbers[parent]))
+        return propose(view, draw_new(view, number, taken, "last"), number, searcher="evolution")
+
+
+def _mutants(view: View, generator: np.random.Generator, parent: Array) -> Array:
+    """Return legal rows that differ from `parent` in one active column and in what that brings to life."""
+    space = view.space
+    active = np.flatnonzero(~np.isnan(parent))
+    chosen = active[generator.integers(len(active), size=_BROOD)]
+    latent = np.where(np.isnan(parent), space.latent(generator, _BROOD), parent)
+    steps, others = generator.standard_normal(_BROOD) * _STEP, generator.random(_BROOD)
+    for row, c, step, other in zip(latent, chosen, steps, others, strict=True):
+        column = space.columns[c]
+        points = column.points or 0
+        if column.kind == "choice":
+            row[c] = (row[c] + 1.0 + np.floor(other * (points - 1))) % points
+        else:
+            moved = row[c] + np.copysign(max(abs(step), 1.0 / points if points else 0.0), step)
+            row[c] = moved if 0.0 <= moved <= 1.0 else 2.0 * row[c] - moved  # back in, from a bound
+    rows = space.settle(latent)
+    legal: Array = rows[space.legal(rows)]
+    return legal

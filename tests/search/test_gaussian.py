@@ -1,0 +1,152 @@
+"""The Gaussian process against its dense formulas, its gradients against differences, its embedding by hand."""
+
+import numpy as np
+import pytest
+
+from trainwright.search._gaussian import Embedding, Hyperparameters, Posterior, fit, loss_of
+from trainwright.search._improvement import Improvement, log_h
+from trainwright.space import Choice, Float, Int, Space, equals
+
+
+@pytest.fixture
+def data():
+    generator = np.random.default_rng(0)
+    owners = np.array([0, 1, 3, 2, 2])  # features need not lie in the order of their columns
+    return generator.random((40, 5)), owners, generator.standard_normal(40)
+
+
+HYPERPARAMETERS = Hyperparameters(lengths=np.array([0.3, 0.7, 1.5, 0.5]), signal=1.7, noise=0.01)
+
+
+def matern(first, second, owners):
+    """Evaluate the textbook formula, point by point."""
+    values = np.empty((len(first), len(second)))
+    for i, a in enumerate(first):
+        for j, b in enumerate(second):
+            r = np.sqrt(5.0 * (((a - b) / HYPERPARAMETERS.lengths[owners]) ** 2).sum())
+            values[i, j] = HYPERPARAMETERS.signal * (1.0 + r + r**2 / 3.0) * np.exp(-r)
+    return values
+
+
+def test_posterior_is_the_dense_formula(data):
+    points, owners, y = data
+    asked = np.random.default_rng(1).random((7, 5))
+    posterior = Posterior.of(HYPERPARAMETERS, points, owners)
+    mean, variance = posterior.predict(posterior.coefficients(y), asked)
+    K = matern(points, points, owners) + HYPERPARAMETERS.noise * np.eye(40)
+    across = matern(points, asked, owners)
+    assert mean == pytest.approx(across.T @ np.linalg.solve(K, y), abs=1e-10)
+    expected = HYPERPARAMETERS.signal - np.einsum("ij,ij->j", across, np.linalg.solve(K, across))
+    assert variance == pytest.approx(expected, abs=1e-10)
+
+
+def test_appended_rows_give_what_a_new_factor_gives(data):
+    points, owners, _ = data
+    whole = Posterior.of(HYPERPARAMETERS, points, owners)
+    grown = Posterior.of(HYPERPARAMETERS, points[:11], owners)
+    for row in range(11, 30):
+        grown = grown.append(points[row : row + 1])
+    grown = grown.append(points[30:])
+    assert np.abs(grown.factor - whole.factor).max() < 1e-8
+
+
+def test_gradient_of_the_fit_is_that_of_differences(data):
+    points, owners, y = data
+    for theta in np.random.default_rng(2).normal(0.0, 0.7, (3, 6)):
+        _, gradient = loss_of(theta, points, owners, y)
+        steps = 1e-6 * np.eye(6)
+        found = [
+            (loss_of(theta + s, points, owners, y)[0] - loss_of(theta - s, points, owners, y)[0]) / 2e-6 for s in steps
+        ]
+        assert gradient == pytest.approx(found, rel=1e-6, abs=1e-6)
+
+
+def test_the_fit_finds_the_columns_that_matter():
+    """A function of the first column alone, with noise: the others get long scales, and the noise is found."""
+    generator = np.random.default_rng(3)
+    points = generator.random((80, 3))
+    y = np.sin(9.0 * points[:, 0]) + 0.1 * generator.standard_normal(80)
+    found = fit(points, np.arange(3), y / y.std(), np.random.default_rng(0))
+    assert found.lengths[0] < 1.0
+    assert found.lengths[1:].min() > 3.0
+    assert found.noise * y.var() == pytest.approx(0.01, rel=0.6)
+
+
+@pytest.fixture
+def space():
+    return Space(x=Float(0.0, 1.0), o=Choice("a", "b", "c"), k=Int(1, 4), m=Float(0.0, 1.0, when=equals("o", "a")))
+
+
+def test_distances_of_the_embedding(space):
+    """Another choice is 1 away, an inactive unit lies off the line, and nothing else moves."""
+    embedding = Embedding(space, fidelity=True)
+    rows = np.array([[0.2, 0.0, 0.125, 0.5], [0.2, 1.0, 0.125, np.nan], [0.7, 0.0, 0.125, 0.9]])
+    points = embedding(rows, np.array([1.0, 0.25, 1.0]))
+    squares = {}
+    for c in range(5):
+        part = points[:, embedding.owners == c]
+        squares[c] = [((part[0] - part[i]) ** 2).sum() for i in (1, 2)]
+    assert squares[0] == pytest.approx([0.0, 0.25])
+    assert squares[1] == pytest.approx([1.0, 0.0])
+    assert squares[2] == [0.0, 0.0]
+    assert squares[3] == pytest.approx([0.25, 0.16])
+    assert squares[4] == pytest.approx([0.5625, 0.0])
+    assert [points[0, embedding.unit_of[c]] for c in (0, 2, 3)] == [0.2, 0.125, 0.5]
+
+
+def improvement(space, rows, losses):
+    embedding = Embedding(space, fidelity=False)
+    hyperparameters = Hyperparameters(lengths=np.full(space.dimension, 0.4), signal=1.0, noise=1e-4)
+    posteriors = [Posterior.of(hyperparameters, embedding(rows), embedding.owners) for _ in losses]
+    weights = np.full(len(losses), 1.0 / len(losses))
+    return Improvement(space, embedding, posteriors, losses, weights)
+
+
+def test_improvement_is_the_integral_over_the_posterior():
+    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
+    generator = np.random.default_rng(4)
+    rows, asked, y = generator.random((9, 2)), generator.random((5, 2)), generator.standard_normal((2, 9))
+    found = improvement(space, rows, y)
+    mean, variance = found._predict(asked)
+    z = np.linspace(-12.0, 12.0, 200_001)
+    density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
+    for score, m, v in zip(found.score(asked), mean, variance, strict=True):
+        gain = np.trapezoid(np.maximum(0.0, found._best - m - np.sqrt(v) * z) * density, z)
+        assert score == pytest.approx(np.log(gain), abs=1e-6)
+
+
+def test_gradient_of_the_climb_is_that_of_differences():
+    space = Space(x=Float(0.0, 1.0), o=Choice("a", "b"), y=Float(0.0, 1.0))
+    generator = np.random.default_rng(5)
+    found = improvement(space, space.sample(generator, 9), generator.standard_normal((2, 9)))
+    places = np.array([0, 1])
+    for row in space.sample(generator, 4):
+        point = found._embedding(row[None, :])[0]
+        _, gradient = found._descent(row[[0, 2]], point.copy(), places)
+        values = [
+            [found._descent(row[[0, 2]] + sign * step, point.copy(), places)[0] for sign in (1, -1)]
+            for step in 1e-6 * np.eye(2)
+        ]
+        assert gradient == pytest.approx([(up - down) / 2e-6 for up, down in values], rel=1e-5, abs=1e-7)
+
+
+def test_what_is_believed_is_not_asked_again_and_leaves_the_mean():
+    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
+    generator = np.random.default_rng(6)
+    found = improvement(space, generator.random((9, 2)), generator.standard_normal((1, 9)))
+    asked = generator.random((50, 2))
+    best = asked[[np.argmax(found.score(asked))]]
+    means, before = found._predict(asked)[0], found.score(best)
+    found.believe(best)
+    assert found._predict(asked)[0] == pytest.approx(means, abs=1e-12)
+    assert found.score(best) < before - 1.0
+
+
+def test_log_h_keeps_its_digits():
+    """Values of mpmath with 60 digits."""
+    u = np.array([-1e5, -2000.0, -999.0, -100.0, -30.0, -5.0, -1.0001, -0.9999, 0.0, 5.0])
+    expected = [
+        -5000000023.94479, -2000016.1207442023, -499015.2324510965, -5010.12957880025, -457.724653760598,
+        -16.74430116266099, -2.485311456445883, -2.484930602199176, -0.9189385332046728, 1.6094379231264313,
+    ]  # fmt: skip
+    assert log_h(u) == pytest.approx(expected, rel=1e-9)

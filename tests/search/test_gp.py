@@ -1,0 +1,148 @@
+"""The Gaussian process searcher: conformance, its limits, and that it searches."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from trainwright.errors import SearchError
+from trainwright.search import GaussianProcessSearcher, QuasiRandomSearcher, View
+from trainwright.search.conformance import SearcherConformance, play
+from trainwright.search.gp import _standardised
+from trainwright.space import Choice, Float, Int, Space, equals, require
+
+
+class TestGaussianProcess(SearcherConformance):
+    def make_searcher(self):
+        return GaussianProcessSearcher(initial=12, candidates=40)  # few candidates: what is promised holds for any
+
+
+@pytest.mark.slow
+class TestEarly(SearcherConformance):
+    def make_searcher(self):
+        return GaussianProcessSearcher(initial=1, candidates=20, design="random")
+
+
+def square_space():
+    return Space(**{name: Float(-1.0, 1.0) for name in "abcd"})
+
+
+def square(configuration, number):
+    return [sum((value - 0.4) ** 2 for value in configuration.params.values())]
+
+
+def best_of(searcher, trials=30, seeds=2, loss=square, space=None):
+    losses = []
+    for seed in range(seeds):
+        view = View(space or square_space(), seed)
+        play(searcher, view, trials, loss)
+        losses.append(np.min(view.losses))
+    return float(np.mean(losses))
+
+
+def test_it_climbs_to_the_bottom_of_a_smooth_bowl():
+    assert best_of(GaussianProcessSearcher()) < 1e-3
+    assert best_of(QuasiRandomSearcher()) > 1e-2
+
+
+def test_inactive_parameters_are_no_obstacle():
+    space = Space(o=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("o", "b")))
+
+    def loss(configuration, number):
+        return [0.2 if configuration["o"] == "a" else abs(configuration["m"] - 0.7)]
+
+    assert best_of(GaussianProcessSearcher(), loss=loss, space=space) < 0.01
+
+
+def test_integers_and_requirements_are_met_on_the_climb():
+    """The best corner is illegal; the best legal point lies on the border of the requirement."""
+    space = Space(require("x + y <= 1"), x=Float(0.0, 1.0), y=Float(0.0, 1.0), k=Int(1, 9))
+    view = View(space, 0)
+    done = play(GaussianProcessSearcher(), view, 40, lambda c, n: [(c["k"] - 5) ** 2 - c["x"] - 2.0 * c["y"]])
+    assert all(c["x"] + c["y"] <= 1.0 for c in done)
+    assert view.losses.min() < -1.9
+
+
+def test_noise_is_not_chased():
+    """With noise as large as the bowl is deep near its middle, the late proposals still gather there."""
+    generator = np.random.default_rng(0)
+    view = View(Space(x=Float(-1.0, 1.0), y=Float(-1.0, 1.0)), 0)
+    done = play(
+        GaussianProcessSearcher(), view, 50,
+        lambda c, n: [c["x"] ** 2 + c["y"] ** 2 + 0.1 * float(generator.standard_normal())],
+    )  # fmt: skip
+    assert np.median([math.hypot(c["x"], c["y"]) for c in done[25:]]) < 0.4
+
+
+def test_pending_trials_push_proposals_away():
+    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
+    view = View(space, 0)
+    play(GaussianProcessSearcher(), view, 10, lambda c, n: [math.sin(9.0 * c["x"]) * math.cos(7.0 * c["y"])])
+    asked = []
+    for _ in range(6):
+        [configuration] = GaussianProcessSearcher().ask(view, [10])  # the same number: only what is pending differs
+        asked.append((configuration["x"], configuration["y"]))
+        view.propose(10 + len(asked), configuration)
+    nearest = [min(math.dist(a, b) for b in asked[:i]) for i, a in enumerate(asked) if i]
+    assert min(nearest) > 1e-3
+
+
+def test_failures_are_avoided():
+    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
+    view = View(space, 1)
+    done = play(GaussianProcessSearcher(), view, 40, lambda c, n: None if c["x"] > 0.5 else [c["y"] - c["x"]])
+    assert sum(c["x"] > 0.55 for c in done[20:]) < 6
+
+
+def test_bounds_turn_the_search_away():
+    """The constraint is met although the objective pulls the other way."""
+    view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, bounds=[math.inf, 0.5])
+    done = play(GaussianProcessSearcher(), view, 30, lambda c, n: [-c["x"] + (c["y"] - 0.3) ** 2, c["x"]])
+    assert np.median([c["x"] for c in done[15:]]) < 0.65
+
+
+def test_objectives_are_weighted_anew_for_each_trial():
+    view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
+    done = play(
+        GaussianProcessSearcher(), view, 30, lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]]
+    )  # fmt: skip
+    weights = np.array([c.origin["weights"] for c in done[3:]])
+    assert weights.sum(axis=1) == pytest.approx(1.0)
+    assert len(np.unique(weights[:, 0])) == 27
+    assert np.mean([c["y"] for c in done[15:]]) < 0.15  # bad for both
+    assert np.std([c["x"] for c in done[15:]]) > 0.15  # the front is spread
+
+
+def test_targets_are_nearly_normal_whatever_the_losses_are():
+    """Skewed either way, or with a failure: mean 0, deviation 1, little skew, order kept, failures as the worst."""
+    drawn = np.random.default_rng(0).standard_normal(200)
+    for losses in (np.exp(2.0 * drawn), -np.exp(drawn), 1e300 * drawn, np.append(drawn, np.inf)):
+        y, bound = _standardised(losses, float(np.median(losses)))
+        fine = np.isfinite(losses)
+        assert y[fine].mean() == pytest.approx(0.0, abs=1e-9)
+        assert y[fine].std() == pytest.approx(1.0)
+        assert abs((y[fine] ** 3).mean()) < 0.8
+        assert np.all(np.diff(y[np.argsort(losses, kind="stable")]) >= 0.0)
+        assert y[fine].min() < bound < y[fine].max()
+
+
+def test_more_than_500_results_are_refused():
+    view = View(Space(x=Float(0.0, 1.0)), 0)
+    play(QuasiRandomSearcher(), view, 501, lambda c, n: [c["x"]])
+    message = "GaussianProcessSearcher holds at most 500 results, the study has 501; use ForestSearcher"
+    with pytest.raises(SearchError, match=re.escape(message)):
+        GaussianProcessSearcher().ask(view, [501])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"design": "grid"}, "design must be one of 'halton', 'sobol', 'random', got 'grid'"),
+        ({"initial": -1}, "initial must be an integer >= 0, got -1"),
+        ({"candidates": 4}, "candidates must be an integer >= 8, got 4"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(SearchError, match=re.escape(message)):
+        GaussianProcessSearcher(**settings)
