@@ -18,9 +18,11 @@ if TYPE_CHECKING:
         ForestSearcher,
         GaussianProcessSearcher,
         GridSearcher,
+        OptunaSearcher,
         QuasiRandomSearcher,
         RandomSearcher,
     )
+    from trainwright.search.sampler import TrainwrightSampler
     from trainwright.space import (
         Beta,
         Choice,
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
         one_of,
         require,
     )
-    from trainwright.study import Study, StudyFailed
-    from trainwright.train import Trial
+    from trainwright.study import Study, StudyFailed, Worker
+    from trainwright.train import Trial, from_optuna
 
 __version__ = "0.1.0"
 
@@ -68,6 +70,7 @@ _HOME = {
     "Local": "engine",
     "Median": "schedule",
     "Normal": "space",
+    "OptunaSearcher": "search",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
     "Scheduler": "schedule",
@@ -75,10 +78,13 @@ _HOME = {
     "Study": "study",
     "StudyFailed": "study",
     "TrainwrightError": "errors",
+    "TrainwrightSampler": "search.sampler",
     "Trial": "train",
+    "Worker": "study",
     "all_of": "space",
     "any_of": "space",
     "equals": "space",
+    "from_optuna": "train",
     "greater": "space",
     "less": "space",
     "not_": "space",
@@ -110,6 +116,7 @@ __all__ = [
     "Local",
     "Median",
     "Normal",
+    "OptunaSearcher",
     "QuasiRandomSearcher",
     "RandomSearcher",
     "Scheduler",
@@ -117,13 +124,16 @@ __all__ = [
     "Study",
     "StudyFailed",
     "TrainwrightError",
+    "TrainwrightSampler",
     "Trial",
+    "Worker",
     "__version__",
     "all_of",
     "any_of",
     "checkpoint",
     "ensemble",
     "equals",
+    "from_optuna",
     "greater",
     "ledger",
     "less",

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from trainwright.cli import export, report, run, status
+from trainwright.cli import export, report, run, status, worker
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["app", "main"]
@@ -26,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(run.run)
+app.command()(worker.worker)
 app.command()(status.status)
 app.command()(report.report)
 app.command()(export.export)

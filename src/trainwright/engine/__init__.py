@@ -11,8 +11,9 @@ from trainwright.engine._engine import (
     Returned,
     TrainFunction,
 )
-from trainwright.engine._function import FunctionReference, load_function, script_boundary
+from trainwright.engine._function import FunctionReference, load_function, load_reference, script_boundary
 from trainwright.engine.in_process import InProcess
+from trainwright.engine.launcher import local_rank, local_size, rank
 from trainwright.engine.local import Local
 
 __all__ = [
@@ -29,5 +30,9 @@ __all__ = [
     "Returned",
     "TrainFunction",
     "load_function",
+    "load_reference",
+    "local_rank",
+    "local_size",
+    "rank",
     "script_boundary",
 ]

@@ -6,14 +6,15 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from trainwright.errors import EngineError, closest
+from trainwright.train import OptunaObjective
 
-__all__ = ["IN_WORKER", "LOADING", "FunctionReference", "load_function", "script_boundary"]
+__all__ = ["IN_WORKER", "LOADING", "FunctionReference", "load_function", "load_reference", "script_boundary"]
 
 IN_WORKER = "TRAINWRIGHT_WORKER"
 """Set in the environment of worker processes: to `LOADING`, then to the number of the process that runs trials."""
@@ -43,10 +44,13 @@ class FunctionReference:
     module: str
     name: str
     script: str | None = None
+    optuna: bool = False  # whether it takes Optuna's trials
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "FunctionReference":
         """Return the reference of a function, or raise `EngineError` if its name does not lead to it."""
+        if isinstance(function, OptunaObjective):
+            return replace(cls.of(function.objective), optuna=True)
         name = getattr(function, "__qualname__", None)
         module = getattr(function, "__module__", None)
         if name is not None and "<" in name:
@@ -82,7 +86,7 @@ class FunctionReference:
                 f"train: {self.script or self.module} defines no {self.name!r} before its first study.run; define it "
                 "above, or put the runs under if __name__ == '__main__'"
             )
-        return found  # type: ignore[no-any-return]
+        return OptunaObjective(found) if self.optuna else found
 
 
 def _lookup(module: ModuleType | None, name: str) -> Any:
@@ -137,3 +141,21 @@ def load_function(text: str) -> Callable[..., Any]:
         known = ", ".join(sorted(functions)) or "none"
         raise EngineError(f"train: {module_name} has no {name!r}; functions there: {known}{closest(name, functions)}")
     return function  # type: ignore[no-any-return]
+
+
+def load_reference(reference: FunctionReference) -> Callable[..., Any]:
+    """Return the function of a reference in a process that is no engine's worker; a script is run to its boundary."""
+    before = os.environ.get(IN_WORKER)
+    os.environ[IN_WORKER] = LOADING
+    try:
+        return reference.load()
+    except (ImportError, OSError) as error:
+        where = reference.script or reference.module
+        raise EngineError(
+            f"train: {where} cannot be loaded any more ({error}); give it: --train module:function"
+        ) from error
+    finally:
+        if before is None:
+            del os.environ[IN_WORKER]
+        else:
+            os.environ[IN_WORKER] = before

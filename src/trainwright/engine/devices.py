@@ -1,21 +1,31 @@
-"""What this machine offers to trials: processors and GPUs, found without loading torch."""
+"""What this machine offers to trials: processors and GPUs, found without loading torch.
+
+Where a launcher started several processes on this host without binding each to its own devices, they share evenly.
+"""
 
 import os
 from pathlib import Path
+
+from trainwright.engine.launcher import local_rank, local_size
 
 __all__ = ["cores", "visible_gpus"]
 
 
 def cores() -> int:
     """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    whole = os.cpu_count() or 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
+    return bound if bound < whole else max(1, whole // local_size())
 
 
 def visible_gpus() -> tuple[str, ...]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
-        return tuple(name for name in (part.strip() for part in given.split(",")) if name and name != "-1")
-    return tuple(str(i) for i, _ in enumerate(sorted(Path("/proc/driver/nvidia/gpus").glob("*"))))
+        found = tuple(name for name in (part.strip() for part in given.split(",")) if name and name != "-1")
+    else:
+        found = tuple(str(i) for i, _ in enumerate(sorted(Path("/proc/driver/nvidia/gpus").glob("*"))))
+    rank, size = local_rank(), local_size()
+    if rank is None or len(found) < size or os.environ.get("SLURM_GPUS_PER_TASK"):
+        return found  # alone here, or bound to its own already
+    return found[rank % size :: size]

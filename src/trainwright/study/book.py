@@ -71,9 +71,9 @@ class Book:
             self.refresh()
             self._next_read = (now := time.monotonic()) + min(_SELDOM_SECONDS, 49.0 * (now - began))
 
-    def mine(self, record: Record) -> bool:
-        """Whether we wrote a record."""
-        return record.writer in self._mine
+    def ours(self, writer: str) -> bool:
+        """Whether a writer is or was this object."""
+        return writer in self._mine
 
     def _fold(self, records: Sequence[Record]) -> None:
         for record in records:

@@ -20,6 +20,7 @@ LEASE_SECONDS = 180.0
 _LOOKS = 12  # at the beats of one writer within that time, once it is known to live
 _SOON_SECONDS = 2.0  # between looks before that
 _NEIGHBOURS = 2  # live writers that each writer watches
+_MANY = 64  # workers without ranks do not all try the first slots then
 _STRANGERS = 64  # of whom nothing is known yet: so many are looked at beside those
 
 
@@ -105,7 +106,7 @@ class Claims:
 
     def take_slot(self, hint: int | None) -> int:
         """Return a worker slot, now ours: that of `hint`, or else the first free one from about where they are free."""
-        first = hint if hint is not None else self.others
+        first = hint if hint is not None else self.others if self.others > _MANY else 0
         self.slot = next(slot for slot in itertools.count(first) if self._take_over(f"slot/{slot}")[0] is not None)
         return self.slot
 

@@ -51,7 +51,7 @@ class Member:
     its trials have `grace_seconds` to come to the end of their epoch.
     """
 
-    slot: int
+    slot: int = 0
     wait: bool = True
     grace_seconds: float = 25.0
 
@@ -217,7 +217,7 @@ class Driver:
 
     def follow(self, record: Record, trial: TrialState | None) -> None:
         """Take note of trials that other writers lost or let go of."""
-        if trial is None or record.kind not in {"lost", "paused"} or self.book.mine(record):
+        if trial is None or record.kind not in {"lost", "paused"} or self.book.ours(record.writer):
             return
         if self._open(trial.number) and trial.number not in self._waiting and trial.number not in self._running:
             self._waiting.append(trial.number)
@@ -239,9 +239,7 @@ class Driver:
             return
         known = max((c.epoch for c in trial.checkpoints.values()), default=0)
         devices = self.engine.devices(block)
-        self.book.append(
-            facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
-        )
+        self.book.append(facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known))
         self._running[number] = _Running(lease=lease, block=block, since=time.monotonic())
         self._free = [slot for slot in self._free if slot not in block]
         directory = self.book.directory

@@ -15,6 +15,7 @@ _SEARCHERS = (
     "ForestSearcher",
     "GaussianProcessSearcher",
     "GridSearcher",
+    "OptunaSearcher",
     "QuasiRandomSearcher",
     "RandomSearcher",
 )
@@ -60,7 +61,7 @@ def described(kind: str, given: Any) -> dict[str, Any] | None:
             value = described(kind, value)
         if value is None or not _plain(value):
             return None
-        table[field.name] = value
+        table[field.name] = list(value) if isinstance(value, tuple) else value
     return table
 
 

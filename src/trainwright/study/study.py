@@ -18,11 +18,8 @@ from trainwright.errors import (
     SpaceExhausted,
     StudyError,
     TrialError,
-    closest,
 )
 from trainwright.ledger import (
-    DirectoryLedger,
-    Ledger,
     MemoryLedger,
     Objective,
     State,
@@ -40,15 +37,15 @@ from trainwright.space import Configuration, Space
 from trainwright.study.book import Book
 from trainwright.study.driver import Budget, Driver, Member
 from trainwright.study.followers import RuleFollower, SearchFollower, losses_of
+from trainwright.study.job import Job
+from trainwright.study.opening import compare, create_ledger, open_ledger_of
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Study"]
-
-_OURS = frozenset({"ledger", "checkpoints", "library", "logs", "report.html", "summary.json"})
+__all__ = ["Study", "check_budget"]
 
 
 class Study:
@@ -73,11 +70,11 @@ class Study:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise StudyError(f"seed: got {seed!r}; allowed: a whole number >= 0")
         self.directory = None if directory is None else Path(directory)
-        ledger = MemoryLedger() if self.directory is None else _create_ledger(self.directory)
+        ledger = MemoryLedger() if self.directory is None else create_ledger(self.directory)
         book = Book(ledger, self.directory)
         self.resumed = book.state.space is not None
         if self.resumed:
-            _compare(book, space, parsed, seed)
+            compare(book, space, parsed, seed)
         else:
             book.create(space, parsed, seed, _versions())
         self._take(book, space, searcher)
@@ -89,7 +86,7 @@ class Study:
         study = cls.__new__(cls)
         study.directory = path
         study.resumed = True
-        book = Book(_open_ledger(path), path)
+        book = Book(open_ledger_of(path), path)
         study._take(book, book.space(), searcher)  # noqa: SLF001 -- it is one of us
         return study
 
@@ -243,15 +240,30 @@ class Study:
         without one success.
         """
         script_boundary()
-        _check_budget(
-            trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures
-        )
+        check_budget(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures)
         if trials is None and wall_seconds is None and device_seconds is None and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
         budget = Budget(
             trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures
         )
         self._drive(train, budget, searcher, Scheduler.of(scheduler), engine, progress=progress)
+
+    def join(
+        self,
+        train: TrainFunction,
+        budget: Budget,
+        searcher: Searcher | None,
+        scheduler: Scheduler,
+        engine: Engine,
+        *,
+        rank: int | None,
+        member: Member,
+        progress: bool = True,
+    ) -> int:
+        """Work as a member of a team, as `Worker` sets it up; return how many trials with a result are ours."""
+        slot = self._book.claims.take_slot(rank)
+        self._drive(train, budget, searcher, scheduler, engine, progress=progress, member=replace(member, slot=slot))
+        return sum(trial.has_result and self._book.ours(trial.holder) for trial in self.trials)
 
     def _drive(
         self,
@@ -277,6 +289,10 @@ class Study:
         self._book.refresh()
         for record in self._book.replay(rule.kinds):
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
+        chosen = searcher if searcher is not None else self._searcher
+        job = Job.of(train, budget.trials, chosen, scheduler)
+        if Job.last(self._book.state) != job and (member is None or Job.last(self._book.state) is None):
+            self._book.append(facts.note(*job.note(self._book.state.sessions)))
         followers = list(self._book.followers)
         self._book.followers.append(rule)
         self._follow(view)
@@ -284,7 +300,6 @@ class Study:
             if self._book.state.trials:
                 shown.resume(self._book.state)
                 shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")
-            chosen = searcher if searcher is not None else self._searcher
             driver = Driver(
                 self._book,
                 rule,
@@ -386,47 +401,8 @@ class Study:
         self.close()
 
 
-def _create_ledger(directory: Path) -> Ledger:
-    if directory.is_file():
-        raise StudyError(f"{directory} is a file; give a directory for the study")
-    if directory.is_dir() and not (directory / "ledger").is_dir():
-        foreign = sorted({path.name for path in directory.iterdir()} - _OURS)
-        if foreign:
-            raise StudyError(
-                f"{directory} is no study and holds other files ({foreign[0]}); give a new or empty directory"
-            )
-    return DirectoryLedger(directory / "ledger", create=True)
-
-
-def _open_ledger(directory: Path) -> Ledger:
-    if not (directory / "ledger" / "study.json").is_file():
-        near = [
-            str(path.parent.parent)
-            for path in directory.parent.glob("*/ledger/study.json")
-            if directory.parent.is_dir()
-        ]
-        listed = f"; studies there: {', '.join(sorted(near)[:5])}" if near else ""
-        raise StudyError(f"no study in {directory}{listed}{closest(str(directory), near)}")
-    return DirectoryLedger(directory / "ledger")
-
-
-def _compare(book: Book, space: Space, objectives: tuple[Objective, ...], seed: int) -> None:
-    before = book.space()
-    if before.fingerprint != space.fingerprint:
-        differences = before.differences(space)
-        what = differences[0] if differences else "another space"
-        raise StudyError(f"{book.directory} was made with {what}; use a new directory, or the space it was made with")
-    if book.objectives != objectives:
-        had, now = (", ".join(map(str, texts)) for texts in (book.objectives, objectives))
-        raise StudyError(f"{book.directory} was made with objectives {had}, now {now}; use a new directory")
-    if book.state.seed != seed:
-        raise StudyError(
-            f"{book.directory} was made with seed {book.state.seed}, now {seed}; use a new directory, or seed="
-            f"{book.state.seed}"
-        )
-
-
-def _check_budget(**budget: float | None) -> None:
+def check_budget(**budget: float | None) -> None:
+    """Refuse what is no budget."""
     for name, value in budget.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
             raise InputError(f"run: {name} must be a number > 0, got {value!r}")

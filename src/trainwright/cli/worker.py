@@ -1,0 +1,56 @@
+"""`trainwright worker WHERE`: join a study and work on it, beside any number of others."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright.cli._json import print_json
+
+__all__ = ["worker"]
+
+
+def worker(
+    where: Annotated[Path, typer.Argument(help="The study's directory, or the study file (.toml, .py) that makes it.")],
+    *,
+    train: Annotated[str | None, typer.Option("--train", help="What to run, as module:function.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", help="Results of the whole study.")] = None,
+    wall_seconds: Annotated[float | None, typer.Option("--wall-seconds", help="Leave after so long.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Trials at once; else one a GPU.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Which slot to try first (default: as launched).")] = None,
+    grace: Annotated[float, typer.Option("--grace", help="Seconds for the running epoch when told to leave.")] = 25.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Leave as soon as there is nothing to start.")] = False,
+    other_job: Annotated[bool, typer.Option("--other-job", help="Run something else than the others do.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Join a study from anywhere that sees its ledger, and run trials until its budget is used.
+
+    Any launcher starts it (a shell loop, mpirun, srun); workers may come, go and die at any time.
+    """
+    from trainwright.cli._study_file import read_job
+    from trainwright.engine import Local
+    from trainwright.engine.devices import visible_gpus
+    from trainwright.study import Study, Worker
+
+    settings: dict[str, Any] = {"train": train}
+    if where.suffix in {".toml", ".py"}:
+        job = read_job(where)
+        study = job.open_study()
+        settings = {"train": train or job.train, "searcher": job.searcher, "scheduler": job.scheduler}
+        settings["engine"] = job.engine if workers is None else None
+        trials = trials if trials is not None else job.budget.get("trials")
+        wall_seconds = wall_seconds if wall_seconds is not None else job.budget.get("wall_seconds")
+    else:
+        study = Study.open(where)
+    if settings.get("engine") is None:
+        settings["engine"] = Local(workers if workers is not None else max(1, len(visible_gpus())))
+    with study:
+        ours = Worker(
+            where=study, rank=rank, wait=not no_wait, grace_seconds=grace, other_job=other_job, **settings
+        ).run(trials=trials, wall_seconds=wall_seconds, progress=not quiet)
+        results = study.state.results
+        if not quiet:
+            print(f"this worker: {ours} of {results} results in {study.directory}")
+        if json:
+            print_json({"ours": ours, "results": results, "trials": len(study.trials)})

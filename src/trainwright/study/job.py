@@ -1,0 +1,111 @@
+"""What a study's trials run, noted in its ledger: whoever joins later needs its address only."""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from trainwright.engine import FunctionReference, TrainFunction, load_reference
+from trainwright.errors import EngineError, StudyError
+from trainwright.ledger import State
+from trainwright.schedule import Scheduler
+from trainwright.search import Searcher
+from trainwright.study.settings import built, described
+
+__all__ = ["Job"]
+
+_NOTE = "job"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """The training function by name and source, the budget in trials, searcher and scheduler as tables.
+
+    None stands for what has no name (a function typed into a session, a searcher of the user's own).
+    """
+
+    module: str | None = None
+    name: str | None = None
+    script: str | None = None
+    folder: str | None = None  # from which the module can be imported
+    digest: str | None = None  # of the source file
+    trials: int | None = None
+    searcher: Mapping[str, Any] | None = None
+    rule: Mapping[str, Any] | None = None
+    policy: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, train: TrainFunction, trials: int | None, searcher: Searcher | None, scheduler: Scheduler) -> Self:
+        """Return the job of running `train` so."""
+        parts: dict[str, Any] = {
+            "searcher": described("searcher", searcher),
+            "rule": described("rule", scheduler.rule),
+            "policy": described("policy", scheduler.policy),
+        }
+        try:
+            reference = FunctionReference.of(train)
+            source = Path(inspect.getfile(train)).resolve()
+        except (EngineError, TypeError):  # no other process finds it
+            return cls(trials=trials, **parts)
+        digest = hashlib.blake2b(source.read_bytes(), digest_size=8).hexdigest() if source.is_file() else None
+        depth = reference.module.count(".") + (source.name == "__init__.py")
+        return cls(
+            module=reference.module,
+            name=reference.name,
+            script=reference.script,
+            folder=str(source.parents[depth]),
+            digest=digest,
+            trials=trials,
+            **parts,
+        )
+
+    @classmethod
+    def last(cls, state: State) -> Self | None:
+        """Return the job that the latest session noted, or None."""
+        noted = [(value["session"], key, value) for key, (_, name, value) in state.notes.items() if name == _NOTE]
+        if not noted:
+            return None
+        value = max(noted, key=lambda item: item[:2])[2]
+        return cls(**{field.name: value.get(field.name) for field in fields(cls)})
+
+    def note(self, session: int) -> tuple[str, dict[str, Any]]:
+        """Return name and value of the note that keeps it."""
+        return _NOTE, {**asdict(self), "session": session}
+
+    @property
+    def text(self) -> str:
+        """The function as a person would name it."""
+        return f"{self.script or self.module}:{self.name}"
+
+    def load(self) -> TrainFunction:
+        """Return the training function, found on the path or where it was when it was noted.
+
+        Raises `StudyError` if it has no name, and `EngineError` if it is not there any more.
+        """
+        if self.module is None or self.name is None:
+            raise StudyError(
+                "worker: the study's training function cannot be found by name; give it: --train module:function"
+            )
+        if self.script is None and self.folder is not None and self.folder not in sys.path:
+            sys.path.append(self.folder)
+        return load_reference(FunctionReference(module=self.module, name=self.name, script=self.script))
+
+    def scheduler(self) -> Scheduler | None:
+        """Return the scheduler; None if a part of it is of the user's own making."""
+        if self.rule is None or self.policy is None:
+            return None
+        return Scheduler(built("rule", self.rule), built("policy", self.policy))
+
+    def difference(self, other: "Job") -> str | None:
+        """Return in what `other` would run something else than this job, or None."""
+        if (self.name, self.digest) != (other.name, other.digest):
+            mine, theirs = (f"{job.text} (source {job.digest})" for job in (self, other))
+            return f"the study's trials run {mine}, this worker would run {theirs}"
+        for part in ("rule", "policy"):
+            mine, theirs = getattr(self, part), getattr(other, part)
+            if mine != theirs:
+                return f"the study runs under {part} {mine}, this worker would under {theirs}"
+        return None

@@ -1,0 +1,119 @@
+"""Worker: one of many that work on one study, each with a searcher of its own, without a leader and without a barrier.
+
+Asynchronous decentralised Bayesian optimisation (Égelé et al., arXiv 2207.00479), on a ledger instead of messages.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwright.engine import Engine, Local, TrainFunction, load_function, rank, script_boundary
+from trainwright.errors import StudyError
+from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
+from trainwright.search import Searcher
+from trainwright.study.driver import Budget, Member
+from trainwright.study.job import Job
+from trainwright.study.study import Study, check_budget
+
+__all__ = ["Worker"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """Join the study in `where` and work on it until its budget is used.
+
+    What is left out (`train`, `searcher`, `scheduler`) is what the study was last run with. Workers may come and go at
+    any time and be started by anything; `rank` is a hint at which slot to take (default: what the launcher says).
+    Each slot has an exploration (kappa) of its own. A worker whose training function or rule differs from the study's
+    is refused unless `other_job`. Without work of its own it waits for what others run, to take it over if they die,
+    unless `wait` is False. Told to leave (SIGTERM, Ctrl-C), it gives its trials `grace_seconds` for their epoch.
+    """
+
+    where: Study | str | Path
+    train: TrainFunction | str | None = None
+    searcher: Searcher | None = None
+    scheduler: Scheduler | PromotionRule | AllocationPolicy | None = None
+    engine: Engine | None = None
+    rank: int | None = None
+    wait: bool = True
+    grace_seconds: float = 25.0
+    other_job: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and (isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 0):
+            raise StudyError(f"Worker.rank: got {self.rank!r}; allowed: a whole number >= 0, or None")
+        if isinstance(self.grace_seconds, bool) or not isinstance(self.grace_seconds, int | float):
+            raise StudyError(f"Worker.grace_seconds: got {self.grace_seconds!r}; allowed: a number >= 0")
+        if not 0 <= self.grace_seconds < float("inf"):
+            raise StudyError(f"Worker.grace_seconds: got {self.grace_seconds!r}; allowed: a number >= 0")
+
+    def run(
+        self,
+        *,
+        trials: int | None = None,
+        wall_seconds: float | None = None,
+        device_seconds: float | None = None,
+        max_failures: int = 100,
+        progress: bool = True,
+    ) -> int:
+        """Work until `trials` trials of the whole study have a result, and return how many of them are this worker's.
+
+        `trials` left out is the study's budget; `wall_seconds` ends this worker only. Raises `StudyError` where
+        there is no study, or this worker would run something else than the others.
+        """
+        script_boundary()
+        check_budget(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures)
+        study = self.where if isinstance(self.where, Study) else Study.open(self.where)
+        try:
+            study.refresh()
+            known = Job.last(study.state)
+            train, scheduler, searcher = self._parts(known)
+            budget = Budget(
+                trials=trials if trials is not None or known is None else known.trials,
+                wall_seconds=wall_seconds,
+                device_seconds=device_seconds,
+                max_failures=max_failures,
+            )
+            if budget.trials is None and wall_seconds is None and device_seconds is None:
+                raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
+            if known is not None and not self.other_job:
+                different = known.difference(Job.of(train, budget.trials, searcher, scheduler))
+                if different is not None:
+                    raise StudyError(f"worker: {different}; start it with the same, or say that it may (--other-job)")
+            return study.join(
+                train,
+                budget,
+                searcher,
+                scheduler,
+                self.engine if self.engine is not None else Local(),
+                progress=progress,
+                rank=self.rank if self.rank is not None else rank(),
+                member=Member(wait=self.wait, grace_seconds=self.grace_seconds),
+            )
+        finally:
+            if study is not self.where:
+                study.close()
+
+    def _parts(self, known: Job | None) -> tuple[TrainFunction, Scheduler, Searcher | None]:
+        if isinstance(self.train, str):
+            train = load_function(self.train)
+        elif self.train is not None:
+            train = self.train
+        elif known is not None:
+            train = known.load()
+        else:
+            raise StudyError("worker: nobody has run this study yet; say what to run: --train module:function")
+        if self.scheduler is not None or known is None:
+            return train, Scheduler.of(self.scheduler), self._searcher(known)
+        scheduler = known.scheduler()
+        if scheduler is None:
+            raise StudyError(
+                "worker: the study's rule or policy is of its user's own making; give it: Worker(..., scheduler=...)"
+            )
+        return train, scheduler, self._searcher(known)
+
+    def _searcher(self, known: Job | None) -> Searcher | None:
+        from trainwright.study.settings import built
+
+        if self.searcher is not None or known is None or known.searcher is None:
+            return self.searcher
+        return built("searcher", known.searcher)  # type: ignore[no-any-return]
