@@ -5,11 +5,16 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtri
 
 from trainwright.errors import SearchError, SpaceExhausted, TrialError
 from trainwright.search import ForestSearcher, RandomSearcher, View
+from trainwright.search._acquire import ei, pi, ucb
+from trainwright.search._candidates import Moves
 from trainwright.search.conformance import SearcherConformance, bowl, play
-from trainwright.space import Choice, Float, Int, Space, equals
+from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
 
 
 class TestForest(SearcherConformance):
@@ -35,6 +40,43 @@ class TestBagging(SearcherConformance):
 class TestSubspace(SearcherConformance):
     def make_searcher(self):
         return ForestSearcher(initial=5, kind="subspace", design="sobol", period=1)
+
+
+class TestImprovement(SearcherConformance):
+    def make_searcher(self):
+        return ForestSearcher(
+            initial=5, acquisition="EI", scaler="minmaxlog", scalarisation="chebyshev", trees=4, candidates=100
+        )
+
+
+class TestProbability(SearcherConformance):
+    def make_searcher(self):
+        return ForestSearcher(
+            initial=5, acquisition="PId", schedule="bandit", scaler="identity", scalarisation="pbi", trees=4,
+            candidates=100,
+        )  # fmt: skip
+
+
+class TestLiar(SearcherConformance):
+    def make_searcher(self):
+        return ForestSearcher(initial=5, pending="liar-mean", scalarisation="augmented", trees=2, candidates=50)
+
+
+class TestPlainUcb(SearcherConformance):
+    """Plain asynchronous UCB, which is blind to what is pending, so that it may propose that again."""
+
+    def make_searcher(self):
+        return ForestSearcher(
+            initial=5, schedule="constant", pending="ignore", scaler="log", scalarisation="quadratic", trees=4,
+            candidates=100,
+        )  # fmt: skip
+
+    def test_batches_hold_no_duplicates_and_nothing_pending(self):
+        view = View(self.finite_space(), 4)
+        play(self.make_searcher(), view, 10, bowl)
+        batch = self.make_searcher().ask(view, range(10, 30))
+        assert len({c.key for c in batch}) == 20
+        assert not {c.key for c in batch} & {view.space.configuration(row).key for row in view.rows}
 
 
 def square_space():
@@ -78,6 +120,12 @@ def test_kappa_decays_and_returns():
     assert found[5:8] == pytest.approx([1.96, 1.1562, 0.6820], abs=1e-4)
     assert found[14:16] == pytest.approx([0.0170, 1.96], abs=1e-4)
     assert kappas(ForestSearcher(kappa=0.7, kappa_final=0.7))[5:] == [0.7] * 35
+    assert kappas(ForestSearcher(schedule="constant"), 8)[5:] == [1.96] * 3
+    margins = kappas(ForestSearcher(acquisition="EId"), 16)
+    assert margins[5:7] == pytest.approx([0.1, 0.1 * 1e-3**0.1])
+    assert margins[15] == pytest.approx(0.1)
+    grows = kappas(ForestSearcher(schedule="bandit"), 9)[5:]
+    assert grows == pytest.approx([math.sqrt(0.4 * math.log(4 * i**2 * math.pi**2 / 0.3)) for i in (1, 2, 3, 4)])
 
 
 def test_each_worker_slot_has_its_own_kappa():
@@ -103,6 +151,54 @@ def test_batches_draw_their_kappas_from_an_exponential_law():
     assert found[0] == 1.96
     assert abs(found[1:].mean() - 1.96) < 3 * 1.96 / math.sqrt(299)
     assert len({c.key for c in batch}) == 300
+
+
+@given(st.floats(-1, 1), st.floats(1e-3, 1), st.floats(0, 0.5), st.floats(-1, 1))
+def test_acquisitions_are_expectations(mu, deviation, xi, best):
+    """Expected improvement and its probability equal their integrals over the normal law."""
+    normal = (np.arange(20_000) + 0.5) / 20_000
+    draws = mu + deviation * ndtri(normal)
+    gains = best - xi - draws
+    arguments = (np.array([mu]), np.array([deviation]), xi, best)
+    assert -ei(*arguments)[0] == pytest.approx(np.maximum(gains, 0).mean(), abs=2e-3)
+    assert -pi(*arguments)[0] == pytest.approx((gains > 0).mean(), abs=2e-3)
+    assert ucb(*arguments)[0] == mu - xi * deviation
+
+
+def test_acquisitions_without_deviation():
+    mu, none = np.array([0.2, 0.5]), np.zeros(2)
+    assert ei(mu, none, 0.1, 0.4).tolist() == pytest.approx([-0.1, 0.0])
+    assert pi(mu, none, 0.1, 0.4).tolist() == [-1.0, 0.0]
+
+
+@pytest.mark.parametrize("acquisition", ["EId", "EI", "PId", "PI", "UCB"])
+def test_every_acquisition_searches(acquisition):
+    assert best_of(ForestSearcher(acquisition=acquisition), seeds=2) < 0.35 * best_of(RandomSearcher(), seeds=2)
+
+
+@pytest.mark.parametrize("lie", ["liar-min", "liar-mean", "liar-max"])
+def test_a_liar_takes_what_is_pending_for_told(lie):
+    """The proposal is that of an honest searcher to whom the pending trial was told with the lie."""
+    view = View(square_space(), 0)
+    play(RandomSearcher(), view, 10, square)
+    [pending] = RandomSearcher().ask(view, [10])
+    view.propose(10, pending)
+    [proposal] = ForestSearcher(pending=lie).ask(view, [11])
+    view.result(10, [{"liar-min": np.min, "liar-mean": np.mean, "liar-max": np.max}[lie](view.losses)],
+                epoch=None, complete=True)  # fmt: skip
+    [honest] = ForestSearcher().ask(view, [11])
+    assert proposal == honest
+
+
+def test_a_large_batch_is_distinct_and_legal():
+    """A large batch shares candidates and local search, and is legal and free of duplicates all the same."""
+    space = Space(require("x + y <= 1.5"), x=Float(0.0, 1.0), y=Float(0.0, 1.0), o=Choice("a", "b"))
+    view = View(space, 0)
+    play(RandomSearcher(), view, 50, bowl)
+    batch = ForestSearcher().ask(view, range(50, 450))
+    assert len({c.key for c in batch}) == 400
+    assert [c.number for c in batch] == list(range(50, 450))
+    assert all(space.check(c.params) == [] for c in batch)
 
 
 def test_the_users_points_come_first_then_the_default():
@@ -208,6 +304,47 @@ def test_objectives_are_weighted_anew_for_each_trial():
     assert np.std([c["x"] for c in late]) > 0.15  # the front is spread
 
 
+@pytest.mark.parametrize("scalarisation", ["linear", "chebyshev", "augmented"])
+def test_fixed_weights_lead_to_one_end_of_the_front(scalarisation):
+    """Who weighs the first objective more gets its best points."""
+    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
+    view = View(space, 0, objectives=2)
+    searcher = ForestSearcher(scalarisation=scalarisation, weights=(9, 1))
+    done = play(searcher, view, 40, lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]])
+    assert done[-1].origin["weights"] == [0.9, 0.1]
+    assert np.mean([c["x"] for c in done[20:]]) < 0.45
+    with pytest.raises(SearchError, match="weights must be one per objective, got 2 for 1"):
+        searcher.ask(told(View(space, 0)), [1])
+
+
+def told(view):
+    """Return the view with enough results for the forest to be asked."""
+    play(RandomSearcher(), view, 8, bowl)
+    return view
+
+
+def test_bounds_and_constraints_push_proposals_inside():
+    """A bound on the objective's rival, and one on a metric that is no objective, are kept in the end."""
+    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
+
+    def run(view, loss):
+        return play(ForestSearcher(), view, 60, loss)[30:]
+
+    rivals = run(View(space, 0, 2, bounds=[math.inf, 0.3]), lambda c, n: [c["x"], 1 - c["x"]])
+    assert np.mean([1 - c["x"] <= 0.3 for c in rivals]) > 0.8
+    limited = run(View(space, 0, 1, bounds=[math.inf, 0.3]), lambda c, n: [c["x"], 1 - c["x"]])
+    assert np.mean([1 - c["x"] <= 0.3 for c in limited]) > 0.3  # the best point lies on the limit
+    assert min(c["x"] for c in limited if 1 - c["x"] <= 0.3) < 0.71
+
+
+def test_a_fifth_of_the_candidates_ignores_priors():
+    """However narrow a prior is, at least 20 % of the candidates come evenly from the space."""
+    space = Space(x=Float(0.0, 1.0, prior=Normal(0.1, 0.01)), o=Choice("a", "b", weights=(999, 1)))
+    rows = Moves(space).candidates(np.random.default_rng(0), np.array([[0.1, 0.0]]), 1000)
+    assert np.mean(rows[:, 0] > 0.5) > 0.08
+    assert np.mean(rows[:500, 1] == 1.0) > 0.15
+
+
 def test_inactive_parameters_are_no_obstacle():
     """A branch whose own parameter decides is searched although half of the trials do not have it."""
     space = Space(o=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("o", "b")))
@@ -222,7 +359,9 @@ def test_inactive_parameters_are_no_obstacle():
     ("settings", "message"),
     [
         ({"kind": "boosted"}, "kind must be one of 'extra', 'bagging', 'forest', 'subspace', got 'boosted'"),
-        ({"pending": "liar"}, "pending must be one of 'exclude', 'proximity', 'ignore', got 'liar'"),
+        ({"acquisition": "LCB"}, "acquisition must be one of 'UCBd', 'UCB', 'EId', 'EI', 'PId', 'PI', got 'LCB'"),
+        ({"scalarisation": "sum"}, "scalarisation must be one of 'linear', 'chebyshev', 'augmented', 'pbi'"),
+        ({"weights": (1.0, -1.0)}, "weights must be numbers >= 0, one per objective and not all 0, got (1.0, -1.0)"),
         ({"trees": 0}, "trees must be an integer >= 1, got 0"),
         ({"period": 2.5}, "period must be an integer >= 1, got 2.5"),
         ({"initial": -1}, "initial must be an integer >= 0, got -1"),

@@ -109,7 +109,7 @@ class Grown:
         self.count = count
         self.order = np.zeros((1, room), np.int32)
         self.targets = np.zeros((1, room))
-        self.mix = np.ones((trees, 1))
+        self.bounds, self.limits = np.full(1, np.inf), np.empty(1)
         self.w = np.ones((trees, room))
         self.leaf_of = np.zeros((trees, room), np.int32)
         self.sizes = np.ones(trees, np.int64)
@@ -133,13 +133,16 @@ class Grown:
                 self.finite += 1
             self.scale(row + 1)
             compiled.grow(
-                self.M, self.targets, row, self.born, self.mix, self.w, self.key, self.delta, self.codes, self.best,
-                self.tried, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of, self.sizes, self.wholes,
+                self.M, self.targets, row, self.born, self.w, self.key, self.delta, self.codes, self.best, self.tried,
+                self.bits.view(np.float64), self.bits, self.masks, self.leaf_of, self.sizes, self.wholes,
             )  # fmt: skip
-        compiled.leaf_means(self.targets, np.ones(1), self.leaf_of, self.w, self.sizes, stop, self.means)
+        compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.w, self.sizes, self.means)
 
-    def scale(self, count, *, minmax=False, lenient=False):
-        scaling.scale(self.losses, self.failed, minmax, lenient, self.order, self.finite, count, self.targets)
+    def scale(self, count, *, scaler="quantile-uniform", lenient=False):
+        scaling.scale(
+            self.losses, self.failed, scaling.SCALERS.index(scaler), lenient, self.order, self.finite, count,
+            self.targets, self.bounds, self.limits,
+        )  # fmt: skip
 
     @property
     def y(self):
@@ -275,20 +278,24 @@ def test_columns_tried_are_drawn_evenly():
     assert counts.min() > 60  # expected 100, standard deviation 9
 
 
-def plain_targets(losses, *, minmax=False, lenient=False):
+def plain_targets(losses, *, scaler, lenient=False):
     finite = np.sort(losses[np.isfinite(losses)])
     if not len(finite):
         return np.full(len(losses), 0.5)
     q1, q3 = np.quantile(finite, [0.25, 0.75])
     clipped = np.minimum(losses, q3 + 1.5 * (q3 - q1)) if q1 < q3 else losses
     known = clipped[np.isfinite(losses)]
+    spread = known.max() - known.min()
+    share = (known - known.min()) / spread if spread else np.full(len(known), 0.5)
     targets = np.empty(len(losses))
-    for i, value in enumerate(clipped):
-        if minmax:
-            spread = known.max() - known.min()
-            targets[i] = (value - known.min()) / spread if spread else 0.5
-        else:  # mean rank, from 1
-            targets[i] = ((known < value).sum() + (known <= value).sum()) / 2 / len(known)
+    targets[np.isfinite(losses)] = {
+        # mean rank, from 1
+        "quantile-uniform": [((known < v).sum() + (known <= v).sum()) / 2 / len(known) for v in known],
+        "minmax": share,
+        "minmaxlog": np.log(share + 1e-12),
+        "log": np.log(np.maximum(known if known.min() > 0 else known - known.min() + 1e-12, 1e-12)),
+        "identity": known,
+    }[scaler]
     good = targets[np.isfinite(losses)]
     targets[~np.isfinite(losses)] = good.mean() if lenient else good.max()
     return targets
@@ -296,25 +303,44 @@ def plain_targets(losses, *, minmax=False, lenient=False):
 
 @given(
     st.lists(st.one_of(st.floats(-100, 100), st.sampled_from([0.0, 1.0, math.inf])), min_size=1, max_size=30),
-    st.booleans(),
+    st.sampled_from(scaling.SCALERS),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
-def test_scaling_equals_its_formula(losses, minmax, lenient):
-    """Targets are clipped mean ranks (or the min-max scale), incrementally as from scratch."""
+@settings(max_examples=200, deadline=None)
+def test_scaling_equals_its_formula(losses, scaler, lenient):
+    """Targets are clipped mean ranks, or another scale of the clipped losses, incrementally as from scratch."""
     losses = np.array(losses)
     grown = Grown(np.zeros((len(losses), 1)), losses, [0])
-    grown.scale(len(losses), minmax=minmax, lenient=lenient)
-    assert grown.y == pytest.approx(plain_targets(losses, minmax=minmax, lenient=lenient), abs=1e-9)
+    grown.scale(len(losses), scaler=scaler, lenient=lenient)
+    assert grown.y == pytest.approx(plain_targets(losses, scaler=scaler, lenient=lenient), abs=1e-9)
 
 
-@pytest.mark.parametrize("minmax", [False, True])
-def test_scaling_of_huge_losses_stays_finite(minmax):
+@pytest.mark.parametrize("scaler", scaling.SCALERS)
+def test_scaling_of_huge_losses_stays_finite(scaler):
     losses = np.array([1e300, -1e300, 1.7e308, -1.7e308, 0.0, np.inf])
     grown = Grown(np.zeros((6, 1)), losses, [0])
-    grown.scale(6, minmax=minmax)
-    assert np.all((grown.y >= 0) & (grown.y <= 1))
-    assert np.argmin(grown.y) == 3
+    grown.scale(6, scaler=scaler)
+    assert np.all(np.isfinite(grown.y))
+    assert np.all(np.isfinite(grown.y**2 * 6))
+    assert np.argmin(grown.y) in {1, 3} if scaler in {"log", "identity"} else np.argmin(grown.y) == 3
+    if scaler in {"quantile-uniform", "minmax"}:
+        assert np.all((grown.y >= 0) & (grown.y <= 1))
+
+
+@given(
+    st.lists(st.floats(-100, 100), min_size=1, max_size=30),
+    st.floats(-120, 120),
+    st.sampled_from(scaling.SCALERS),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_limit_parts_targets_as_the_bound_parts_losses(losses, bound, scaler):
+    """On every scale a loss within the bound has a target within the limit, and one beyond it none below."""
+    grown = Grown(np.zeros((len(losses), 1)), np.array(losses), [0])
+    grown.bounds[0] = bound
+    grown.scale(len(losses), scaler=scaler)
+    kept = np.array(losses) <= bound
+    assert np.all(grown.y[kept] <= grown.limits[0] + 1e-9)
+    assert np.all(grown.y[~kept] >= grown.limits[0] - 1e-9)
 
 
 def test_kernels_work_where_no_cache_can_be_written(monkeypatch):

@@ -12,6 +12,7 @@ Places = NDArray[np.intp]
 
 _MUTATION = 0.1  # standard deviation of a numeric mutation, in units
 _NEAR, _FAR = 0.05, 0.2  # those of local steps, in turn
+_EVEN = 5  # one in so many candidates knows of no prior
 _STEPS = 8  # of each numeric column in a local search
 
 
@@ -27,15 +28,19 @@ class Moves:
         codes = np.where(self._choice, self._points, 0)
         self._code_columns = np.repeat(np.arange(len(codes)), codes)
         self._codes = np.concatenate([np.arange(code) for code in codes])
+        grid = np.linspace(0.0, 1.0, 33)[:, None].repeat(len(codes), axis=1)
+        evenly = np.where(self._choice, np.minimum(np.floor(grid * self._points), self._points - 1), grid)
+        self._priors = not np.array_equal(space.quantile(grid), evenly)
 
     def candidates(self, generator: np.random.Generator, good: Array, count: int) -> Array:
         """Return about `count` rows: half of them draws, a quarter mutations, a quarter crossovers of `good` rows.
 
-        `good` is ordered, best first: the first 10 mutate, each column with probability 2 / d, the first 20 cross.
-        What is illegal is left out.
+        Of the draws, a fifth of `count` are even ones that know of no prior. `good` is ordered, best first: the first
+        10 mutate, each column with probability 2 / d, the first 20 cross. What is illegal is left out.
         """
         quarter, d = count // 4, self.space.dimension
-        drawn = self.space.sample(generator, count - 2 * quarter)
+        even = count // _EVEN if self._priors else 0
+        drawn = self.space.sample(generator, count - 2 * quarter - even)
         mutants = good[generator.integers(min(10, len(good)), size=quarter)]
         pairs = good[generator.integers(min(20, len(good)), size=(2, quarter))]
         crossed = np.where(generator.random((quarter, d)) < 0.5, pairs[0], pairs[1])
@@ -44,6 +49,11 @@ class Moves:
         chosen[np.arange(quarter), generator.integers(d, size=quarter)] = True  # at least one
         at, columns = np.nonzero(chosen)
         bred[at, columns] = self._changed(generator, bred[at, columns], columns, _MUTATION)
+        if even:
+            evenly = generator.random((even, d))
+            drawn = np.concatenate(
+                [drawn, self._legal(np.where(self._choice, np.floor(evenly * self._points), evenly))]
+            )
         return np.concatenate([drawn, self._legal(bred)])
 
     def neighbours(self, generator: np.random.Generator, rows: Array, most: int) -> Array:

@@ -7,11 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
+from trainwright.search._scalarise import SCALARISATIONS, Scalarisation, penalised, simplex
 from trainwright.search.view import View
 
-__all__ = ["Forest", "Growth", "simplex"]
+__all__ = ["Failures", "Forest", "Growth", "Kind", "Refit", "Scaler", "simplex"]
 
 Array = NDArray[np.float64]
+Kind = Literal["extra", "bagging", "forest", "subspace"]
+Refit = Literal["grow", "always"]
+Scaler = Literal["quantile-uniform", "minmax", "minmaxlog", "log", "identity"]
+Failures = Literal["worst", "mean", "ignore"]
 
 _STEP = 1.1  # "grow" plants tree t afresh at the sizes floor(1.1^(k + t/T))
 _SHRINK = 0.2  # what a stuck search multiplies delta by
@@ -23,10 +28,12 @@ class Growth:
     """How a forest grows; the words are those of ForestSearcher, which checks them."""
 
     trees: int
-    kind: Literal["extra", "bagging", "forest", "subspace"]
-    refit: Literal["grow", "always"]
-    scaler: Literal["quantile-uniform", "minmax"]
-    failures: Literal["worst", "mean", "ignore"]
+    kind: Kind
+    refit: Refit
+    scaler: Scaler
+    failures: Failures
+    scalarisation: Scalarisation
+    weights: tuple[float, ...] | None
     delta: float
     patience: int
     max_rows: int
@@ -51,17 +58,19 @@ class Forest:
         self._stuck = 0
         self._delta = growth.delta
 
-        trees, objectives, room = growth.trees, view.objectives, 64
+        trees, objectives, outcomes, room = growth.trees, view.objectives, len(view.bounds), 64
         self._M = np.zeros((room, d))
-        self._losses = np.zeros((room, objectives))
+        self._losses = np.zeros((room, outcomes))
         self._failed = np.zeros(room, np.bool_)
         self._deltas = np.zeros(room)
-        self._order = np.zeros((objectives, room), np.int32)  # finite rows by loss
-        self._targets = np.zeros((objectives, room))
+        self._order = np.zeros((outcomes, room), np.int32)  # finite rows by loss
+        self._targets = np.zeros((outcomes, room))
+        self._bounds, self._limits = view.bounds, np.full(outcomes, np.inf)  # of losses, of targets
+        self._plain = objectives == 1 and not np.isfinite(view.bounds).any()
+        self._y = np.zeros(0)  # what the leaves are valued by
         self._born = np.zeros(trees, np.int64)  # rows from which each tree was planted
         self._due = np.zeros(trees, np.int64)  # rows from which it will be planted next
         self._mix = np.full((trees, objectives), 1.0 / objectives)
-        self._weights = self._mix[0]
         self._w = np.zeros((trees, room))  # of each row in each tree
         self._leaf_of = np.zeros((trees, room), np.int32)
         self._sizes = np.ones(trees, np.int64)  # nodes of each tree
@@ -86,7 +95,7 @@ class Forest:
         self._reserve(count)
         self._M[start:count, :-1] = view.space.model_matrix(view.rows[start:])
         self._M[start:count, -1] = view.progress[start:]
-        self._losses[start:count] = view.losses[start:]
+        self._losses[start:count] = view.outcomes[start:]
         self._failed[start:count] = view.failed[start:]
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
@@ -109,7 +118,7 @@ class Forest:
             if row + 1 >= planted:
                 self._scale(row + 1)
                 _trees.grow(
-                    self._M, self._targets, row, born, self._mix, self._w, self._key, self._deltas[row],
+                    self._M, self._scalars(self._mix, row + 1), row, born, self._w, self._key, self._deltas[row],
                     self._codes, self._best, self._tried, cuts, self._bits, self._masks, self._leaf_of, self._sizes,
                     self._wholes,
                 )  # fmt: skip
@@ -121,10 +130,9 @@ class Forest:
         from trainwright.search import _trees
 
         self._scale(self.count)
-        self._weights = weights
-        _trees.leaf_means(self._targets, weights, self._leaf_of, self._w, self._sizes, self.count, self._means)
-        y: Array = weights @ self._targets[:, : self.count]
-        return y
+        self._y = self._scalars(weights[None, :], self.count)[0]
+        _trees.leaf_means(self._y, self._leaf_of, self._w, self._sizes, self._means)
+        return self._y
 
     def predict(self, M: Array) -> tuple[Array, Array, NDArray[np.int32]]:
         """Return mean, epistemic standard deviation and leaves [trees, rows] of model rows [rows, columns + 1]."""
@@ -137,7 +145,7 @@ class Forest:
 
     def aleatoric(self, leaves: NDArray[np.int32]) -> Array:
         """Return the mean over trees of the variance within the given leaves."""
-        y = self._weights @ self._targets[:, : self.count]
+        y = self._y
         total = np.zeros(leaves.shape[1])
         for t, asked in enumerate(leaves):
             rows = np.flatnonzero(self._leaf_of[t, : self.count] >= 0)
@@ -149,8 +157,23 @@ class Forest:
     def _scale(self, count: int) -> None:
         from trainwright.search import _targets
 
-        minmax, lenient = self.growth.scaler == "minmax", self.growth.failures == "mean"
-        _targets.scale(self._losses, self._failed, minmax, lenient, self._order, self._finite, count, self._targets)
+        scaler, lenient = _targets.SCALERS.index(self.growth.scaler), self.growth.failures == "mean"
+        _targets.scale(
+            self._losses, self._failed, scaler, lenient, self._order, self._finite, count, self._targets,
+            self._bounds, self._limits,
+        )  # fmt: skip
+
+    def _scalars(self, weights: Array, count: int) -> Array:
+        """Return the first `count` rows' targets under each row of weights; [1, count] where weights play no part."""
+        if self._plain:
+            return self._targets[:1, :count]
+        Y = penalised(self._targets[:, :count], weights.shape[1], self._limits)
+        y = SCALARISATIONS[self.growth.scalarisation](Y, weights) if len(Y) > 1 else Y
+        failed = self._failed[:count]
+        if failed.any() and not failed.all():  # as the worst of all in this scalar, not in each objective
+            told = y[:, ~failed]
+            y[:, failed] = (told.mean(axis=1) if self.growth.failures == "mean" else told.max(axis=1))[:, None]
+        return y
 
     def _sizes_around(self, t: int, count: int) -> tuple[int, int]:
         """Return the sizes at which tree `t` is planted: the last one up to `count`, and the next."""
@@ -164,13 +187,15 @@ class Forest:
 
     def _choose(self, t: int, size: int) -> None:
         """Mark with leaf 0 the rows from which to plant tree `t`: the first `size`, or the most telling of them."""
-        most, objectives = self.growth.max_rows, len(self._order)
-        if objectives > 1:
+        most, objectives = self.growth.max_rows, self._mix.shape[1]
+        if self.growth.weights is not None:
+            self._mix[t] = self.growth.weights
+        elif objectives > 1:
             self._mix[t] = simplex(rng(self._seed, "tree-weights", size, t), objectives)
         members = self._w[t, :size] > 0.0
         if size > most:
             appeal = rng(self._seed, "rows", t).random(size)  # for those of no distinction: by chance
-            ranks = np.argsort(np.argsort(self._losses[:size], axis=0, kind="stable"), axis=0)
+            ranks = np.argsort(np.argsort(self._losses[:size, :objectives], axis=0, kind="stable"), axis=0)
             appeal[np.argsort(ranks @ self._mix[t], kind="stable")[: most // 5]] = 2.0
             appeal[size - most // 5 :] = 2.0
             members[np.argsort(-appeal, kind="stable")[most:]] = False
@@ -190,8 +215,9 @@ class Forest:
         """Note the delta that holds at each new row; a search that finds nothing better splits finer."""
         for row in range(start, count):
             if complete[row] and not self._failed[row]:
-                better = self._losses[row] < self._least
-                self._least = np.minimum(self._least, self._losses[row])
+                losses = self._losses[row, : len(self._least)]
+                better = losses < self._least
+                self._least = np.minimum(self._least, losses)
                 self._stuck = 0 if better.any() else self._stuck + 1
                 if self._stuck == self.growth.patience:
                     self._delta *= _SHRINK
@@ -209,13 +235,6 @@ class Forest:
             setattr(self, name, _widen(getattr(self, name), 1, more))
         for name in ("_bits", "_means") if self._masks.shape[2] == 1 else ("_bits", "_means", "_masks"):
             setattr(self, name, _widen(getattr(self, name), 1, 2 * more))
-
-
-def simplex(generator: np.random.Generator, count: int) -> Array:
-    """Return weights drawn uniformly from the simplex: normalised exponentials."""
-    drawn: Array = -np.log1p(-generator.random(count))
-    weights: Array = drawn / drawn.sum()
-    return weights
 
 
 def _widen(old: NDArray[Any], axis: int, more: int) -> NDArray[Any]:

@@ -1,11 +1,16 @@
 # ruff: noqa: PLR0917 -- compiled code takes positional arguments only
-"""Kernels that turn losses into the targets of regression: ranks or a range in [0, 1], kept up to date row by row."""
+"""Kernels that turn losses into the targets of regression: ranks or another scale, kept up to date row by row."""
 
 import numpy as np
 
 from trainwright.search._compile import Flags, Floats, Ints, compiled
 
-__all__ = ["rank", "scale"]
+__all__ = ["SCALERS", "rank", "scale"]
+
+SCALERS = ("quantile-uniform", "minmax", "minmaxlog", "log", "identity")
+
+_QUANTILE, _MINMAX, _MINMAXLOG, _LOG, _IDENTITY = range(5)
+_TINY, _HUGE = 1e-12, 1e100  # of the logarithms, and of what can be squared and summed
 
 
 @compiled
@@ -26,16 +31,33 @@ def rank(losses: Floats, order: Ints, finite: int, row: int) -> None:
 
 
 @compiled
-def scale(
-    losses: Floats, failed: Flags, minmax: bool, lenient: bool, order: Ints, finite: int, count: int, targets: Floats
-) -> None:
-    """Fill targets [objectives, rows] with the losses of the first `count` rows scaled to [0, 1]; O(count).
+def _scaled(value: float, least: float, greatest: float, scaler: int) -> float:
+    """Return a loss between the least and the greatest one on the scale of any scaler but the quantiles."""
+    if scaler == _IDENTITY:
+        return min(max(value, -_HUGE), _HUGE)
+    if scaler == _LOG:
+        moved = min(value, _HUGE) if least > 0.0 else min(value, _HUGE) - max(least, -_HUGE) + _TINY
+        return np.log(max(moved, _TINY))
+    share = 0.5
+    if least < greatest:  # halves, since the range of doubles is no double
+        share = (0.5 * value - 0.5 * least) / (0.5 * greatest - 0.5 * least)
+    return np.log(max(share, 0.0) + _TINY) if scaler == _MINMAXLOG else share
 
-    Losses above Q3 + 1.5 IQR are clipped, if IQR > 0; then (mean rank - 1/2) / finite, or if `minmax`
-    (loss - min) / (max - min). A failed row gets the worst target, or if `lenient` the mean one; without any: 1/2.
+
+@compiled
+def scale(
+    losses: Floats, failed: Flags, scaler: int, lenient: bool, order: Ints, finite: int, count: int, targets: Floats,
+    bounds: Floats, limits: Floats,
+) -> None:  # fmt: skip
+    """Fill targets [outcomes, rows] with the scaled losses of the first `count` rows, limits with the bounds; O(count).
+
+    Losses above Q3 + 1.5 IQR are clipped, if IQR > 0, and not below that much above a bound; then `scaler` counts:
+    (mean rank - 1/2) / finite, (loss - min) / (max - min), the logarithm of that, of the loss, or the loss itself.
+    A failed row gets the worst target, or if `lenient` the mean one; without any: 1/2.
     """
     for j in range(order.shape[0]):
         bad = 0.5
+        limits[j] = np.inf
         if finite > 0:
             total = 0.0
             quartiles = np.empty(2)
@@ -45,28 +67,33 @@ def scale(
                 above = min(below + 1, finite - 1)
                 share = place - below
                 quartiles[q] = (1.0 - share) * losses[order[j, below], j] + share * losses[order[j, above], j]
-            fence = quartiles[1] + 1.5 * (quartiles[1] - quartiles[0])
+            reach = 1.5 * (quartiles[1] - quartiles[0])
+            fence = quartiles[1] + reach
+            if np.isfinite(bounds[j]):
+                fence = max(fence, bounds[j] + reach)
             if quartiles[0] == quartiles[1]:  # most losses are one number: nothing says how far others may lie
                 fence = np.inf
             least = losses[order[j, 0], j]
             greatest = min(fence, losses[order[j, finite - 1], j])
-            start = 0
+            start = kept = 0
             while start < finite:
                 value = min(fence, losses[order[j, start], j])
                 stop = start + 1
                 while stop < finite and min(fence, losses[order[j, stop], j]) == value:
                     stop += 1
-                if not minmax:
+                if scaler == _QUANTILE:
                     target = 0.5 * (start + stop) / finite
-                elif least < greatest:  # halves, since the range of doubles is no double
-                    target = (0.5 * value - 0.5 * least) / (0.5 * greatest - 0.5 * least)
                 else:
-                    target = 0.5
+                    target = _scaled(value, least, greatest, scaler)
                 for place in range(start, stop):
                     targets[j, order[j, place]] = target
                 total += (stop - start) * target
                 bad = total / finite if lenient else target
+                if value <= bounds[j]:
+                    kept = stop
                 start = stop
+            if np.isfinite(bounds[j]):
+                limits[j] = kept / finite if scaler == _QUANTILE else _scaled(bounds[j], least, greatest, scaler)
         for i in range(count):
             if failed[i]:
                 targets[j, i] = bad

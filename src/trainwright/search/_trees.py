@@ -331,22 +331,13 @@ def _split(
 
 
 @compiled
-def _mixed(targets: Floats, mix: Floats, count: int) -> Floats:
-    """Return the weighted sum of the objectives' targets: linear scalarisation."""
-    y = np.zeros(count)
-    for j in range(len(mix)):
-        for i in range(count):
-            y[i] += mix[j] * targets[j, i]
-    return y
-
-
-@compiled
 def grow(
-    M: Floats, targets: Floats, row: int, born: Ints, mix: Floats, w: Floats, key: U64, delta: float, codes: Ints,
-    best: bool, tried: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, sizes: Ints, wholes: Floats,
+    M: Floats, y: Floats, row: int, born: Ints, w: Floats, key: U64, delta: float, codes: Ints, best: bool, tried: int,
+    cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, sizes: Ints, wholes: Floats,
 ) -> None:  # fmt: skip
     """Give `row`, the latest, to every tree that is planted by now; a tree is planted when born[t] rows are there.
 
+    Targets `y` are [trees, rows], or [1, rows] if all trees have the same.
     Planting splits the root, which holds all members (leaf_of = 0): O(row * columns * depth), twice a level for ranges
     and sums. From then on a row goes down to its leaf, which is split again if it can be: one scan of leaf_of.
     """
@@ -375,21 +366,19 @@ def grow(
             if leaf_of[t, i] == leaf:
                 rows[count] = i
                 count += 1
-        y = _mixed(targets, mix[t], row + 1)
         stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
         sizes[t] = _split(
-            M, y, w[t], rows, leaf, stamp, delta, wholes[t], codes, best, tried,
+            M, y[t % len(y)], w[t], rows, leaf, stamp, delta, wholes[t], codes, best, tried,
             cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
         )  # fmt: skip
 
 
 @compiled
-def leaf_means(targets: Floats, mix: Floats, leaf_of: Ints, w: Floats, sizes: Ints, count: int, means: Floats) -> None:
-    """Fill means [trees, nodes] with the weighted mean target of each leaf's rows; O(trees * count)."""
-    y = _mixed(targets, mix, count)
+def leaf_means(y: Floats, leaf_of: Ints, w: Floats, sizes: Ints, means: Floats) -> None:
+    """Fill means [trees, nodes] with the weighted mean of each leaf's targets; O(trees * rows)."""
     for t in range(len(sizes)):
         weight, total = np.zeros(sizes[t]), np.zeros(sizes[t])
-        for i in range(count):
+        for i in range(len(y)):
             if leaf_of[t, i] >= 0:
                 weight[leaf_of[t, i]] += w[t, i]
                 total[leaf_of[t, i]] += w[t, i] * y[i]

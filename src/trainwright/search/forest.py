@@ -2,7 +2,8 @@
 
 Trees: Geurts et al., Machine Learning 63 (2006). A confidence bound on the epistemic variance with a kappa that decays
 periodically, and batches with exponential kappas (qUCBd): Égelé et al., arXiv 2207.00479. Several objectives by a
-random linear scalarisation for each trial (D-MoBO): arXiv 2309.14936.
+random scalarisation for each trial (D-MoBO): arXiv 2309.14936. Plain asynchronous UCB (schedule="constant",
+pending="ignore"): arXiv 2603.13501.
 
 What an ask must do, for n rows, T = 10 trees, d = 10 columns: draw and settle 1,000 + 2 * 385 rows (about 0.5 ms of
 array work, whatever n), walk each down T trees of depth about 2 ln n (230,000 steps at n = 1,000, some 2.5 ns each
@@ -11,17 +12,19 @@ while a tree stays in cache: 0.6 ms), and average n targets into the leaves of T
 configuration costs another 0.2 ms.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
+from trainwright.search._acquire import ACQUISITIONS, APPETITES, SCHEDULES, Acquisition, Schedule
 from trainwright.search._candidates import Moves
-from trainwright.search._forest import Forest, Growth, simplex
+from trainwright.search._forest import Failures, Forest, Growth, Kind, Refit, Scaler
+from trainwright.search._scalarise import Scalarisation, simplex
 from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.view import View
@@ -30,45 +33,55 @@ from trainwright.space import Configuration
 __all__ = ["ForestSearcher"]
 
 Array = NDArray[np.float64]
-Beliefs = tuple[Array, Array]
+Pending = Literal["exclude", "proximity", "ignore", "liar-min", "liar-mean", "liar-max"]
+Design = Literal["halton", "sobol", "random"]
 
 _ROUNDS = 2  # of local search around the best candidates
-_STARTS = 5  # rows whose neighbours a round asks
+_STARTS = 5  # rows whose neighbours a round asks, for each appetite
+_APPETITES = 8  # of a batch, whose best rows a round starts from
+_PER_PROPOSAL = 4  # candidates at least, in a batch
+_LIES: dict[str, Callable[..., Array]] = {"liar-min": np.min, "liar-mean": np.mean, "liar-max": np.max}
 _WORDS = {
-    "kind": ("extra", "bagging", "forest", "subspace"),
-    "refit": ("grow", "always"),
-    "acquisition": ("UCBd", "UCB"),
-    "pending": ("exclude", "proximity", "ignore"),
-    "design": ("halton", "sobol", "random"),
-    "scaler": ("quantile-uniform", "minmax"),
-    "failures": ("worst", "mean", "ignore"),
+    "kind": get_args(Kind),
+    "refit": get_args(Refit),
+    "acquisition": get_args(Acquisition),
+    "schedule": get_args(Schedule),
+    "pending": get_args(Pending),
+    "design": get_args(Design),
+    "scaler": get_args(Scaler),
+    "failures": get_args(Failures),
+    "scalarisation": get_args(Scalarisation),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForestSearcher:
-    """Propose where mean - kappa * deviation over the trees is least; the default searcher.
+    """Propose where the acquisition over the trees is least, by default mean - kappa * deviation; the default searcher.
 
-    Handles conditions, requirements, several objectives, intermediate values (as a column z, asked at z = 1), failures
-    and any number of pending trials. An ask costs about O(trees * (rows + candidates * depth)).
+    Handles conditions, requirements, several objectives, bounds and constraints, intermediate values (as a column z,
+    asked at z = 1), failures and any number of pending trials. An ask costs about
+    O(trees * (rows + candidates * depth)).
     """
 
     trees: int = 10
-    kind: Literal["extra", "bagging", "forest", "subspace"] = "extra"  # extra: random cuts; the others: best cuts
-    refit: Literal["grow", "always"] = "grow"  # grow: rows extend trees, each is replanted per 10 % more; always: slow
-    acquisition: Literal["UCBd", "UCB"] = "UCBd"  # UCBd: spread of the trees' means; UCB: with the leaves' variance too
-    kappa: float = 1.96  # at the start of each period
-    kappa_final: float = 0.01  # towards which it decays, by a constant factor per trial
+    kind: Kind = "extra"  # extra: random cuts; bagging, forest, subspace: best cuts
+    refit: Refit = "grow"  # grow: rows extend trees, each is replanted per 10 % more; always: slow
+    acquisition: Acquisition = "UCBd"  # with d: the spread of the trees' means alone; without: the leaves' variance too
+    kappa: float | None = None  # at the start of each period: None = 1.96, and for EI and PI a margin of 0.1
+    kappa_final: float | None = None  # towards which it decays: None = 0.01, and for EI and PI 0.0001
+    schedule: Schedule = "periodic"  # by a constant factor per trial, then anew; constant; bandit: grows slowly
     period: int = 10  # trials
-    pending: Literal["exclude", "proximity", "ignore"] = "exclude"  # proximity: less deviation near pending trials
+    pending: Pending = "exclude"  # proximity: less deviation near pending trials; liar: they count as told, slow
     initial: int | None = None  # results before the forest is asked; None = columns + 1, at most half of all trials
-    design: Literal["halton", "sobol", "random"] = "halton"  # of the first trials; sequences from the middle out
+    design: Design = "halton"  # of the first trials; sequences from the middle out
     points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
     candidates: int = 1000  # rows asked before the local search
     delta: float = 0.0  # least weighted variance drop of a split, of targets in [0, 1]
     patience: int = 10  # finished trials without a new best after which delta shrinks to a fifth
-    scaler: Literal["quantile-uniform", "minmax"] = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
-    failures: Literal["worst", "mean", "ignore"] = "worst"  # the target of a failed trial
+    scaler: Scaler = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
+    failures: Failures = "worst"  # the target of a failed trial
+    scalarisation: Scalarisation = "linear"  # of several objectives, each scaled
+    weights: tuple[float, ...] | None = None  # of the objectives; None = drawn for each trial
     max_rows: int = 10_000  # per tree: the best, the newest, and a sample of the rest
 
     def __post_init__(self) -> None:
@@ -82,13 +95,16 @@ class ForestSearcher:
                 raise SearchError(f"ForestSearcher: {name} must be an integer >= {least}, got {value!r}")
         if not isinstance(self.max_rows, int) or self.max_rows < 10:
             raise SearchError(f"ForestSearcher: max_rows must be an integer >= 10, got {self.max_rows!r}")
-        if not 0.0 < self.kappa_final <= self.kappa < float("inf"):
+        start, final = self._appetites
+        if not 0.0 < final <= start < float("inf"):
             raise SearchError(
-                f"ForestSearcher: 0 < kappa_final <= kappa is needed, got {self.kappa_final!r} and {self.kappa!r}; "
-                "give both the same value for a constant kappa"
+                f"ForestSearcher: 0 < kappa_final <= kappa is needed, got {final!r} and {start!r}; "
+                "for a kappa that stays write schedule='constant'"
             )
         if not 0.0 <= self.delta < float("inf"):
             raise SearchError(f"ForestSearcher: delta must be a number >= 0, got {self.delta!r}")
+        if self.weights is not None:
+            object.__setattr__(self, "weights", _checked(self.weights))
 
     def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: the initial design, then the forest's choice.
@@ -99,21 +115,19 @@ class ForestSearcher:
         taken: set[bytes] = set()
         if view.count_results < max(1, self._initial(view)):
             return [self._design(view, number, taken) for number in numbers]
-        forest = self._grown(view)
-        weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
-        generator = rng(view.seed, "candidates", numbers[0])
-        rows = _moves(view).candidates(generator, _good(view, forest.value(weights)), self.candidates)
-        beliefs = self._believe(view, forest, rows)
-        mean_kappa = self._kappa(view, numbers[0])
-        proposals = []
-        for number in numbers:
-            kappa = mean_kappa
-            if number != numbers[0]:
-                kappa *= float(rng(view.seed, "kappa", number).standard_exponential())
-            row = self._choose(view, forest, rows, beliefs, kappa=kappa, number=number, taken=taken)
-            mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
-            proposals.append(propose(view, row, number, searcher="forest", kappa=kappa, **mix))
-        return proposals
+        if self.pending in _LIES:
+            return self._lie(view, numbers)
+        first = numbers[0]
+        weights = self._weigh(view, first)
+        kappas = np.full(len(numbers), self._kappa(view, first))
+        for place, number in enumerate(numbers[1:], start=1):
+            kappas[place] *= rng(view.seed, "kappa", number).standard_exponential()
+        rows = self._choose(view, weights, kappas, numbers, taken)
+        mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
+        return [
+            replace(found, number=number, origin={"searcher": "forest", "kappa": kappa, **mix})
+            for found, number, kappa in zip(view.space.configurations(rows), numbers, kappas.tolist(), strict=True)
+        ]
 
     def _initial(self, view: View) -> int:
         if self.initial is not None:
@@ -121,12 +135,30 @@ class ForestSearcher:
         most = view.space.dimension + 1
         return most if view.trials is None else min(most, max(1, view.trials // 2))
 
+    @property
+    def _appetites(self) -> tuple[float, float]:
+        """The kappas (of EI and PI the margins) at the start and the end of a period."""
+        start, final = APPETITES[self.acquisition.removesuffix("d")]
+        return self.kappa if self.kappa is not None else start, (
+            self.kappa_final if self.kappa_final is not None else final
+        )
+
     def _kappa(self, view: View, number: int) -> float:
-        turn = (number - self._initial(view)) % self.period / self.period
-        kappa = float(self.kappa * (self.kappa_final / self.kappa) ** turn)
+        start, final = self._appetites
+        at = number - self._initial(view)
+        kappa = SCHEDULES[self.schedule](at, start, final, self.period, view.space.dimension)
         if view.slot is not None:  # each worker its own appetite for the unknown, of the same mean
             kappa *= float(-np.log1p(-rng(view.seed, "kappa-slot", view.slot).random()))
         return kappa
+
+    def _weigh(self, view: View, number: int) -> Array:
+        if self.weights is None:
+            return simplex(rng(view.seed, "weights", number), view.objectives)
+        if len(self.weights) != view.objectives:
+            raise SearchError(
+                f"ForestSearcher: weights must be one per objective, got {len(self.weights)} for {view.objectives}"
+            )
+        return np.array(self.weights)
 
     def _design(self, view: View, number: int, taken: set[bytes]) -> Configuration:
         given = opening(view, number, taken, self.points, searcher="forest")
@@ -139,50 +171,90 @@ class ForestSearcher:
             row = spread(view, place, taken, self.design)
         return propose(view, row, number, searcher="forest", design=self.design)
 
+    def _lie(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+        """Return proposals one by one, each by a new forest that takes what is pending for told."""
+        told = view.outcomes[~view.failed & view.complete]
+        honest = replace(self, pending="exclude")
+        if not len(told):
+            return honest.ask(view, numbers)
+        lie = _LIES[self.pending](told, axis=0)
+        rows = list(view.pending)
+        proposals = []
+        for number in numbers:
+            proposals += honest.ask(view.supposing(np.array(rows).reshape(-1, view.space.dimension), lie), [number])
+            rows.append(view.space.encode(proposals[-1].params))
+        return proposals
+
     def _grown(self, view: View) -> Forest:
         forest = view.memo.get(self)
         if not isinstance(forest, Forest) or forest.outdated(view):
             growth = Growth(
                 trees=self.trees, kind=self.kind, refit=self.refit, scaler=self.scaler, failures=self.failures,
-                delta=self.delta, patience=self.patience, max_rows=self.max_rows,
+                scalarisation=self.scalarisation, weights=self.weights, delta=self.delta, patience=self.patience,
+                max_rows=self.max_rows,
             )  # fmt: skip
             forest = view.memo[self] = Forest(growth, view)
         forest.update(view)
         return forest
 
-    def _choose(
-        self, view: View, forest: Forest, rows: Array, beliefs: Beliefs, *, kappa: float, number: int, taken: set[bytes]
-    ) -> Array:
-        """Return the row of least acquisition that is neither tried nor taken, after a local search."""
-        generator = rng(view.seed, "mutate", number)
-        scores = beliefs[0] - kappa * beliefs[1]
+    def _choose(self, view: View, weights: Array, kappas: Array, numbers: Sequence[int], taken: set[bytes]) -> Array:
+        """Return for each kappa the row of least acquisition that is neither tried nor taken, after a local search."""
+        forest, moves = self._grown(view), _moves(view)
+        y = forest.value(weights)
+        acquire = ACQUISITIONS[self.acquisition.removesuffix("d")]
+        best = _best(view, y)
+        count = max(self.candidates, _PER_PROPOSAL * len(numbers))
+        rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), _good(view, y), count)
+        mu, deviation = self._believe(view, forest, rows)
+        generator = rng(view.seed, "mutate", numbers[0])
+        few = kappas if len(kappas) <= _APPETITES else np.quantile(kappas, np.linspace(0.0, 1.0, _APPETITES))
         for _ in range(_ROUNDS):
-            near = _moves(view).neighbours(generator, rows[_least(scores, _STARTS)], self.candidates)
-            mu, deviation = self._believe(view, forest, near)
+            starts = [_least(acquire(mu, deviation, kappa, best), _STARTS) for kappa in few.tolist()]
+            places = starts[0] if len(starts) == 1 else np.unique(np.concatenate(starts))
+            near = moves.neighbours(generator, rows[places], self.candidates * len(few))
+            more = self._believe(view, forest, near)
             rows = np.concatenate([rows, near])
-            scores = np.concatenate([scores, mu - kappa * deviation])
+            mu, deviation = np.concatenate([mu, more[0]]), np.concatenate([deviation, more[1]])
         known = view.tried
         if self.pending == "ignore":
             known = known - set(view.space.row_keys(view.pending))
-        for count in (64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
-            order = _least(scores, count)
-            for place, key in zip(order, view.space.row_keys(rows[order]), strict=True):
-                if key not in known and key not in taken:
-                    taken.add(key)
-                    found: Array = rows[place]
-                    return found
-        return draw_new(view, number, taken, "last")
+        if len(numbers) > 1:
+            keys = view.space.row_keys(rows)
+            fresh = sorted({key: place for place, key in reversed([*enumerate(keys)]) if key not in known}.values())
+            rows, mu, deviation = rows[fresh], mu[fresh], deviation[fresh]
+        chosen = np.empty((len(numbers), view.space.dimension))
+        gone: list[int] = []
+        for place, (number, kappa) in enumerate(zip(numbers, kappas.tolist(), strict=True)):
+            scores = acquire(mu, deviation, kappa, best)
+            scores[gone] = np.inf
+            found = _first_new(view, rows, scores, known, taken)
+            if found is None:
+                chosen[place] = draw_new(view, number, taken, "last")
+            else:
+                gone.append(found)
+                chosen[place] = rows[found]
+        return chosen
 
-    def _believe(self, view: View, forest: Forest, rows: Array) -> Beliefs:
+    def _believe(self, view: View, forest: Forest, rows: Array) -> tuple[Array, Array]:
         """Return mean and deviation of the target of each row."""
         mu, deviation, leaves = forest.predict(_at_full_fidelity(view, rows))
         if self.pending == "proximity" and len(view.pending):
             theirs = forest.predict(_at_full_fidelity(view, view.pending))[2]
             shared = (leaves[:, :, None] == theirs[:, None, :]).mean(axis=0).max(axis=1)
             deviation = deviation * np.sqrt(1.0 - shared)
-        if self.acquisition == "UCB":
+        if not self.acquisition.endswith("d"):
             deviation = np.sqrt(deviation**2 + forest.aleatoric(leaves))
         return mu, deviation
+
+
+def _checked(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return weights that sum to 1."""
+    values = np.asarray(weights, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values >= 0.0)) or not values.sum() > 0:
+        raise SearchError(
+            f"ForestSearcher: weights must be numbers >= 0, one per objective and not all 0, got {weights!r}"
+        )
+    return tuple((values / values.sum()).tolist())
 
 
 def _moves(view: View) -> Moves:
@@ -192,12 +264,32 @@ def _moves(view: View) -> Moves:
     return moves
 
 
+def _first_new(view: View, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
+    """Return the place of the least score whose row is neither known nor taken, and take it; None if there is none."""
+    for count in (1, 64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
+        order = _least(scores, count)
+        for place, key in zip(order.tolist(), view.space.row_keys(rows[order]), strict=True):
+            if key not in known and key not in taken:
+                taken.add(key)
+                return int(place)
+    return None
+
+
 def _least(scores: Array, count: int) -> NDArray[np.intp]:
     """Return the places of the `count` least scores, least first, ties by place."""
     if count >= len(scores):
         return np.argsort(scores, kind="stable")
+    if count == 1:
+        return np.array([np.argmin(scores)])
     places = np.sort(np.argpartition(scores, count)[:count])
     return places[np.argsort(scores[places], kind="stable")]
+
+
+def _best(view: View, y: Array) -> float:
+    """Return the least target of a trial's end, or of any row if none has ended well."""
+    told = ~view.failed
+    ended = told & view.complete
+    return float(y[ended if ended.any() else told].min())
 
 
 def _good(view: View, y: Array) -> Array:

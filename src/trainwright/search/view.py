@@ -1,5 +1,6 @@
 """What a searcher sees of a study: told rows as columns, pending and tried rows, and nothing of clocks or devices."""
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -104,6 +105,23 @@ class View:
         """Drop a pending trial that is lost or cancelled; it gives no row and its configuration stays tried."""
         self._pending.pop(number, None)
         self._reports.pop(number, None)
+
+    def supposing(self, rows: NDArray[np.float64], losses: NDArray[np.float64]) -> "View":
+        """Return another view in which nothing is pending, and trials of `rows` have all ended with these losses."""
+        other = copy.copy(self)
+        count = len(rows)
+        vars(other).update(
+            memo={},
+            tried=self.tried | set(self.space.row_keys(rows)),
+            _pending={},
+            _count=self._count + count,
+            _rows=np.concatenate([self.rows, rows]),
+            _losses=np.concatenate([self.outcomes, np.tile(losses, (count, 1))]),
+            _numbers=np.concatenate([self.numbers, np.arange(-count, 0)]),
+            _epoch=np.concatenate([self._epoch[: self._count], np.full(count, np.inf)]),
+            _failed=np.concatenate([self.failed, np.zeros(count, dtype=np.bool_)]),
+        )
+        return other
 
     # Columns, for searchers; all views of the same told rows, in the order of their arrival.
 
