@@ -5,6 +5,7 @@ from trainwright.search.evolution import EvolutionSearcher
 from trainwright.search.forest import ForestSearcher
 from trainwright.search.gp import GaussianProcessSearcher
 from trainwright.search.grid import GridSearcher
+from trainwright.search.optuna import OptunaSearcher
 from trainwright.search.quasirandom import QuasiRandomSearcher
 from trainwright.search.random import RandomSearcher
 from trainwright.search.view import View
@@ -14,6 +15,7 @@ __all__ = [
     "ForestSearcher",
     "GaussianProcessSearcher",
     "GridSearcher",
+    "OptunaSearcher",
     "QuasiRandomSearcher",
     "RandomSearcher",
     "Searcher",

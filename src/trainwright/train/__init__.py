@@ -1,7 +1,19 @@
 """Inside a trial: reporting, epochs, devices, seeds, checkpoints."""
 
+from trainwright.train.optuna import ObjectiveTrial, OptunaObjective, from_optuna
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, as_number
 
-__all__ = ["Assignment", "Channel", "Run", "Trial", "TrialEnd", "as_number", "seed_all"]
+__all__ = [
+    "Assignment",
+    "Channel",
+    "ObjectiveTrial",
+    "OptunaObjective",
+    "Run",
+    "Trial",
+    "TrialEnd",
+    "as_number",
+    "from_optuna",
+    "seed_all",
+]

@@ -187,6 +187,10 @@ class Trial:
             facts.offered(self.number, self.assignment.lease, epoch=epoch, path=relative, digests=digests)
         )
 
+    def note(self, name: str, value: Any) -> None:
+        """Annotate the trial with plain data, visible with the next report, or when the trial ends."""
+        self._waiting.append(facts.note(name, value, self.number))
+
     def close(self) -> tuple[list[Record], Mapping[str, float], int]:
         """Let go of the model; return the records not yet sent, the last metrics and their epoch. For engines."""
         self._closed = True
