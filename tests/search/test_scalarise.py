@@ -23,7 +23,7 @@ def test_values_by_hand():
 
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=3), st.lists(st.floats(0.01, 1), min_size=3, max_size=3))
 def test_pbi_and_its_relative_by_their_definitions(y, w):
-    """PBI is p |w| + 5 |y - p w| with p = w.y / w.w; the other y' U diag(1, 10, 10) U' y with U's first column along w."""
+    """PBI is p |w| + 5 |y - p w|, p = w.y / w.w; the other y' U diag(1, 10, 10) U' y, U's first column along w."""
     y, w = np.array(y), np.array(w)
     p = w @ y / (w @ w)
     pbi = p * np.linalg.norm(w) + 5 * np.linalg.norm(y - p * w)

@@ -37,7 +37,7 @@ def _scaled(value: float, least: float, greatest: float, scaler: int) -> float:
         return min(max(value, -_HUGE), _HUGE)
     if scaler == _LOG:
         moved = min(value, _HUGE) if least > 0.0 else min(value, _HUGE) - max(least, -_HUGE) + _TINY
-        return np.log(max(moved, _TINY))
+        return float(np.log(max(moved, _TINY)))
     share = 0.5
     if least < greatest:  # halves, since the range of doubles is no double
         share = (0.5 * value - 0.5 * least) / (0.5 * greatest - 0.5 * least)

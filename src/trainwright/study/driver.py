@@ -119,7 +119,6 @@ class Driver:
                 self.book.followers.remove(self)
                 for number in list(self._running):
                     self._preempt(number)
-                self.proposals.close()
 
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
@@ -128,7 +127,6 @@ class Driver:
         for grant in self.scheduler.policy.plan(self):
             self._start(grant.work.trial, grant.block)
         if self._running:
-            self.proposals.prepare(self._allowed())
             self.engine.poll(self, _POLL_SECONDS)
         elif not self._granted:  # else another driver was faster: look again
             if self._enough() or not self._expects_news():
