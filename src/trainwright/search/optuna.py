@@ -82,7 +82,7 @@ def _prototype(sampler: Any) -> Any:
         raise MissingExtra.of("OptunaSearcher", "optuna", "optuna") from None
     if not isinstance(sampler, str):
         return sampler
-    known = [name for name in optuna.samplers.__all__ if name.endswith("Sampler") and name != "BaseSampler"]
+    known = [name for name in optuna.samplers.__all__ if name.endswith("Sampler") and not name.startswith("Base")]
     if sampler not in known:
         raise SearchError(
             f"OptunaSearcher: Optuna has no sampler {sampler!r}; allowed: {', '.join(known)}{closest(sampler, known)}"
