@@ -49,7 +49,7 @@ def age(directory, seconds):
 
 
 def check(directory, count, each=3):
-    """A new reader reads all records once, in each writer's order, and nothing is dropped."""
+    """Check that a new reader reads all records once, in each writer's order, and drops nothing."""
     reader = DirectoryLedger(directory)
     records = [record for block, _ in blocks(reader) for record in block]
     assert sorted(values(records)) == expected(count, each)
@@ -97,9 +97,9 @@ def test_readers_go_on_from_where_they_stood(ledger):
     ledger.compact(keep_seconds=0)
     assert journals(ledger.directory) == []
     for reader, seen, cursor in readers:
-        records, cursor = reader.read(cursor)
+        records, later = reader.read(cursor)
         assert sorted(seen + values(records)) == expected(3, 6)
-        assert reader.read(cursor)[0] == []
+        assert reader.read(later)[0] == []
         assert reader.dropped() == []
 
 

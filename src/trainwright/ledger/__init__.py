@@ -5,8 +5,10 @@ from trainwright.ledger.directory import DirectoryLedger
 from trainwright.ledger.fold import Decision, State, blocks, fold, state_of
 from trainwright.ledger.memory import MemoryLedger
 from trainwright.ledger.objectives import Objective, parse_objectives, refusal
+from trainwright.ledger.opening import open_ledger
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
 from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.redis import RedisLedger
 from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
 from trainwright.ledger.writers import Liveness, Writer
 
@@ -26,6 +28,7 @@ __all__ = [
     "Objective",
     "Offer",
     "Record",
+    "RedisLedger",
     "Report",
     "State",
     "Status",
@@ -34,6 +37,7 @@ __all__ = [
     "blocks",
     "facts",
     "fold",
+    "open_ledger",
     "parse_objectives",
     "refusal",
     "state_of",

@@ -119,7 +119,7 @@ class DirectoryLedger:
             try:
                 return token if _link(path, token) else _owner(path)
             except FileNotFoundError:  # the first claim there
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(exist_ok=True)
                 return token if _link(path, token) else _owner(path)
         except OSError as error:
             raise LedgerError(f"cannot claim {key} in {self.directory}: {error.strerror or error}") from error

@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """One snapshot file: the bytes of its journals, when it was made by the file system's clock (s), and what it stands for."""
+    """One snapshot file: bytes of journals, when it was made by the file system's clock (s), what it stands for."""
 
     path: Path
     size: int

@@ -1,0 +1,263 @@
+"""Following many journals: what a look costs, when new ones are seen, and files of one writer in their order."""
+
+import os
+from collections import Counter
+
+import pytest
+
+from trainwright.ledger import DirectoryLedger, Record
+from trainwright.ledger.journal import END
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return DirectoryLedger(tmp_path / "ledger", create=True)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("trainwright.ledger.reader.time.monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Count system calls of the `os` module."""
+    found = Counter()
+
+    def counted(name, real):
+        def call(*arguments, **named):
+            found[name] += 1
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("stat", "listdir", "open", "pread", "close", "scandir"):
+        monkeypatch.setattr(os, name, counted(name, getattr(os, name)))
+    return found
+
+
+def mark(value=0):
+    return [Record(kind="mark", body={"value": value})]
+
+
+def values(records):
+    return [record.body["value"] for record in records]
+
+
+def settled(ledger, clock, writers):
+    """Return a reader and its cursor after a look at `writers` live journals; nothing was made since long."""
+    others = [DirectoryLedger(ledger.directory) for _ in range(writers)]
+    for other in others:
+        other.append(mark())
+    reader = DirectoryLedger(ledger.directory)
+    _, cursor = reader.read(None)
+    clock.now += 5.0
+    return others, reader, reader.read(cursor)[1]
+
+
+def test_a_look_is_one_stat_a_live_journal(ledger, clock, calls):
+    """And open, read, close for each that has grown; no folder is listed."""
+    writers, reader, cursor = settled(ledger, clock, 20)
+    calls.clear()
+    assert reader.read(cursor)[0] == []
+    assert calls == {"stat": 21}
+    for writer in writers[:5]:
+        writer.append([*mark(1), *mark(2)])
+    calls.clear()
+    assert len(reader.read(cursor, most=1000)[0]) == 10
+    assert calls == {"stat": 21, "open": 5, "pread": 5, "close": 5}
+
+
+def test_closed_journals_cost_nothing(ledger, clock, calls):
+    writers, reader, cursor = settled(ledger, clock, 20)
+    for writer in writers[1:]:
+        writer.close()
+    _, cursor = reader.read(cursor)
+    calls.clear()
+    assert reader.read(cursor)[0] == []
+    assert calls == {"stat": 2}
+
+
+def test_torn_tails_are_not_read_again_and_again(ledger, clock, calls):
+    writers, reader, cursor = settled(ledger, clock, 3)
+    for writer in writers:
+        with (ledger.directory / "journal" / f"{writer.writer}.jsonl").open("ab") as file:
+            file.write(b"0000")
+    _, cursor = reader.read(cursor)
+    assert len(reader.dropped()) == 3
+    calls.clear()
+    assert reader.read(cursor)[0] == []
+    assert calls == {"stat": 4}
+
+
+def test_new_journals_are_seen_at_once(ledger, clock):
+    """Whether the folder's time has changed or not, as within one tick of the file system's clock."""
+    _, reader, cursor = settled(ledger, clock, 2)
+    new = DirectoryLedger(ledger.directory)
+    new.append(mark("first"))
+    records, cursor = reader.read(cursor)
+    assert values(records) == ["first"]
+    time = (ledger.directory / "journal").stat().st_mtime_ns
+    another = DirectoryLedger(ledger.directory)
+    another.append(mark("second"))
+    os.utime(ledger.directory / "journal", ns=(time, time))
+    records, cursor = reader.read(cursor)
+    assert values(records) == ["second"]
+
+
+def test_a_folder_whose_time_lies_is_listed_every_ten_seconds(ledger, clock):
+    """Network file systems keep old attributes for a while."""
+    _, reader, cursor = settled(ledger, clock, 2)
+    time = (ledger.directory / "journal").stat().st_mtime_ns
+    DirectoryLedger(ledger.directory).append(mark("new"))
+    os.utime(ledger.directory / "journal", ns=(time, time))
+    assert reader.read(cursor)[0] == []
+    clock.now += 10.0
+    assert values(reader.read(cursor)[0]) == ["new"]
+
+
+def test_in_a_crowd_the_silent_are_looked_at_seldom(ledger, clock, calls):
+    """Every 10 seconds, after a minute without a word; a small team is looked at always."""
+    writers, reader, cursor = settled(ledger, clock, 80)
+    clock.now += 70.0
+    _, cursor = reader.read(cursor)
+    writers[0].append(mark(1))
+    assert reader.read(cursor)[0] == []
+    clock.now += 10.0
+    records, cursor = reader.read(cursor)
+    assert values(records) == [1]
+    clock.now += 1.0
+    writers[0].append(mark(2))
+    calls.clear()
+    assert values(reader.read(cursor)[0]) == [2]
+    assert calls["stat"] == 2
+
+
+def test_a_look_at_old_killed_journals_is_seldom_from_the_beginning(ledger, clock, calls):
+    for _ in range(80):
+        DirectoryLedger(ledger.directory).append(mark())
+    for path in (ledger.directory / "journal").iterdir():
+        os.utime(path, (1e9, 1e9))
+    reader = DirectoryLedger(ledger.directory)
+    records, cursor = reader.read(None)
+    assert len(records) == 80
+    clock.now += 5.0
+    calls.clear()
+    reader.read(cursor)
+    assert calls["stat"] == 1
+
+
+def test_a_removed_journal_is_named(ledger):
+    """By hand, before it was read; the others are read."""
+    writers = [DirectoryLedger(ledger.directory) for _ in range(3)]
+    for number, writer in enumerate(writers):
+        writer.append(mark(number))
+    reader = DirectoryLedger(ledger.directory)
+    first, cursor = reader.read(None)
+    for writer in writers:
+        writer.append(mark(9))
+    path = ledger.directory / "journal" / f"{writers[1].writer}.jsonl"
+    path.unlink()
+    later, cursor = reader.read(cursor)
+    assert sorted(values(first + later)) == [0, 1, 2, 9, 9]
+    assert reader.read(cursor)[0] == []
+
+
+def test_a_ledger_that_vanishes(ledger):
+    """What is appended to a file that nobody can see would be lost: it is an error."""
+    import shutil
+
+    from trainwright.errors import LedgerError
+
+    ledger.append(mark())
+    shutil.rmtree(ledger.directory)
+    with pytest.raises(LedgerError, match=r"cannot write .*: no such file or directory"):
+        ledger.append(mark(1))
+    with pytest.raises(LedgerError, match=r"cannot read .*: No such file or directory"):
+        ledger.read()
+    with pytest.raises(LedgerError, match=r"cannot write .*beats: No such file or directory"):
+        ledger.beat()
+    with pytest.raises(LedgerError, match=r"cannot claim .*: No such file or directory"):
+        ledger.claim("key", "mine")
+
+
+# One writer's files.
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    monkeypatch.setattr("trainwright.ledger.journal._MOST_BYTES", 300)
+
+
+def test_a_long_journal_goes_on_in_another_file(ledger, small_files):
+    """The writer stays who it is, and its numbers go on."""
+    reader = DirectoryLedger(ledger.directory)
+    cursor, seen = None, []
+    for value in range(30):
+        ledger.append(mark(value))
+        records, cursor = reader.read(cursor)
+        seen += records
+    names = sorted(path.name for path in (ledger.directory / "journal").iterdir())
+    assert len(names) > 5
+    assert names[:2] == [f"{ledger.writer}.jsonl", f"{ledger.writer}~0001.jsonl"]
+    assert values(seen) == values(DirectoryLedger(ledger.directory).read()[0]) == list(range(30))
+    assert [record.seq for record in seen] == list(range(30))
+    ledger.close()
+    assert DirectoryLedger(ledger.directory).compact() == len(names)
+    assert values(DirectoryLedger(ledger.directory).read()[0]) == list(range(30))
+    assert reader.read(cursor)[0] == []
+
+
+def test_a_later_file_waits_for_the_end_of_the_one_before(ledger, small_files, clock):
+    """Else a fold that has seen the later records would take the earlier ones for repetitions."""
+    for value in range(6):
+        ledger.append(mark(value))
+    first, *_ = sorted((ledger.directory / "journal").iterdir())
+    whole = first.read_bytes()
+    for cut in range(0, len(whole), 7):  # as a network file system may show it
+        first.write_bytes(whole[:cut])
+        reader = DirectoryLedger(ledger.directory)
+        some, cursor = reader.read(None)
+        first.write_bytes(whole)
+        rest, _ = reader.read(cursor)
+        assert values(some + rest) == list(range(6))
+
+
+def test_a_damaged_end_holds_nobody_up_for_ever(ledger, small_files, clock):
+    for value in range(6):
+        ledger.append(mark(value))
+    first, *_ = sorted((ledger.directory / "journal").iterdir())
+    whole = first.read_bytes()
+    first.write_bytes(whole[: -len(END)] + b"!" * (len(END) - 1) + b"\n")
+    reader = DirectoryLedger(ledger.directory)
+    some, cursor = reader.read(None)
+    assert len(some) < 6
+    clock.now += 120.0
+    rest, _ = reader.read(cursor)
+    assert values(some + rest) == list(range(6))
+    assert len(reader.dropped()) == 1
+
+
+def test_an_end_that_cannot_be_written_is_no_error(ledger, monkeypatch):
+    import errno
+
+    ledger.append(mark())
+    (path,) = (ledger.directory / "journal").iterdir()
+
+    def write(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        ledger.close()
+    assert not path.read_bytes().endswith(END)
+    assert values(ledger.read()[0]) == [0]
