@@ -13,7 +13,6 @@ from typing import Any
 
 from trainwright.errors import EngineError, closest
 from trainwright.train import OptunaObjective
-from trainwright.train import OptunaObjective
 
 __all__ = ["IN_WORKER", "LOADING", "FunctionReference", "load_function", "load_reference", "script_boundary"]
 
@@ -50,8 +49,6 @@ class FunctionReference:
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "FunctionReference":
         """Return the reference of a function, or raise `EngineError` if its name does not lead to it."""
-        if isinstance(function, OptunaObjective):
-            return replace(cls.of(function.objective), optuna=True)
         if isinstance(function, OptunaObjective):
             return replace(cls.of(function.objective), optuna=True)
         name = getattr(function, "__qualname__", None)
