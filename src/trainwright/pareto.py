@@ -62,7 +62,9 @@ class Front:
             return False
         beaten = (row <= self._losses).all(axis=1) & (row < self._losses).any(axis=1)
         self._losses = np.concatenate([self._losses[~beaten], row[None, :]])
-        self._labels = [old for old, gone in zip(self._labels, np.atleast_1d(beaten).tolist(), strict=True) if not gone] + [label]
+        self._labels = [
+            old for old, gone in zip(self._labels, np.atleast_1d(beaten).tolist(), strict=True) if not gone
+        ] + [label]
         return True
 
     @property
