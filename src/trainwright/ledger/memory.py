@@ -1,9 +1,12 @@
 """A ledger in memory, for tests, ask-and-tell loops and the simulator: durable as long as the process lives."""
 
+import threading
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from trainwright.errors import InputError
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.record import Record
 from trainwright.ledger.writers import new_writer
@@ -13,32 +16,81 @@ __all__ = ["MemoryLedger"]
 
 @dataclass
 class _Store:
+    clock: Callable[[], float]
     records: list[Record] = field(default_factory=list)
+    appended: list[float] = field(default_factory=list)  # when each was, by the clock
+    delivered: int = 0  # so many of the records has somebody read
     claims: dict[str, str] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class MemoryLedger:
-    """A ledger that lives in this process. `MemoryLedger(of=other)` is another writer on the same records."""
+    """A ledger that lives in this process. `MemoryLedger(of=other)` is another writer on the same records.
 
-    def __init__(self, *, of: "MemoryLedger | None" = None) -> None:
-        self._store: _Store = of._store if of is not None else _Store()  # noqa: SLF001 -- two writers share one store
-        self._seq = 0
+    It can be as bad as a ledger may be. `visibility_seconds`: this object reads what is that old by `clock` (the first
+    object's; seconds), its own records too. `repeats`: each read begins up to so many records before its cursor.
+    `crash()`: it loses what nobody could see yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        of: "MemoryLedger | None" = None,
+        visibility_seconds: float = 0.0,
+        repeats: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not visibility_seconds >= 0 or repeats < 0:
+            raise InputError(
+                f"MemoryLedger: got visibility_seconds={visibility_seconds!r}, repeats={repeats!r}; allowed: numbers "
+                ">= 0"
+            )
+        self._store: _Store = of._store if of is not None else _Store(clock)  # noqa: SLF001 -- two writers share one store
+        self._visibility_seconds = visibility_seconds
+        self._repeats = repeats
+        self._reads = 0
+        self._open_writer()
+
+    def _open_writer(self) -> None:
         self.writer = new_writer()
+        self._seq = 0
 
     def append(self, records: Sequence[Record]) -> list[Record]:
         """Keep the records and return them stamped."""
         at = time.time()
-        stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate(records)]
-        self._seq += len(stamped)
-        self._store.records.extend(stamped)
+        store = self._store
+        with store.lock:
+            stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate(records)]
+            self._seq += len(stamped)
+            store.records.extend(stamped)
+            store.appended.extend([store.clock()] * len(stamped))
         return stamped
 
     def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records since `cursor` (a count)."""
-        start = cursor or 0
-        end = len(self._store.records) if most is None else min(len(self._store.records), start + most)
-        return self._store.records[start:end], end
+        store, start = self._store, cursor or 0
+        with store.lock:
+            visible = max(start, self._visible())
+            end = visible if most is None else min(visible, start + most)
+            store.delivered = max(store.delivered, end)
+            return store.records[self._first(start) : end], end
+
+    def _visible(self) -> int:
+        """Return how many records are old enough to be seen."""
+        store = self._store
+        if not self._visibility_seconds:
+            return len(store.records)
+        return bisect_right(store.appended, store.clock() - self._visibility_seconds)
+
+    def _first(self, start: int) -> int:
+        """Return from where on records are delivered, those that are repeated among them."""
+        if not self._repeats:
+            return start
+        from trainwright.randomness import rng
+
+        self._reads += 1
+        return max(0, start - int(rng(0, "repeats", self._reads).integers(self._repeats + 1)))
 
     def claim(self, key: str, token: str) -> str:
         """Return the first token ever given for `key`."""
@@ -46,7 +98,8 @@ class MemoryLedger:
 
     def beat(self) -> None:
         """Count a beat."""
-        self._store.beats[self.writer] = self._store.beats.get(self.writer, 0) + 1
+        with self._store.lock:
+            self._store.beats[self.writer] = self._store.beats.get(self.writer, 0) + 1
 
     def beats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
@@ -55,6 +108,19 @@ class MemoryLedger:
     def dropped(self) -> list[Dropped]:
         """Nothing is ever torn in memory."""
         return []
+
+    def crash(self) -> None:
+        """Die as a machine does that had not synced: this writer's newest records, that nobody could see, are lost.
+
+        The object goes on as a new writer.
+        """
+        store, writer = self._store, self.writer
+        with store.lock:
+            seen = max(store.delivered, self._visible())
+            kept = [i for i in range(seen, len(store.records)) if store.records[i].writer != writer]
+            store.records[seen:] = [store.records[i] for i in kept]
+            store.appended[seen:] = [store.appended[i] for i in kept]
+            self._open_writer()
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -1,0 +1,150 @@
+"""Readers that are late, told things twice, or left with what a crash spared: the fold and the book end up the same."""
+
+import itertools
+
+import pytest
+from histories import histories, interleavings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trainwright as tw
+from trainwright.errors import InputError
+from trainwright.ledger import MemoryLedger, Record, State, Status, blocks, facts, fold, parse_objectives
+from trainwright.ledger.conformance import LedgerConformance
+from trainwright.space import Configuration
+from trainwright.study.book import Book
+
+thorough = settings(max_examples=60, deadline=None)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class TestMemoryLedgerWithAClock(LedgerConformance):
+    examples = 10
+
+    def make(self):
+        return MemoryLedger(clock=Clock())
+
+    def another(self, ledger):
+        return MemoryLedger(of=ledger)
+
+
+@pytest.mark.parametrize("wrong", [{"visibility_seconds": -1.0}, {"repeats": -1}, {"visibility_seconds": float("nan")}])
+def test_settings_that_mean_nothing(wrong):
+    with pytest.raises(InputError, match="allowed: numbers >= 0"):
+        MemoryLedger(**wrong)
+
+
+@thorough
+@given(data=st.data(), streams=histories(most=25))
+def test_a_reader_60_seconds_behind_sees_the_state_of_a_minute_ago(data, streams):
+    """And with repetitions no other state; when all has arrived, it is everybody's."""
+    clock = Clock()
+    first = MemoryLedger(clock=clock)
+    writers = {name: MemoryLedger(of=first) for name in streams}
+    late = MemoryLedger(of=first, visibility_seconds=60.0, repeats=data.draw(st.integers(0, 5)))
+    state, cursor, written = State(), None, []
+    for record in data.draw(interleavings(streams, repeated=False)):
+        (stamped,) = writers[record.writer].append([record])
+        written.append((clock.now, stamped))
+        clock.now += data.draw(st.sampled_from([0.0, 1.0, 30.0, 100.0]))
+        if data.draw(st.booleans()):
+            for read, after in blocks(late, cursor):
+                cursor = after
+                fold(read, into=state)
+            assert state == fold(record for at, record in written if at <= clock.now - 60.0)
+    clock.now += 60.0
+    fold(late.read(cursor)[0], into=state)
+    assert state == fold(first.read()[0])
+
+
+@thorough
+@given(data=st.data(), streams=histories(most=25))
+def test_a_crash_loses_only_what_nobody_saw(data, streams):
+    """Whoever had read anything agrees with whoever reads it later."""
+    clock = Clock()
+    first = MemoryLedger(clock=clock, visibility_seconds=10.0)
+    writers = {name: MemoryLedger(of=first, visibility_seconds=10.0) for name in streams}
+    reader = MemoryLedger(of=first, visibility_seconds=10.0, repeats=2)
+    seen, cursor, old = State(), None, []
+    for record in data.draw(interleavings(streams, repeated=False)):
+        writer = writers[record.writer]
+        (stamped,) = writer.append([record])
+        old.append((clock.now, stamped))
+        clock.now += data.draw(st.sampled_from([0.0, 3.0, 20.0]))
+        event = data.draw(st.sampled_from(["nothing", "read", "crash"]))
+        if event == "read":
+            records, cursor = reader.read(cursor)
+            fold(records, into=seen)
+        elif event == "crash":
+            writer.crash()
+            old = [(at, r) for at, r in old if r.writer != stamped.writer or at <= clock.now - 10.0]
+    clock.now += 10.0
+    records, cursor = reader.read(cursor)
+    everything = MemoryLedger(of=first).read()[0]
+    assert everything == [record for _, record in old]
+    assert fold(records, into=seen) == fold(everything)
+
+
+def books(delay, count):
+    """Return books on one study that see each other's records `delay` seconds late, some twice; and the clock."""
+    clock = Clock()
+    first = MemoryLedger(clock=clock, visibility_seconds=delay, repeats=3)
+    book = Book(first, None)
+    book.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), 0, {})
+    clock.now += delay
+    others = [Book(MemoryLedger(of=first, visibility_seconds=delay, repeats=3), None) for _ in range(count - 1)]
+    return [book, *others], clock
+
+
+@thorough
+@given(data=st.data(), delay=st.sampled_from([0.0, 1.0, 60.0]))
+def test_books_that_hear_late_share_out_the_work(data, delay):
+    """No number is proposed twice, no trial told twice, however late they hear of each other; then they agree."""
+    team, clock = books(delay, 3)
+    mine = {id(book): [] for book in team}
+    for _ in range(data.draw(st.integers(0, 25))):
+        book = data.draw(st.sampled_from(team))
+        act = data.draw(st.sampled_from(["propose", "end", "read", "wait"]))
+        if act == "propose":
+            number = book.claims.number(12)
+            if number is not None:
+                configuration = Configuration(params={"x": 0.5}, key=str(number), number=number)
+                book.append(book.proposal(number, configuration))
+                mine[id(book)].append(number)
+        elif act == "end" and mine[id(book)]:
+            number = mine[id(book)].pop()
+            book.append(facts.finished(number, 1, reason="completed", values={"loss": 1.0}, wall_seconds=0.0))
+        elif act == "read":
+            book.refresh()
+        else:
+            clock.now += delay / 2
+    clock.now += delay
+    for book in team:
+        book.refresh()
+    assert all(book.state == team[0].state for book in team)
+    proposals = [r for r in team[0].replay({"proposed"}) if r.kind == "proposed"]
+    assert len({record.trial for record in proposals}) == len({(r.writer, r.seq) for r in proposals})
+    state = team[0].state
+    assert state.counts[Status.PROPOSED] == sum(map(len, mine.values()))
+    assert state.results == len(state.trials) - state.counts[Status.PROPOSED]
+
+
+def test_repetitions_are_delivered():
+    """The fault can be seen: some reads do begin before their cursor, and none leaves anything out."""
+    first = MemoryLedger()
+    first.append([Record(kind="mark", body={"value": i}) for i in range(10)])
+    reader = MemoryLedger(of=first, repeats=4)
+    _, cursor = reader.read()
+    repeated = [len(reader.read(cursor)[0]) for _ in range(20)]
+    assert set(repeated) == {0, 1, 2, 3, 4}
+    first.append([Record(kind="mark", body={"value": 10})])
+    for most in itertools.chain([None], range(1, 5)):
+        records, _ = reader.read(cursor, most=most)
+        assert records[-1].body == {"value": 10}
