@@ -39,6 +39,17 @@ METHODS: dict[str, tuple[str, str]] = {
     "deephyper": ("deephyper", "deephyper"),
     "deephyper-values": ("deephyper", "deephyper-values"),
     "deephyper-default": ("deephyper", "deephyper-default"),
+    "several-forest": ("", "several_own-forest"),
+    "several-forest-linear": ("", "several_own-forest-linear"),
+    "several-forest-chebyshev": ("", "several_own-forest-chebyshev"),
+    "several-forest-augmented": ("", "several_own-forest-augmented"),
+    "several-forest-pbi": ("", "several_own-forest-pbi"),
+    "several-forest-quadratic": ("", "several_own-forest-quadratic"),
+    "several-random": ("", "several_own-random"),
+    "several-nsga2": ("optuna", "several_optuna-nsga2"),
+    "several-tpe": ("optuna", "several_optuna-tpe"),
+    "several-deephyper": ("deephyper", "several_deephyper-linear"),
+    "several-deephyper-chebyshev": ("deephyper", "several_deephyper-chebyshev"),
 }
 
 # SMAC sizes its initial design by the number of evaluations; nobody else is told it.
