@@ -1,4 +1,4 @@
-"""The directory ledger: appends a second, replay, resident bytes a record; beside Optuna's journal storage.
+"""Ledgers: appends a second, replay, resident bytes a record, beside Optuna's journal storage; a sync of many writers.
 
     python benchmarks/ledger/run.py --json
 
@@ -7,15 +7,25 @@ syncing to the system, "lifecycle" is the default policy (proposals, starts and 
 returns, reports within 5 s). Optuna's journal syncs each of its records; so the comparison of like with like is
 "always". Ratios are for the same study written and opened by both (6 of our records a trial, 11 of Optuna's), above 1
 where ours is better.
+
+A sync is what a worker does to hear of the others: read what `--writers` live writers wrote, 3 records each, and fold
+it. `least` is the number of system calls below which no reader of one file a writer can go. An operation is a claim,
+an append and a read, one after the other; Redis (with its append-only file, synced every second) runs beside it on the
+same machine, if it is installed.
 """
 
 import argparse
 import json
 import os
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +44,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--records", type=int, default=100_000, help="records of ours to replay")
     parser.add_argument("--trials", type=int, default=1000, help="trials of the study that both ledgers write")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--writers", type=int, nargs="*", default=[16, 128, 1024], help="live writers of a sync")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     many = -(-arguments.records // RECORDS_PER_TRIAL["own"])
@@ -61,14 +72,45 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         summary["memory_ratio_to_optuna"] = theirs["resident_bytes"] / ours["lifecycle"]["resident_bytes"]
     else:
         summary["skipped"]["optuna"] = "no .peers/optuna; `make peers` installs it"
+    syncs = {n: _median(arguments.repeats, "sync", "{path}", str(n)) for n in arguments.writers}
+    operations = _operations(arguments.repeats, summary["skipped"])
+    for writers, measured in syncs.items():
+        summary |= {f"sync_ms_{writers}": measured["ms_all"], f"sync_ms_{writers}_none": measured["ms_none"]}
+        summary |= {
+            f"sync_calls_{writers}": measured["calls_all"],
+            f"sync_least_calls_{writers}": measured["least_all"],
+        }
+        summary[f"sync_us_a_record_{writers}"] = measured["us_a_record"]
+    summary |= {f"operation_ms_{kind}": measured["median_ms"] for kind, measured in operations.items()}
     header = ["ledger", "trials", "write, ms a trial", "records/s", "replay, ms a trial", "resident bytes a trial"]
     print(table(header, rows))
+    sync_header = [
+        "live writers",
+        "3 records of each, ms",
+        "system calls (least)",
+        "of an eighth, ms",
+        "nothing new, ms",
+    ]
+    sync_rows = [_sync_row(writers, measured) for writers, measured in syncs.items()]
+    print(table(sync_header, sync_rows))
+    operation_header = ["claim + append + read", "median ms", "95 % ms"]
+    operation_rows = [[kind, f"{m['median_ms']:.3f}", f"{m['p95_ms']:.3f}"] for kind, m in operations.items()]
+    print(table(operation_header, operation_rows))
     result = {
         "benchmark": "ledger",
         "summary": summary,
-        "detail": {"ours_never": unsynced, **{f"ours_{policy}": measured for policy, measured in ours.items()}},
+        "detail": {
+            "ours_never": unsynced,
+            **{f"ours_{policy}": measured for policy, measured in ours.items()},
+            "sync": syncs,
+            "operations": operations,
+        },
         "settings": {"records": records, "trials": arguments.trials, "repeats": arguments.repeats},
         "table": {"header": header, "rows": rows},
+        "tables": {
+            "sync": {"header": sync_header, "rows": sync_rows},
+            "operations": {"header": operation_header, "rows": operation_rows},
+        },
         "environment": environment(),
     }
     finish(result, arguments)
@@ -93,10 +135,52 @@ def _measure(kind: str, trials: int, repeats: int, *policy: str) -> dict[str, fl
     }
 
 
-def _child(python: str, *arguments: str) -> dict[str, float]:
+def _median(repeats: int, *command: str) -> dict[str, float]:
+    """Run `benchmarks.ledger.many` in fresh processes, each with a {path} and {number} of its own; medians."""
+    found = []
+    for repeat in range(repeats):
+        with tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder:
+            arguments = [word.format(path=f"{folder}/ledger", number=repeat) for word in command]
+            found.append(_child(sys.executable, *arguments, module="many"))
+        progress(f"{' '.join(command[:2])} {command[-1]}, {repeat + 1} of {repeats}")
+    return {name: statistics.median([one[name] for one in found]) for name in found[0]}
+
+
+def _operations(repeats: int, skipped: dict[str, str]) -> dict[str, dict[str, float]]:
+    found = {kind: _median(repeats, "operations", kind, "{path}") for kind in ("memory", "directory")}
+    if shutil.which("redis-server") is None or find_spec("redis") is None:
+        skipped["redis"] = (
+            "no redis-server, or no redis-py; apt-get install redis-server, pip install trainwright[redis]"
+        )
+        return found
+    with tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder, _redis(folder) as address:
+        found["redis"] = _median(repeats, "operations", "redis", f"{address}/0?study=study-{{number}}")
+    return found
+
+
+@contextmanager
+def _redis(folder: str) -> Iterator[str]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    settings = ["--port", port, "--dir", folder, "--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
+    with subprocess.Popen([str(shutil.which("redis-server")), *settings], stdout=subprocess.DEVNULL) as server:
+        try:
+            yield f"redis://127.0.0.1:{port}"  # the ledger waits for a server that is about to start
+        finally:
+            server.terminate()
+
+
+def _sync_row(writers: int, measured: dict[str, float]) -> list[str]:
+    calls = f"{measured['calls_all']:,.0f} ({measured['least_all']:,.0f})"
+    times = [f"{measured[name]:.2f}" for name in ("ms_all", "ms_eighth", "ms_none")]
+    return [f"{writers:,}", times[0], calls, *times[1:]]
+
+
+def _child(python: str, *arguments: str, module: str = "child") -> dict[str, float]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     answer = subprocess.run(
-        [python, "-W", "ignore", "-m", "benchmarks.ledger.child", *arguments],
+        [python, "-W", "ignore", "-m", f"benchmarks.ledger.{module}", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,

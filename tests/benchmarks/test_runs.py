@@ -9,11 +9,14 @@ from benchmarks.overhead import run as overhead
 
 
 def test_ledger(capsys: pytest.CaptureFixture):
-    ledger.main(["--records", "600", "--trials", "200", "--repeats", "1", "--json"])
+    ledger.main(["--records", "600", "--trials", "200", "--repeats", "1", "--writers", "4", "--json"])
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
     assert summary["appends_per_second_unsynced"] > 0
     assert summary["replay_seconds_100000"] > 0
     assert {"resident_bytes_per_record", "appends_per_second_default"} < summary.keys()
+    assert summary["sync_calls_4"] == summary["sync_least_calls_4"] == 1 + 4 + 3 * 4
+    assert {"sync_ms_4", "sync_ms_4_none", "operation_ms_memory", "operation_ms_directory"} < summary.keys()
+    assert "redis" in summary["skipped"] or summary["operation_ms_redis"] > 0
     assert "optuna" in summary["skipped"] or summary["write_ratio_to_optuna_always"] > 0
 
 
