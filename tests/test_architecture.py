@@ -40,6 +40,8 @@ MODULES = {
 def package(module):
     """Return the part of the house that a module belongs to: "space" for trainwright.space.columns."""
     parts = module.split(".")
+    if parts[:2] == ["trainwright", "__main__"]:
+        return "cli"
     return parts[1] if parts[0] == "trainwright" and len(parts) > 1 else ""
 
 

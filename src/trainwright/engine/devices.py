@@ -15,7 +15,7 @@ def cores() -> int:
     """Return the number of processors that this process may use."""
     whole = os.cpu_count() or 1
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
-    return bound if bound < whole else max(1, whole // local_size())
+    return bound if bound < whole else max(1, bound // local_size())
 
 
 def visible_gpus() -> tuple[str, ...]:
