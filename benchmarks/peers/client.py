@@ -31,6 +31,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "gp": ("", "trainwright-gp"),
     "evolution": ("", "trainwright-evolution"),
     "plain-ucb": ("", "trainwright-plain-ucb"),
+    "liar": ("", "trainwright-liar"),
     "random": ("", "random"),
     "optuna-tpe": ("optuna", "optuna-tpe"),
     "optuna-tpe-categorical": ("optuna", "optuna-tpe-categorical"),

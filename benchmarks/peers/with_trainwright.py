@@ -1,16 +1,16 @@
 """Trainwright's own searchers behind the same ask and tell as its peers, through the public face only."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.columns import Column
+from benchmarks.peers.sources import digest
 
 import trainwright as tw
 
-__all__ = ["METHODS", "Own", "digest"]
+__all__ = ["METHODS", "Own"]
 
 
 class Own:
@@ -32,7 +32,8 @@ class Own:
         made = getattr(tw, searcher)(**settings)
         self._study = tw.Study(self._space, objectives="min loss", directory=directory, seed=seed, searcher=made)
         named = ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"
-        self.version = f"trainwright {tw.__version__}; {searcher} {named}; sources {digest()}"
+        sources = digest(Path(tw.__file__).parent, type(made).__module__.removeprefix("trainwright."))
+        self.version = f"trainwright {tw.__version__}; {searcher} {named}; sources {sources}"
 
     def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
         """Tell results of configurations that nobody asked for."""
@@ -61,16 +62,6 @@ class Own:
         }
 
 
-def digest() -> str:
-    """Hash the sources that decide what is proposed, so that a kept result is dropped when they change."""
-    package = Path(tw.__file__).parent
-    hashed = hashlib.blake2b(digest_size=8)
-    for folder in ("space", "search", "ledger", "study"):
-        for path in sorted((package / folder).rglob("*.py")):
-            hashed.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    return hashed.hexdigest()
-
-
 def _parameter(column: Column) -> Any:
     if column.kind == "int":
         return tw.Int(int(column.low), int(column.high))
@@ -86,6 +77,7 @@ METHODS = {
     "trainwright-gp": partial(Own, searcher="GaussianProcessSearcher"),
     "trainwright-evolution": partial(Own, searcher="EvolutionSearcher"),
     "trainwright-plain-ucb": partial(Own, settings=_PLAIN),
+    "trainwright-liar": partial(Own, settings={"pending": "liar-min"}),
     "trainwright-quasirandom": partial(Own, searcher="QuasiRandomSearcher"),
     "trainwright-random": partial(Own, searcher="RandomSearcher"),
 }

@@ -1,0 +1,47 @@
+"""A searcher's digest changes with the code that it runs, and with nothing else."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks.peers.sources import digest
+
+import trainwright
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    home = Path(trainwright.__file__).parent
+    for name in ("search", "space"):
+        shutil.copytree(home / name, tmp_path / name)
+    shutil.copy(home / "randomness.py", tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, before: str, after: str):
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def test_other_searchers_and_words_change_nothing(package: Path):
+    before = digest(package, "search.forest")
+    edit(package / "search" / "gp.py", "_CLIMBERS = 3", "_CLIMBERS = 4")
+    edit(package / "search" / "forest.py", '"""Bayesian', '"""# Bayesian')
+    assert digest(package, "search.forest") == before
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("search/forest.py", "_ROUNDS = 2", "_ROUNDS = 3"),
+        ("search/_candidates.py", "_MUTATION = 0.1", "_MUTATION = 0.2"),
+        ("search/_trees.py", "import numpy as np", "import numpy as np\n\nMORE = 1"),
+        ("space/axes.py", "0.5", "0.6"),
+        ("randomness.py", "import numpy as np", "import numpy as np\n\nMORE = 1"),
+    ],
+)
+def test_what_it_runs_changes_it(package: Path, file: str, before: str, after: str):
+    known = digest(package, "search.forest")
+    edit(package / file, before, after)
+    assert digest(package, "search.forest") != known
