@@ -1,5 +1,7 @@
 """Where an acquisition is asked: draws from the space, mutations and crossovers of good rows, and their neighbours."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,15 +34,18 @@ class Moves:
         evenly = np.where(self._choice, np.minimum(np.floor(grid * self._points), self._points - 1), grid)
         self._priors = not np.array_equal(space.quantile(grid), evenly)
 
-    def candidates(self, generator: np.random.Generator, good: Array, count: int) -> Array:
+    def candidates(
+        self, generator: np.random.Generator, good: Array, count: int, draw: Callable[..., Array] | None = None
+    ) -> Array:
         """Return about `count` rows: half of them draws, a quarter mutations, a quarter crossovers of `good` rows.
 
-        Of the draws, a fifth of `count` are even ones that know of no prior. `good` is ordered, best first: the first
-        10 mutate, each column with probability 2 / d, the first 20 cross. What is illegal is left out.
+        Of the draws, a fifth of `count` are even ones that know of no prior, the rest the space's or those of
+        `draw(generator, count)`. `good` is ordered, best first: the first 10 mutate, each column with probability
+        2 / d, the first 20 cross. What is illegal is left out.
         """
         quarter, d = count // 4, self.space.dimension
-        even = count // _EVEN if self._priors else 0
-        drawn = self.space.sample(generator, count - 2 * quarter - even)
+        even = count // _EVEN if self._priors or draw is not None else 0
+        drawn = (draw or self.space.sample)(generator, count - 2 * quarter - even)
         mutants = good[generator.integers(min(10, len(good)), size=quarter)]
         pairs = good[generator.integers(min(20, len(good)), size=(2, quarter))]
         crossed = np.where(generator.random((quarter, d)) < 0.5, pairs[0], pairs[1])

@@ -40,10 +40,14 @@ class Growth:
 
 
 class Forest:
-    """Regression trees over [model columns of the space, z]; `update` takes what was told since."""
+    """Regression trees over [model columns of the space, z]; `update` takes what was told since.
 
-    def __init__(self, growth: Growth, view: View) -> None:
+    `recalled` [objectives, rows] are the targets of the view's first rows, if these are another study's.
+    """
+
+    def __init__(self, growth: Growth, view: View, recalled: Array | None = None) -> None:
         self.growth = growth
+        self._recalled = np.zeros((view.objectives, 0)) if recalled is None else recalled
         self.count = 0  # rows taken
         columns = view.space.columns
         self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
@@ -162,6 +166,10 @@ class Forest:
             self._losses, self._failed, scaler, lenient, self._order, self._finite, count, self._targets,
             self._bounds, self._limits,
         )  # fmt: skip
+        objectives, rows = self._recalled.shape
+        if rows:  # in the ranks of their own study, and taken to keep its constraints
+            self._targets[:, :rows] = 0.0
+            self._targets[:objectives, :rows] = self._recalled
 
     def _scalars(self, weights: Array, count: int) -> Array:
         """Return the first `count` rows' targets under each row of weights; [1, count] where weights play no part."""
@@ -169,7 +177,8 @@ class Forest:
             return self._targets[:1, :count]
         Y = penalised(self._targets[:, :count], weights.shape[1], self._limits)
         y = SCALARISATIONS[self.growth.scalarisation](Y, weights) if len(Y) > 1 else Y
-        failed = self._failed[:count]
+        failed = self._failed[:count].copy()
+        failed[: self._recalled.shape[1]] = False
         if failed.any() and not failed.all():  # as the worst of all in this scalar, not in each objective
             told = y[:, ~failed]
             y[:, failed] = (told.mean(axis=1) if self.growth.failures == "mean" else told.max(axis=1))[:, None]
@@ -209,7 +218,8 @@ class Forest:
                 chance = rng(self._seed, "bootstrap", t).random(count)[start:]
                 self._w[t, start:count] = np.searchsorted(_POISSON, chance, side="right")
         if self.growth.failures == "ignore":
-            self._w[:, start:count][:, self._failed[start:count]] = 0.0
+            old = self._recalled.shape[1]
+            self._w[:, max(start, old) : count][:, self._failed[max(start, old) : count]] = 0.0
 
     def _anneal(self, complete: NDArray[np.bool_], start: int, count: int) -> None:
         """Note the delta that holds at each new row; a search that finds nothing better splits finer."""

@@ -3,7 +3,7 @@
 Trees: Geurts et al., Machine Learning 63 (2006). A confidence bound on the epistemic variance with a kappa that decays
 periodically, and batches with exponential kappas (qUCBd): Égelé et al., arXiv 2207.00479. Several objectives by a
 random scalarisation for each trial (D-MoBO): arXiv 2309.14936. Plain asynchronous UCB (schedule="constant",
-pending="ignore"): arXiv 2603.13501.
+pending="ignore"): arXiv 2603.13501. What earlier studies teach: see `transfer`.
 
 What an ask must do, for n rows, T = 10 trees, d = 10 columns: draw and settle 1,000 + 2 * 385 rows (about 0.5 ms of
 array work, whatever n), walk each down T trees of depth about 2 ln n (230,000 steps at n = 1,000, some 2.5 ns each
@@ -14,7 +14,8 @@ configuration costs another 0.2 ms.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from trainwright.search._forest import Failures, Forest, Growth, Kind, Refit, Sc
 from trainwright.search._scalarise import Scalarisation, simplex
 from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.quasirandom import from_the_middle, spread
+from trainwright.search.transfer import EarlierStudy, Experience, Recalled, Transfer
 from trainwright.search.view import View
 from trainwright.space import Configuration
 
@@ -40,6 +42,7 @@ _ROUNDS = 2  # of local search around the best candidates
 _STARTS = 5  # rows whose neighbours a round asks, for each appetite
 _APPETITES = 8  # of a batch, whose best rows a round starts from
 _PER_PROPOSAL = 4  # candidates at least, in a batch
+_DRAWS = 16  # of a mixture, of which the first new one is taken
 _LIES: dict[str, Callable[..., Array]] = {"liar-min": np.min, "liar-mean": np.mean, "liar-max": np.max}
 _WORDS = {
     "kind": get_args(Kind),
@@ -51,6 +54,7 @@ _WORDS = {
     "scaler": get_args(Scaler),
     "failures": get_args(Failures),
     "scalarisation": get_args(Scalarisation),
+    "transfer": get_args(Transfer),
 }
 
 
@@ -83,6 +87,8 @@ class ForestSearcher:
     scalarisation: Scalarisation = "linear"  # of several objectives, each scaled
     weights: tuple[float, ...] | None = None  # of the objectives; None = drawn for each trial
     max_rows: int = 10_000  # per tree: the best, the newest, and a sample of the rest
+    warm_start: EarlierStudy | Experience | Mapping[str, Any] | str | Path | None = field(default=None, hash=False)
+    transfer: Transfer = "surrogate"  # its trials are told; generative: its best make candidates; priors: its best one
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -105,6 +111,8 @@ class ForestSearcher:
             raise SearchError(f"ForestSearcher: delta must be a number >= 0, got {self.delta!r}")
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked(self.weights))
+        if self.warm_start is not None:  # read once, so that what comes to that study later changes nothing here
+            object.__setattr__(self, "warm_start", Experience.of(self.warm_start, self.transfer))
 
     def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: the initial design, then the forest's choice.
@@ -113,8 +121,19 @@ class ForestSearcher:
         an exponential law of that mean.
         """
         taken: set[bytes] = set()
-        if view.count_results < max(1, self._initial(view)):
-            return [self._design(view, number, taken) for number in numbers]
+        early = {n: self._design(view, n, taken) for n in numbers if self._opens(view, n)}
+        late = [n for n in numbers if n not in early]
+        if late:
+            early |= zip(late, self._ask_forest(view, late, taken), strict=True)
+        return [early[n] for n in numbers]
+
+    def _opens(self, view: View, number: int) -> bool:
+        """Whether a trial is of the initial design; told of another study, the forest needs no more than a start."""
+        if self.warm_start is not None and self.transfer == "surrogate":
+            return number <= len(self.points)
+        return view.count_results < max(1, self._initial(view))
+
+    def _ask_forest(self, view: View, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
         if self.pending in _LIES:
             return self._lie(view, numbers)
         first = numbers[0]
@@ -161,9 +180,19 @@ class ForestSearcher:
         return np.array(self.weights)
 
     def _design(self, view: View, number: int, taken: set[bytes]) -> Configuration:
+        recalled = self._recall(view)
+        if recalled is not None and number == len(self.points):
+            best = _first_new(view, recalled.best, np.zeros(len(recalled.best)), view.tried, taken)
+            if best is not None:
+                return propose(view, recalled.best[best], number, searcher="forest", design="recalled")
         given = opening(view, number, taken, self.points, searcher="forest")
         if given is not None:
             return given
+        if recalled is not None and recalled.mixture is not None:
+            rows = recalled.mixture.draw(rng(view.seed, "initial", number), _DRAWS)
+            found = _first_new(view, rows, np.arange(float(len(rows))), view.tried, taken)
+            if found is not None:
+                return propose(view, rows[found], number, searcher="forest", design=self.transfer)
         if self.design == "random":
             row = draw_new(view, number, taken, "initial")
         else:
@@ -185,7 +214,17 @@ class ForestSearcher:
             rows.append(view.space.encode(proposals[-1].params))
         return proposals
 
-    def _grown(self, view: View) -> Forest:
+    def _recall(self, view: View) -> Recalled | None:
+        if self.warm_start is None:
+            return None
+        recalled = view.memo.get(("recalled", self))
+        if not isinstance(recalled, Recalled):
+            experience = cast(Experience, self.warm_start)
+            recalled = Recalled(experience, self.transfer, view.space, view.seed, view.objectives)
+            view.memo["recalled", self] = recalled
+        return recalled
+
+    def _grown(self, view: View, recalled: Array | None) -> Forest:
         forest = view.memo.get(self)
         if not isinstance(forest, Forest) or forest.outdated(view):
             growth = Growth(
@@ -193,18 +232,27 @@ class ForestSearcher:
                 scalarisation=self.scalarisation, weights=self.weights, delta=self.delta, patience=self.patience,
                 max_rows=self.max_rows,
             )  # fmt: skip
-            forest = view.memo[self] = Forest(growth, view)
+            forest = view.memo[self] = Forest(growth, view, recalled)
         forest.update(view)
         return forest
 
     def _choose(self, view: View, weights: Array, kappas: Array, numbers: Sequence[int], taken: set[bytes]) -> Array:
         """Return for each kappa the row of least acquisition that is neither tried nor taken, after a local search."""
-        forest, moves = self._grown(view), _moves(view)
-        y = forest.value(weights)
+        recalled, moves = self._recall(view), _moves(view)
+        told = recalled is not None and recalled.mixture is None
+        if recalled is not None and told:
+            forest = self._grown(view.recalling(recalled.rows), recalled.ranks.T)
+        else:
+            forest = self._grown(view, None)
+        old, y = np.split(forest.value(weights), [forest.count - view.count])
         acquire = ACQUISITIONS[self.acquisition.removesuffix("d")]
-        best = _best(view, y)
+        best = _best(view, y) if view.count_results else float(old.min())
+        good = _good(view, y)
+        if recalled is not None and told:
+            good = np.concatenate([good[:10], recalled.rows[_least(old, 10)]])
         count = max(self.candidates, _PER_PROPOSAL * len(numbers))
-        rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), _good(view, y), count)
+        draw = recalled.mixture.draw if recalled is not None and recalled.mixture is not None else None
+        rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), good, count, draw)
         mu, deviation = self._believe(view, forest, rows)
         generator = rng(view.seed, "mutate", numbers[0])
         few = kappas if len(kappas) <= _APPETITES else np.quantile(kappas, np.linspace(0.0, 1.0, _APPETITES))

@@ -123,6 +123,21 @@ class View:
         )
         return other
 
+    def recalling(self, rows: NDArray[np.float64]) -> "View":
+        """Return another view in which rows of an earlier study come first: at progress -1, told as failed."""
+        other = copy.copy(self)
+        count = len(rows)
+        vars(other).update(
+            _count=self._count + count,
+            _partial=self._partial + count,
+            _rows=np.concatenate([rows, self.rows]),
+            _losses=np.concatenate([np.full((count, len(self.bounds)), np.inf), self.outcomes]),
+            _numbers=np.concatenate([np.arange(-count, 0), self.numbers]),
+            _epoch=np.concatenate([np.full(count, np.nan), self._epoch[: self._count]]),
+            _failed=np.concatenate([np.ones(count, dtype=np.bool_), self.failed]),
+        )
+        return other
+
     # Columns, for searchers; all views of the same told rows, in the order of their arrival.
 
     @property
@@ -167,12 +182,13 @@ class View:
 
     @property
     def progress(self) -> NDArray[np.float64]:
-        """Fidelity z [count] = ln(epoch) / ln(horizon) in [0, 1]; 1 for final rows."""
+        """Fidelity z [count] = ln(epoch) / ln(horizon) in [0, 1]; 1 for final rows, -1 for recalled ones."""
         progress = np.ones(self._count)
         if self._partial:
             epoch = self._epoch[: self._count]
             part = np.isfinite(epoch)
             progress[part] = np.minimum(1.0, np.log(epoch[part]) / np.log(self._horizon))
+            progress[np.isnan(epoch)] = -1.0
         return progress
 
     @property
