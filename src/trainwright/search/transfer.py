@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import SearchError, TrialError
-from trainwright.ledger import State, Status, losses_of, open_ledger, state_of
+from trainwright.ledger import State, Status, open_ledger, state_of
 from trainwright.pareto import ranks as pareto_ranks
 from trainwright.randomness import rng
 from trainwright.search._mixture import Mixture
@@ -90,11 +90,12 @@ class Experience:
             trial = state.trials[number]
             if not trial.key or trial.status not in _LEVELS:
                 continue
-            losses = losses_of(state.objectives, trial.values) if trial.has_result else (0.0,) * len(state.objectives)
-            if losses is not None:
-                level = _LEVELS[trial.status]
-                rows.append(trial.params)
-                scores.append([(level, -trial.epoch if level == 1 else 0, loss) for loss in losses])
+            level, values = _LEVELS[trial.status], trial.values
+            if trial.failure is None and any(objective.metric not in values for objective in state.objectives):
+                continue  # nothing is known of it
+            losses = [0.0 if trial.failure else o.loss(float(values[o.metric])) for o in state.objectives]
+            rows.append(trial.params)
+            scores.append([(level, -trial.epoch if level == 1 else 0, loss) for loss in losses])
         ranked = np.array([_mean_ranks(column) for column in zip(*scores, strict=True)]).T
         return cls(
             source=source,
