@@ -59,6 +59,69 @@ def test_it_is_stateless():
     assert [t.params for t in other.trials] != [t.params for t in whole.trials[:3]]
 
 
+def contents(view):
+    """Return what a view holds, whatever the order of arrival."""
+    told = zip(view.numbers, view.rows, view.losses, view.complete, view.progress, strict=True)
+    rows = sorted((n, *r.tolist(), *v.tolist(), c, p) for n, r, v, c, p in told)
+    return rows, sorted(view.pending.tolist()), view.tried
+
+
+def shown(study, sampler, number):
+    """Return what the sampler's searcher is shown when it is asked for one more trial of this number."""
+    noting = Noting()
+    sampler.searcher = noting
+    trial = optuna.create_trial(state=optuna.trial.TrialState.RUNNING)
+    trial.number = number
+    sampler.sample_relative(study, trial, {"x": optuna.distributions.FloatDistribution(-1.0, 1.0)})
+    return contents(noting.view)
+
+
+def test_what_arrives_late_and_out_of_order_is_read_once():
+    """Trials that overlap and end in any order, from elsewhere too: the view that grew holds what a new one holds."""
+    study = study_of(TrainwrightSampler(ForestSearcher(candidates=32)))
+    grown, waiting = TrainwrightSampler(), []
+    states = optuna.trial.TrialState
+    ends = {0: {"state": states.FAIL}, 1: {"state": states.PRUNED}, 2: {"values": 0.25}}
+    first = study.ask()
+    first.suggest_float("x", -1.0, 1.0)
+    for epoch in range(9):  # the length of a full trial is known from here on
+        first.report(0.5, epoch)
+    study.tell(first, 0.5)
+    for step in range(40):
+        trial = study.ask()
+        trial.suggest_float("x", -1.0, 1.0)
+        trial.report(0.5, 3)
+        waiting.append(trial)
+        if step % 3 == 1:  # another process adds one that has ended
+            shapes = {"x": optuna.distributions.FloatDistribution(-1.0, 1.0)}
+            study.add_trial(optuna.create_trial(params={"x": 0.5 - step / 40}, distributions=shapes, value=1.0))
+        if step % 2:
+            study.tell(waiting.pop((7 * step) % len(waiting)), **ends[step % 3])
+        assert shown(study, grown, 10_000) == shown(study, TrainwrightSampler(), 10_000)
+
+
+def test_another_range_is_another_view():
+    """Trials outside a new range are left out again, and come back with the old one."""
+    searcher = Noting()
+    study = study_of(TrainwrightSampler(searcher))
+    for high in (1.0, 1.0, 0.25, 1.0):
+        trial = study.ask()
+        trial.suggest_float("y", 0.0, high)
+        kept = [t for t in study.trials[:-1] if t.params["y"] <= high]
+        assert searcher.view.count == len(kept)
+        study.tell(trial, 1.0)
+
+
+def test_one_sampler_for_threads_and_for_several_studies():
+    """Threads share it; each study has a view of its own."""
+    sampler = TrainwrightSampler(ForestSearcher(candidates=32))
+    studies = [study_of(sampler), study_of(sampler)]
+    for study in studies:
+        study.optimize(objective, n_trials=24, n_jobs=4)
+        assert [t.state.name for t in study.trials] == ["COMPLETE"] * 24
+    assert len({(t.params["kind"], t.params["x"]) for t in studies[0].trials}) == 24
+
+
 def test_it_learns():
     """The forest finds the bowl's floor in 40 trials, and where a maximum is asked for, that."""
     study = study_of(TrainwrightSampler())
