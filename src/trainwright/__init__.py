@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainwright.schedule import ASHA, AnyOf, Fixed, FixedEpochs, Median, Scheduler
     from trainwright.search import (
         EvolutionSearcher,
+        ExpectedGain,
         ForestSearcher,
         GaussianProcessSearcher,
         GridSearcher,
@@ -58,6 +59,7 @@ _HOME = {
     "Derived": "space",
     "Ensemble": "ensemble",
     "EvolutionSearcher": "search",
+    "ExpectedGain": "search",
     "Fixed": "schedule",
     "FixedEpochs": "schedule",
     "Float": "space",
@@ -104,6 +106,7 @@ __all__ = [
     "Derived",
     "Ensemble",
     "EvolutionSearcher",
+    "ExpectedGain",
     "Fixed",
     "FixedEpochs",
     "Float",

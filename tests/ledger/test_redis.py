@@ -339,19 +339,27 @@ def test_one_winner_among_many_processes(ledger, server, processes, keys):
     assert all(owners == told[0] for owners in told)
 
 
-def test_a_study_on_a_server(ledger, server):
-    """Two drivers with a server between them, killed and started again in between."""
+def test_a_study_on_a_server(ledger, server, tmp_path):
+    """Two drivers with a server between them, killed and started again in between; its directory knows where it is."""
     import trainwright as tw
-    from trainwright.ledger import Status, facts, parse_objectives
-    from trainwright.study.book import Book
+    from trainwright.ledger import Status
 
-    book = Book(ledger, None)
-    book.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), 0, {})
-    book.append(facts.proposed(0, params={"x": 0.5}, key="k", origin={}, seen=0, seen_hash="0"))
+    url = server.url("study")
+    space = tw.Space(x=tw.Float(0, 1))
+    study = tw.Study(space, "min loss", directory=tmp_path / "study", ledger=url)
+    asked = study.ask()
     server.kill()
     server.start()
-    other = Book(another(ledger, server), None)
-    other.append(facts.finished(0, 1, reason="completed", values={"loss": 1.0}, wall_seconds=0.0))
-    book.refresh()
-    assert book.state.trials[0].status is Status.COMPLETE
-    assert book.state.results == other.state.results == 1
+    other = tw.Study.open(tmp_path / "study")
+    assert [trial.status for trial in other.trials] == [Status.PROPOSED]
+    study.tell(asked, loss=1.0)
+    other.refresh()
+    assert other.best.number == tw.Study.open(url).best.number == 0
+    assert (tmp_path / "study/ledger/url").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StudyError, match=r"has its ledger in redis://.*; use a new directory, or leave ledger= out"):
+        tw.Study(space, "min loss", directory=tmp_path / "study", ledger=server.url("another"))
+    with pytest.raises(StudyError, match="was made with seed 0, now 1"):
+        tw.Study(space, "min loss", ledger=url, seed=1)
+    tw.Study(space, "min loss", directory=tmp_path / "plain").close()
+    with pytest.raises(StudyError, match="has its ledger in the directory itself"):
+        tw.Study(space, "min loss", directory=tmp_path / "plain", ledger=server.url("another"))

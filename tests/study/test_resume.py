@@ -291,7 +291,7 @@ def test_a_verdict_whose_end_was_not_written_stands(tmp_path):
 
 def test_another_hosts_driver_is_waited_for_until_it_is_known_to_be_dead(tmp_path, monkeypatch):
     """Its beats do not move for `lease_seconds` on our clock: then its trial, its proposal and its number are ours."""
-    monkeypatch.setattr("trainwright.study.claims.LEASE_SECONDS", 1.0)
+    monkeypatch.setattr("trainwright.ledger.DirectoryLedger.lease_seconds", 1.0)
     study = make(tmp_path / "study")
     ledger = DirectoryLedger(study.directory / "ledger")
     ledger.append([facts.joined(Writer(host="elsewhere", boot="b", pid=1, process_start="1"), session=1)])
@@ -308,7 +308,7 @@ def test_another_hosts_driver_is_waited_for_until_it_is_known_to_be_dead(tmp_pat
 
 def test_another_hosts_live_driver_keeps_its_trials(tmp_path, monkeypatch):
     """As soon as a beat is seen there is nothing to wait for: the run ends and leaves the rest to it."""
-    monkeypatch.setattr("trainwright.study.claims.LEASE_SECONDS", 3600.0)
+    monkeypatch.setattr("trainwright.ledger.DirectoryLedger.lease_seconds", 3600.0)
     study = make(tmp_path / "study")
     ledger = DirectoryLedger(study.directory / "ledger")
     ledger.append([facts.joined(Writer(host="elsewhere", boot="b", pid=1, process_start="1"), session=1)])

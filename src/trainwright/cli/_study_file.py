@@ -17,7 +17,10 @@ from trainwright.study.settings import built, only_known
 __all__ = ["Job", "read_job"]
 
 _TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "ensemble")
-_STUDY_KEYS = ("train", "objectives", "directory", "seed", "trials", "wall_seconds", "device_seconds", "require")
+_STUDY_KEYS = (
+    "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
+    "require",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -102,7 +105,14 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
     made = {kind: built(kind, content[kind]) for kind in ("searcher", "rule", "policy", "engine") if kind in content}
     scheduler = {kind: made[kind] for kind in ("rule", "policy") if kind in made}
     return Job(
-        open_study=lambda: tw.Study(space, settings["objectives"], directory=where, seed=settings.get("seed", 0)),
+        open_study=lambda: tw.Study(
+            space,
+            settings["objectives"],
+            constraints=settings.get("constraints", ()),
+            directory=where,
+            ledger=settings.get("ledger"),
+            seed=settings.get("seed", 0),
+        ),
         train=load_function(settings["train"]),
         budget={name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
         searcher=made.get("searcher"),
@@ -121,7 +131,11 @@ def _check_settings(settings: Mapping[str, Any], where: str) -> None:
     objectives, rules = settings["objectives"], settings.get("require", [])
     if not isinstance(objectives, str | list):
         raise InputError(f"{where} objectives: got {objectives!r}; allowed: 'min val_loss', or a list of such texts")
+    limits = settings.get("constraints", [])
+    if not isinstance(limits, str | list):
+        raise InputError(f"{where} constraints: got {limits!r}; allowed: 'peak_bytes <= 8e9', or a list of such texts")
     if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
         raise InputError(f"{where} require: got {rules!r}; allowed: a list of texts, such as ['width * depth <= 512']")
-    if not isinstance(settings.get("directory", ""), str):
-        raise InputError(f"{where} directory: got {settings['directory']!r}; allowed: a path, such as 'runs/digits'")
+    for name, allowed in (("directory", "a path, such as 'runs/digits'"), ("ledger", "redis://HOST:PORT/0?study=NAME")):
+        if not isinstance(settings.get(name, ""), str):
+            raise InputError(f"{where} {name}: got {settings[name]!r}; allowed: {allowed}")

@@ -1,6 +1,5 @@
 """`trainwright status DIR`: how a study stands."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ __all__ = ["status"]
 
 
 def status(
-    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    where: Annotated[str, typer.Argument(help="The study's directory, or its URL.")],
     *,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
@@ -19,7 +18,7 @@ def status(
     """Show the counts by state, the best trial and what the ledger had to drop."""
     from trainwright.study import Study
 
-    with Study.open(directory) as study:
+    with Study.open(where) as study:
         content = _content(study)
         dropped = study.dropped
         if json:
@@ -27,7 +26,7 @@ def status(
                 print(f"dropped: {line}")
             print_json(content)
         else:
-            _show(directory, content, dropped)
+            _show(where, content, dropped)
     if strict and dropped:
         raise typer.Exit(1)
 
@@ -45,10 +44,10 @@ def _content(study: Any) -> dict[str, Any]:
     return content if len(study.objectives) == 1 else {**content, "front": front}
 
 
-def _show(directory: Path, content: dict[str, Any], dropped: list[str]) -> None:
+def _show(where: str, content: dict[str, Any], dropped: list[str]) -> None:
     goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
     counts = ", ".join(f"{count} {state}" for state, count in content["trials"].items() if count) or "no trials yet"
-    print(f"{directory}: {goals}")
+    print(f"{where}: {goals}")
     print(f"trials: {counts}")
     if content["best"]:
         best = content["best"]

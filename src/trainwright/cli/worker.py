@@ -11,8 +11,9 @@ __all__ = ["worker"]
 
 
 def worker(
-    where: Annotated[Path, typer.Argument(help="The study's directory, or the study file (.toml, .py) that makes it.")],
+    where: Annotated[str, typer.Argument(help="The study's directory or URL, or the file (.toml, .py) that makes it.")],
     *,
+    ledger: Annotated[str | None, typer.Option("--ledger", help="Its URL, if the directory does not know it.")] = None,
     train: Annotated[str | None, typer.Option("--train", help="What to run, as module:function.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", help="Results of the whole study.")] = None,
     wall_seconds: Annotated[float | None, typer.Option("--wall-seconds", help="Leave after so long.")] = None,
@@ -34,15 +35,15 @@ def worker(
     from trainwright.study import Study, Worker
 
     settings: dict[str, Any] = {"train": train}
-    if where.suffix in {".toml", ".py"}:
-        job = read_job(where)
+    if where.endswith((".toml", ".py")):
+        job = read_job(Path(where))
         study = job.open_study()
         settings = {"train": train or job.train, "searcher": job.searcher, "scheduler": job.scheduler}
         settings["engine"] = job.engine if workers is None else None
         trials = trials if trials is not None else job.budget.get("trials")
         wall_seconds = wall_seconds if wall_seconds is not None else job.budget.get("wall_seconds")
     else:
-        study = Study.open(where)
+        study = Study.open(where, ledger=ledger)
     if settings.get("engine") is None:
         settings["engine"] = Local(workers if workers is not None else max(1, len(visible_gpus())))
     with study:
@@ -51,6 +52,6 @@ def worker(
         ).run(trials=trials, wall_seconds=wall_seconds, progress=not quiet)
         results = study.state.results
         if not quiet:
-            print(f"this worker: {ours} of {results} results in {study.directory}")
+            print(f"this worker: {ours} of {results} results in {where}")
         if json:
             print_json({"ours": ours, "results": results, "trials": len(study.trials)})

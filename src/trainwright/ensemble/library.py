@@ -11,7 +11,7 @@ from trainwright.ensemble.front import Front, Strategy, point_of, points_of
 from trainwright.ensemble.greedy import top
 from trainwright.ensemble.metrics import Array, Metric, metric_of
 from trainwright.errors import EnsembleError, MixedSplitsError
-from trainwright.ledger import DirectoryLedger, State, state_of
+from trainwright.ledger import State, open_ledger, state_of
 
 __all__ = ["Library"]
 
@@ -33,7 +33,7 @@ class Library:
     @classmethod
     def open(cls, directory: str | Path) -> "Library":
         """Return the library of the study in a folder; damaged members are left out, mixed splits refused."""
-        return cls.of(state_of(DirectoryLedger(Path(directory) / "ledger")), directory)
+        return cls.of(state_of(open_ledger(directory)), directory)
 
     @classmethod
     def of(cls, state: State, directory: str | Path) -> "Library":

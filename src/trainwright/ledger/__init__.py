@@ -4,8 +4,17 @@ from trainwright.ledger import facts
 from trainwright.ledger.directory import DirectoryLedger
 from trainwright.ledger.fold import Decision, State, blocks, fold, state_of
 from trainwright.ledger.memory import MemoryLedger
-from trainwright.ledger.objectives import Objective, parse_objectives, refusal
-from trainwright.ledger.opening import open_ledger
+from trainwright.ledger.objectives import (
+    Constraint,
+    Objective,
+    Outcome,
+    keeps,
+    losses_of,
+    parse_constraints,
+    parse_objectives,
+    refusal,
+)
+from trainwright.ledger.opening import is_url, open_ledger
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.redis import RedisLedger
@@ -15,6 +24,7 @@ from trainwright.ledger.writers import Liveness, Writer
 __all__ = [
     "FORMAT",
     "Checkpoint",
+    "Constraint",
     "Cursor",
     "Decision",
     "DirectoryLedger",
@@ -27,6 +37,7 @@ __all__ = [
     "MemoryLedger",
     "Objective",
     "Offer",
+    "Outcome",
     "Record",
     "RedisLedger",
     "Report",
@@ -37,7 +48,11 @@ __all__ = [
     "blocks",
     "facts",
     "fold",
+    "is_url",
+    "keeps",
+    "losses_of",
     "open_ledger",
+    "parse_constraints",
     "parse_objectives",
     "refusal",
     "state_of",

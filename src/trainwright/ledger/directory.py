@@ -41,6 +41,8 @@ class DirectoryLedger:
     called from another thread.
     """
 
+    lease_seconds = 180.0
+
     def __init__(self, directory: str | Path, *, create: bool = False, fsync: Fsync = "lifecycle") -> None:
         if fsync not in get_args(Fsync):
             raise StudyError(f"DirectoryLedger.fsync: got {fsync!r}; allowed: {', '.join(map(repr, get_args(Fsync)))}")

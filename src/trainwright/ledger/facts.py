@@ -24,9 +24,22 @@ __all__ = [
 ]
 
 
-def created(*, space: Mapping[str, Any], objectives: Sequence[str], seed: int, versions: Mapping[str, str]) -> Record:
+def created(
+    *,
+    space: Mapping[str, Any],
+    objectives: Sequence[str],
+    seed: int,
+    versions: Mapping[str, str],
+    constraints: Sequence[str] = (),
+) -> Record:
     """Return the first record of a study: what it searches and for what."""
-    body = {"space": space, "objectives": list(objectives), "seed": seed, "versions": dict(versions)}
+    body = {
+        "space": space,
+        "objectives": list(objectives),
+        "constraints": list(constraints),
+        "seed": seed,
+        "versions": dict(versions),
+    }
     return Record(kind="created", body=body)
 
 

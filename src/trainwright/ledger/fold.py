@@ -13,7 +13,7 @@ from sys import intern
 from typing import Any
 
 from trainwright.errors import LedgerTooNew
-from trainwright.ledger.objectives import Objective
+from trainwright.ledger.objectives import Constraint, Objective, Outcome
 from trainwright.ledger.protocol import Cursor, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
@@ -44,6 +44,7 @@ class State:
 
     space: dict[str, Any] | None = None
     objectives: tuple[Objective, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     seed: int = 0
     created_at: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
@@ -52,6 +53,8 @@ class State:
     writers: dict[str, Writer] = field(default_factory=dict)
     decisions: dict[tuple[int, int], Decision] = field(default_factory=dict)
     notes: dict[tuple[str, int], tuple[int | None, str, Any]] = field(default_factory=dict)
+    reference: dict[str, float] | None = None  # of the hypervolume: a value per objective, noted once
+    referee: str = ""  # who noted it
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(map(str, Status), 0))  # by status
     ended_hash: int = 0
     sessions: int = 0
@@ -96,6 +99,16 @@ class State:
             trial.status = after
         if Status.PAUSED in {before, after}:
             (self._preempted.add if trial.preempted else self._preempted.discard)(trial.number)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What a result is judged by: the objectives, then the constraints."""
+        return (*self.objectives, *self.constraints)
+
+    @property
+    def limits(self) -> list[float]:
+        """The greatest loss of each outcome that a feasible result has; inf where there is no bound."""
+        return [outcome.limit for outcome in self.outcomes]
 
     @property
     def results(self) -> int:
@@ -161,6 +174,7 @@ def _created(state: State, record: Record) -> None:
     state.creator = record.writer
     state.space = body["space"]
     state.objectives = tuple(Objective.parse(text) for text in body["objectives"])
+    state.constraints = tuple(Constraint.parse(text) for text in body.get("constraints", ()))
     state.seed = body["seed"]
     state.created_at = record.at
     state.versions = body.get("versions", {})
@@ -190,7 +204,11 @@ def _decided(state: State, record: Record) -> None:
 
 
 def _note(state: State, record: Record) -> None:
-    state.notes[(record.writer, record.seq)] = (record.trial, record.body["name"], record.body["value"])
+    name, value = record.body["name"], record.body["value"]
+    state.notes[(record.writer, record.seq)] = (record.trial, name, value)
+    first = not state.referee or record.writer < state.referee  # one claims the note: a second would be an accident
+    if name == "reference" and record.trial is None and isinstance(value, dict) and first:
+        state.referee, state.reference = record.writer, _metrics(value)
 
 
 def _lease(trial: TrialState, record: Record) -> Lease:

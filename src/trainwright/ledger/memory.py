@@ -33,6 +33,8 @@ class MemoryLedger:
     `crash()`: it loses what nobody could see yet.
     """
 
+    lease_seconds = 30.0
+
     def __init__(
         self,
         *,

@@ -1,22 +1,33 @@
-"""Objectives: a metric's name, a direction, and perhaps a bound that a good trial must keep."""
+"""What a study asks of its trials' metrics: objectives with a direction and perhaps a bound, and constraints."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from trainwright.errors import ObjectiveError
 
-__all__ = ["Objective", "parse_objectives", "refusal"]
+__all__ = [
+    "Constraint",
+    "Objective",
+    "Outcome",
+    "keeps",
+    "losses_of",
+    "parse_constraints",
+    "parse_objectives",
+    "refusal",
+]
 
 _FORM = re.compile(r"^\s*(?:(min|max)\s+)?([^\s<>=]+)\s*(?:(<=|>=)\s*(\S+))?\s*$")
+_LIMIT = re.compile(r"^\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*(\S+)\s*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """One goal: make `metric` small ("min") or large ("max"), within `bound` if one is given (the user's units)."""
 
+    word: ClassVar[str] = "objective"
     metric: str
     direction: Literal["min", "max"]
     bound: float | None = None
@@ -36,19 +47,18 @@ class Objective:
         if sign != ("<=" if direction == "min" else ">="):
             other = "<=" if direction == "min" else ">="
             raise ObjectiveError(f"objective {text!r}: a bound on '{direction}' is written with {other}, got {sign}")
-        try:
-            limit = float(bound)
-        except ValueError:
-            limit = math.nan
-        if math.isnan(limit):
-            raise ObjectiveError(f"objective {text!r}: the bound {bound!r} is not a number")
-        return cls(metric, direction, limit)
+        return cls(metric, direction, _bound(bound, f"objective {text!r}"))
 
     def loss(self, value: float) -> float:
         """Return `value` as a loss (lower is better); NaN and infinities become +inf."""
         if not math.isfinite(value):
             return math.inf
         return value if self.direction == "min" else -value
+
+    @property
+    def limit(self) -> float:
+        """The greatest loss that keeps the bound; inf without one."""
+        return math.inf if self.bound is None else self.loss(self.bound)
 
     def number(self, value: Any, where: str) -> float:
         """Return a reported value as a float, or raise `ObjectiveError` naming `where` it was given."""
@@ -63,7 +73,48 @@ class Objective:
 
     def __str__(self) -> str:
         sign = "<=" if self.direction == "min" else ">="
-        return f"{self.direction} {self.metric}" + (f" {sign} {self.bound:g}" if self.bound is not None else "")
+        return f"{self.direction} {self.metric}" + (f" {sign} {_text(self.bound)}" if self.bound is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A limit on a metric that is no objective: a trial that breaks it has a result, but is infeasible."""
+
+    word: ClassVar[str] = "constraint"
+    metric: str
+    sign: Literal["<=", "<", ">=", ">"]
+    bound: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Constraint":
+        """Return the constraint of "peak_bytes <= 8e9"; the signs are <=, <, >= and >."""
+        match = _LIMIT.match(text) if isinstance(text, str) else None
+        if match is None:
+            raise ObjectiveError(f"constraint {text!r} is not of the form 'METRIC <= BOUND' or 'METRIC >= BOUND'")
+        metric, sign, bound = match.groups()
+        value = _bound(bound, f"constraint {text!r}")
+        if math.isinf(value):
+            raise ObjectiveError(f"constraint {text!r}: the bound must be finite")
+        return cls(metric, cast("Literal['<=', '<', '>=', '>']", sign), value)
+
+    def loss(self, value: float) -> float:
+        """Return `value` as a loss (lower is better); NaN and infinities become +inf."""
+        if not math.isfinite(value):
+            return math.inf
+        return value if self.sign.startswith("<") else -value
+
+    @property
+    def limit(self) -> float:
+        """The greatest loss that keeps the constraint."""
+        loss = self.loss(self.bound)
+        return loss if self.sign.endswith("=") else math.nextafter(loss, -math.inf)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.sign} {_text(self.bound)}"
+
+
+Outcome = Objective | Constraint
+"""What a result is judged by."""
 
 
 def parse_objectives(objectives: str | Sequence[str]) -> tuple[Objective, ...]:
@@ -83,12 +134,58 @@ def parse_objectives(objectives: str | Sequence[str]) -> tuple[Objective, ...]:
     return parsed
 
 
-def refusal(objectives: Sequence[Objective], metrics: Mapping[str, float], when: str) -> str | None:
-    """Return the sentence that says what is wrong with the objectives among a trial's metrics, or None."""
-    for objective in objectives:
-        if objective.metric not in metrics:
+def parse_constraints(constraints: str | Sequence[str], objectives: Sequence[Objective]) -> tuple[Constraint, ...]:
+    """Return the constraints of one text or a sequence of texts; an objective's bound is written with the objective."""
+    if not isinstance(constraints, Sequence):
+        raise ObjectiveError(
+            f"constraints: got {constraints!r}; allowed: a text such as 'peak_bytes <= 8e9', or a list of them"
+        )
+    parsed = tuple(Constraint.parse(text) for text in ([constraints] if isinstance(constraints, str) else constraints))
+    for constraint in parsed:
+        for objective in objectives:
+            if constraint.metric == objective.metric:
+                sign = "<=" if objective.direction == "min" else ">="
+                raise ObjectiveError(
+                    f"constraint '{constraint}': {constraint.metric!r} is an objective; write its bound there, "
+                    f"'{objective.direction} {objective.metric} {sign} BOUND'"
+                )
+    return parsed
+
+
+def refusal(outcomes: Sequence[Outcome], metrics: Mapping[str, float], when: str) -> str | None:
+    """Return the sentence that says what objectives and constraints miss among a trial's metrics, or None."""
+    for outcome in outcomes:
+        if outcome.metric not in metrics:
             reported = ", ".join(sorted(metrics)) or "nothing"
-            return f"objective {objective.metric!r} is missing {when}; reported: {reported}"
-        if not math.isfinite(float(metrics[objective.metric])):
-            return f"objective {objective.metric!r} is {float(metrics[objective.metric])} {when}"
+            return f"{outcome.word} {outcome.metric!r} is missing {when}; reported: {reported}"
+        if not math.isfinite(float(metrics[outcome.metric])):
+            return f"{outcome.word} {outcome.metric!r} is {float(metrics[outcome.metric])} {when}"
     return None
+
+
+def losses_of(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> tuple[float, ...] | None:
+    """Return the losses that the metrics hold, one per outcome; None if one is not among them."""
+    if any(outcome.metric not in metrics for outcome in outcomes):
+        return None
+    return tuple(outcome.loss(float(metrics[outcome.metric])) for outcome in outcomes)
+
+
+def keeps(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> bool:
+    """Return whether the metrics of a result keep every bound and constraint."""
+    losses = losses_of(outcomes, metrics)
+    return losses is not None and all(loss <= o.limit for loss, o in zip(losses, outcomes, strict=True))
+
+
+def _bound(text: str, where: str) -> float:
+    try:
+        bound = float(text)
+    except ValueError:
+        bound = math.nan
+    if math.isnan(bound):
+        raise ObjectiveError(f"{where}: the bound {text!r} is not a number")
+    return bound
+
+
+def _text(bound: float) -> str:
+    """Return the shorter of two texts from which the very same number is read again."""
+    return f"{bound:g}" if float(f"{bound:g}") == bound else repr(bound)

@@ -26,6 +26,9 @@ class Dropped(NamedTuple):
 class Ledger(Protocol):
     """What every ledger does. One object is one writer; many may be open on one study, in many processes."""
 
+    lease_seconds: float
+    """How long a writer on another host may be silent before it is held dead; it beats twelve times in that time."""
+
     @property
     def writer(self) -> str:
         """The identity under which this object appends; unique for ever."""

@@ -62,6 +62,8 @@ class RedisLedger:
     batch whose answer was lost is there once. `beat` may be called from another thread.
     """
 
+    lease_seconds = 60.0
+
     def __init__(self, url: str, *, create: bool = False, patience_seconds: float = 60.0) -> None:
         location, self.study = _parsed(url)
         self.url = _shown(url)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainwright.errors import EnsembleError, SearchError
-from trainwright.ledger import DirectoryLedger, Dropped, State, state_of
+from trainwright.ledger import Dropped, State, open_ledger, state_of
 from trainwright.report import tables
 from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.best_so_far import best_so_far
@@ -36,7 +36,7 @@ def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
     Needs the extra `report`. An earlier report is replaced as a whole.
     """
     directory = Path(directory)
-    ledger = DirectoryLedger(directory / "ledger")
+    ledger = open_ledger(directory)
     where = target(directory, directory / "report.html" if path is None else path, (".html", ".htm"))
     text = render(state_of(ledger), directory=directory, dropped=ledger.dropped(), study_id=ledger.study_id)
     with replacing(where) as temporary:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import InputError, StudyError
-from trainwright.ledger import Cursor, DirectoryLedger, State, Status, TrialState, blocks, fold
+from trainwright.ledger import Cursor, State, Status, TrialState, blocks, fold, open_ledger
 from trainwright.ledger.rows import final_metrics
 from trainwright.report.files import replacing, target
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
@@ -52,7 +52,7 @@ class OptunaJournal:
             raise InputError(f"export of the last trials: got {last}; allowed: a number >= 1, or None for all")
         self.path = target(directory, file)
         self._follow = follow
-        self._ledger = DirectoryLedger(Path(directory) / "ledger")
+        self._ledger = open_ledger(directory)
         self._writer = f"{_WRITER}{self._ledger.study_id}"
         self._state = State()
         self._cursor: Cursor | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from trainwright.ensemble import BudgetedGreedy, Library
 from trainwright.ensemble.metrics import metric_of
 from trainwright.errors import InputError, closest
-from trainwright.ledger import DirectoryLedger, State, state_of
+from trainwright.ledger import State, open_ledger, state_of
 from trainwright.report.files import replacing
 
 __all__ = ["check_ensemble", "write_summary"]
@@ -25,7 +25,7 @@ def write_summary(directory: str | Path, *, ensemble: Mapping[str, Any] | None =
     of both on the rows of `test_split` are added, with the ensemble's cost in seconds per row.
     """
     folder = Path(directory)
-    state = state_of(DirectoryLedger(folder / "ledger"))
+    state = state_of(open_ledger(folder))
     content: dict[str, Any] = {
         "trials": len(state.trials),
         "finished": state.results,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import MissingExtra
-from trainwright.ledger import DirectoryLedger, State, state_of
+from trainwright.ledger import State, open_ledger, state_of
 from trainwright.ledger.rows import columns, rows
 from trainwright.report.files import replacing, target
 
@@ -15,7 +15,7 @@ __all__ = ["export_csv", "export_parquet", "read_state"]
 
 def read_state(directory: str | Path) -> State:
     """Return the state of the study in a folder."""
-    return state_of(DirectoryLedger(Path(directory) / "ledger"))
+    return state_of(open_ledger(directory))
 
 
 def export_csv(directory: str | Path, file: str | Path) -> Path:

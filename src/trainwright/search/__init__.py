@@ -3,6 +3,7 @@
 from trainwright.search._searcher import Searcher, draw_new, opening, propose
 from trainwright.search.evolution import EvolutionSearcher
 from trainwright.search.forest import ForestSearcher
+from trainwright.search.gain import ExpectedGain
 from trainwright.search.gp import GaussianProcessSearcher
 from trainwright.search.grid import GridSearcher
 from trainwright.search.optuna import OptunaSearcher
@@ -12,6 +13,7 @@ from trainwright.search.view import View
 
 __all__ = [
     "EvolutionSearcher",
+    "ExpectedGain",
     "ForestSearcher",
     "GaussianProcessSearcher",
     "GridSearcher",

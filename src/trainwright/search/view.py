@@ -123,6 +123,23 @@ class View:
         )
         return other
 
+    def part(self, places: NDArray[np.intp], losses: NDArray[np.float64]) -> "View":
+        """Return another view of the told rows at `places` alone, with other losses [places, objectives]."""
+        other = copy.copy(self)
+        vars(other).update(
+            memo={},
+            objectives=losses.shape[1],
+            bounds=np.full(losses.shape[1], np.inf),
+            _count=len(places),
+            _rows=self._rows[places],
+            _losses=losses,
+            _numbers=self._numbers[places],
+            _epoch=self._epoch[places],
+            _failed=self._failed[places],
+            _partial=int(np.isfinite(self._epoch[places]).sum()),
+        )
+        return other
+
     def recalling(self, rows: NDArray[np.float64]) -> "View":
         """Return another view in which rows of an earlier study come first: at progress -1, told as failed."""
         other = copy.copy(self)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Protocol
 
 from trainwright.errors import StudyError
-from trainwright.ledger import Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
+from trainwright.ledger import Constraint, Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
 from trainwright.space import Configuration, Space
 from trainwright.study.claims import Claims
+from trainwright.study.results import first_reference
 
 __all__ = ["Book", "Follower"]
 
@@ -35,6 +36,7 @@ class Book:
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
         self.claims = Claims(ledger, self.state, self.join, self._mine)
         self._next_read = 0.0
+        self._refereed = False  # whether the reference point is fixed, or somebody else fixes it
         self.refresh()
 
     def replay(self, kinds: Collection[str]) -> list[Record]:
@@ -50,6 +52,17 @@ class Book:
         """Make the records durable and fold them."""
         self.join()
         self._fold(self.ledger.append(records))
+        if not self._refereed and self.state.results:
+            self._referee()
+
+    def _referee(self) -> None:
+        """Fix the reference point of the hypervolume once its results are there; of many writers one does."""
+        self._refereed = len(self.objectives) == 1 or self.state.reference is not None
+        if self._refereed or (values := first_reference(self.state)) is None:
+            return
+        self._refereed = True
+        if self.ledger.claim("reference", self.ledger.writer) in self._mine:
+            self._fold(self.ledger.append([facts.note("reference", values)]))
 
     def join(self) -> None:
         """Say who writes, once for each writer that the ledger makes of us, before its first record or claim."""
@@ -103,10 +116,19 @@ class Book:
             )
         return Space.from_json(self.state.space)
 
-    def create(self, space: Space, objectives: Sequence[Objective], seed: int, versions: dict[str, str]) -> None:
+    def create(
+        self,
+        space: Space,
+        objectives: Sequence[Objective],
+        constraints: Sequence[Constraint],
+        seed: int,
+        versions: dict[str, str],
+    ) -> None:
         """Write the record that makes this a study."""
-        texts = [str(objective) for objective in objectives]
-        self.append(facts.created(space=space.to_json(), objectives=texts, seed=seed, versions=versions))
+        goals, limits = ([str(outcome) for outcome in outcomes] for outcomes in (objectives, constraints))
+        self.append(
+            facts.created(space=space.to_json(), objectives=goals, constraints=limits, seed=seed, versions=versions)
+        )
 
     def proposal(self, number: int, configuration: Configuration) -> Record:
         """Return the record of a proposal that the caller will append: with how much its searcher has seen."""

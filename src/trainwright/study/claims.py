@@ -5,6 +5,7 @@ same key. Clocks of different hosts are never compared (see `Liveness`).
 """
 
 import itertools
+import math
 import time
 from bisect import bisect
 from collections.abc import Callable, Collection, Sequence
@@ -12,12 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from trainwright.ledger import Ledger, Liveness, State, Status
 from trainwright.randomness import rng
 
-__all__ = ["LEASE_SECONDS", "Claims"]
+__all__ = ["Claims"]
 
-LEASE_SECONDS = 180.0
-"""How long a holder on another host may be silent before what it had is lost."""
-
-_LOOKS = 12  # at the beats of one writer within that time, once it is known to live
+_LOOKS = 12  # at the beats of one writer within the time of a lease, once it is known to live
 _SOON_SECONDS = 2.0  # between looks before that
 _NEIGHBOURS = 2  # live writers that each writer watches
 _MANY = 64  # workers without ranks do not all try the first slots then
@@ -40,7 +38,7 @@ class Claims:
         self._taken: dict[int, str] = {}  # numbers that others have claimed, but not proposed; and who
         self._dead: set[str] = set()
         self._told: set[str] = set()  # those of them that `newly_dead` has told
-        self._liveness = Liveness(LEASE_SECONDS)
+        self._liveness = Liveness(ledger.lease_seconds)
         self._looked: dict[str, tuple[float, bool | None]] = {}  # when at a writer's beats, and what they told
 
     def number(self, limit: int | None = None, *, among: int = 1) -> int | None:
@@ -139,8 +137,8 @@ class Claims:
         verdict = known.gone() if known is not None else None
         if verdict is None:
             now = time.monotonic()
-            looked, verdict = self._looked.get(writer, (-LEASE_SECONDS, None))
-            pause = LEASE_SECONDS / _LOOKS
+            looked, verdict = self._looked.get(writer, (-math.inf, None))
+            pause = self._ledger.lease_seconds / _LOOKS
             if now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
                 verdict = self._liveness.dead(writer, known, self._ledger.beats([writer])[writer])
                 self._looked[writer] = now, verdict

@@ -293,7 +293,7 @@ class Driver:
         running.superseded = trial.lease > running.lease or trial.status.ended
 
     def _judge(self, number: int, running: _Running, epoch: int, metrics: Mapping[str, float]) -> None:
-        running.refusal = refusal(self.book.objectives, metrics, f"at epoch {epoch}")
+        running.refusal = refusal(self.book.state.outcomes, metrics, f"at epoch {epoch}")
         if running.refusal is not None:
             return
         running.verdict = self.rule.verdict(self.book.state.trials[number], self._rule_view())
@@ -349,7 +349,7 @@ class Driver:
             )
         values, message = self._values(outcome)
         if message is None:
-            message = refusal(self.book.objectives, values, "in the result")
+            message = refusal(self.book.state.outcomes, values, "in the result")
         if message is not None:
             return facts.failed(number, lease, failure="bad_objective", message=message, wall_seconds=seconds)
         return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)

@@ -1,30 +1,23 @@
 """Followers of the book: what the searcher sees, and what the promotion rule remembers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from trainwright.ledger import Objective, Record, Status, TrialState
+from trainwright.ledger import Objective, Outcome, Record, Status, TrialState, losses_of
 from trainwright.schedule import Continue, Ended, New, PromotionRule, Reported, TrialView, Verdict
 from trainwright.schedule import View as RuleView
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 
-__all__ = ["RuleFollower", "SearchFollower", "losses_of"]
-
-
-def losses_of(objectives: tuple[Objective, ...], metrics: Mapping[str, float]) -> tuple[float, ...] | None:
-    """Return the losses that the metrics hold, one per objective; None if an objective is not among them."""
-    if any(objective.metric not in metrics for objective in objectives):
-        return None
-    return tuple(objective.loss(float(metrics[objective.metric])) for objective in objectives)
+__all__ = ["RuleFollower", "SearchFollower"]
 
 
 class SearchFollower:
     """Feeds a searcher's view: live in order of arrival, at opening in order of trial numbers."""
 
-    def __init__(self, view: SearchView, objectives: tuple[Objective, ...]) -> None:
+    def __init__(self, view: SearchView, outcomes: Sequence[Outcome]) -> None:
         self.view = view
-        self._objectives = objectives
+        self._outcomes = outcomes
         self._told: dict[int, Status] = {}
         self._epoch: dict[int, int] = {}
 
@@ -56,7 +49,7 @@ class SearchFollower:
             return  # a repetition after a restart: the searcher knows this epoch
         self._propose(trial)
         self._epoch[trial.number] = epoch
-        losses = losses_of(self._objectives, trial.reports[epoch].metrics)
+        losses = losses_of(self._outcomes, trial.reports[epoch].metrics)
         if losses is not None:
             self.view.report(trial.number, epoch, losses)
 
@@ -73,7 +66,7 @@ class SearchFollower:
         elif status is Status.ABANDONED:
             self.view.withdraw(trial.number)  # lost is not bad: nothing was learnt about the configuration
         elif status in {Status.COMPLETE, Status.STOPPED}:
-            losses = losses_of(self._objectives, trial.values)
+            losses = losses_of(self._outcomes, trial.values)
             complete = status is Status.COMPLETE
             self.view.result(trial.number, losses, epoch=trial.epoch or None, complete=complete)
 

@@ -9,7 +9,7 @@ from trainwright.ledger import Ledger
 
 __all__ = ["Heart"]
 
-_BEAT_SECONDS = 15.0
+_BEATS = 12  # in the time after which a silent writer is held dead
 
 
 class Heart:
@@ -31,7 +31,7 @@ class Heart:
         self._thread.join()
 
     def _beat(self) -> None:
-        while not self._stop.wait(_BEAT_SECONDS):
+        while not self._stop.wait(self._ledger.lease_seconds / _BEATS):
             try:
                 self._ledger.beat()
             except LedgerError as error:

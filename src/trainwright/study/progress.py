@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self, TextIO
 
-from trainwright.ledger import Objective, State, Status, TrialState
+from trainwright.ledger import Objective, State, Status, TrialState, keeps
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -82,7 +82,7 @@ class Progress:
 
     def _note_best(self, state: State, trial: TrialState) -> bool:
         objective = _first(state)
-        if objective is None or objective.metric not in trial.values:
+        if objective is None or not keeps(state.outcomes, trial.values):
             return False
         loss = objective.loss(trial.values[objective.metric])
         if self._best is not None and loss >= self._best[0]:

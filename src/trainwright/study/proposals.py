@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from trainwright.errors import SpaceExhausted
-from trainwright.search import Searcher
+from trainwright.search import ExpectedGain, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 from trainwright.study.book import Book
@@ -19,9 +19,18 @@ class Proposals:
     """
 
     def __init__(
-        self, book: Book, view: SearchView, searcher: Searcher, *, worker: bool, say: Callable[[str], None]
+        self,
+        book: Book,
+        view: SearchView,
+        searcher: Searcher,
+        *,
+        worker: bool,
+        say: Callable[[str], None],
+        stop_when: ExpectedGain | None = None,
     ) -> None:
-        self.exhausted = False
+        self.exhausted = False  # nothing new will be proposed any more
+        self._stop_when = stop_when
+        self._asked = 0  # the last step at which the rule to stop was asked
         self._book = book
         self._view = view
         self._searcher = searcher
@@ -30,6 +39,8 @@ class Proposals:
 
     def next(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
+        if self._stopped():
+            return None
         claims = self._book.claims
         number = claims.number(limit, among=2 * (claims.others + 1) if self._worker else 1)
         if number is None:
@@ -42,3 +53,15 @@ class Proposals:
             self._say(f"every configuration of the space has been tried: {end}")
             return None
         return number, configuration
+
+    def _stopped(self) -> bool:
+        if self._stop_when is None or (step := self._stop_when.step(self._view)) == self._asked:
+            return self.exhausted
+        self._asked = step
+        gain = self._stop_when.gain(self._view)
+        if gain < self._stop_when.least:
+            self.exhausted = True
+            self._say(
+                f"another trial would gain about {gain:.2g}, less than {self._stop_when.least:g}: the search ends"
+            )
+        return self.exhausted

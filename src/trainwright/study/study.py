@@ -1,7 +1,6 @@
 """Study: what a person holds. A space, objectives and a directory; ask and tell, or run."""
 
 import itertools
-import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,27 +19,30 @@ from trainwright.errors import (
     TrialError,
 )
 from trainwright.ledger import (
-    MemoryLedger,
+    Constraint,
+    Ledger,
     Objective,
     State,
     Status,
     TrialState,
     facts,
+    is_url,
+    parse_constraints,
     parse_objectives,
     refusal,
 )
-from trainwright.pareto import non_dominated
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ForestSearcher, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.book import Book
 from trainwright.study.driver import Budget, Driver, Member
-from trainwright.study.followers import RuleFollower, SearchFollower, losses_of
+from trainwright.study.followers import RuleFollower, SearchFollower
 from trainwright.study.job import Job
-from trainwright.study.opening import compare, create_ledger, open_ledger_of
+from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
+from trainwright.study.results import By, Results, recommended
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,8 +53,10 @@ __all__ = ["Study", "check_budget"]
 class Study:
     """A search over `space` for `objectives` ("min val_loss", or several), kept in `directory` or only in memory.
 
-    On a directory that holds the same study it resumes; if space, objectives or seed differ it raises `StudyError`
-    naming the first difference. `searcher` is the one of `ask`, and of `run` unless that is given another.
+    `constraints` ("peak_bytes <= 8e9") limit further metrics: a trial that breaks one has a result, but is infeasible.
+    `ledger` keeps the records elsewhere than in the directory: redis://HOST:PORT/0?study=NAME, for many workers.
+    On a directory that holds the same study it resumes; if space, objectives, constraints or seed differ it raises
+    `StudyError` naming the first difference. `searcher` is the one of `ask`, and of `run` unless that is given another.
     """
 
     def __init__(
@@ -60,33 +64,39 @@ class Study:
         space: Space,
         objectives: str | Sequence[str],
         *,
+        constraints: str | Sequence[str] = (),
         directory: str | Path | None = None,
+        ledger: Ledger | str | None = None,
         seed: int = 0,
         searcher: Searcher | None = None,
     ) -> None:
         if not isinstance(space, Space):
             raise StudyError(f"space: got {space!r}; allowed: tw.Space(lr=tw.Float(...), ...)")
-        parsed = parse_objectives(objectives)
+        goals = parse_objectives(objectives)
+        limits = parse_constraints(constraints, goals)
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise StudyError(f"seed: got {seed!r}; allowed: a whole number >= 0")
         self.directory = None if directory is None else Path(directory)
-        ledger = MemoryLedger() if self.directory is None else create_ledger(self.directory)
-        book = Book(ledger, self.directory)
+        book = Book(made_ledger(self.directory, ledger), self.directory)
         self.resumed = book.state.space is not None
         if self.resumed:
-            compare(book, space, parsed, seed)
+            compare(book, space, goals, limits, seed)
         else:
-            book.create(space, parsed, seed, _versions())
+            book.create(space, goals, limits, seed, _versions())
         self._take(book, space, searcher)
 
     @classmethod
-    def open(cls, directory: str | Path, *, searcher: Searcher | None = None) -> "Study":
-        """Open the study in `directory`, to look at it, to export it, or to run on."""
-        path = Path(directory)
+    def open(
+        cls, where: str | Path, *, ledger: Ledger | str | None = None, searcher: Searcher | None = None
+    ) -> "Study":
+        """Open the study in directory `where`, or at a Redis URL, to look at it, to export it, or to run on.
+
+        A directory knows its study's `ledger`. Opened by its URL alone, a study has no place for checkpoints and logs.
+        """
         study = cls.__new__(cls)
-        study.directory = path
+        study.directory = None if is_url(where) else Path(where)
         study.resumed = True
-        book = Book(open_ledger_of(path), path)
+        book = Book(found_ledger(where, ledger), study.directory)
         study._take(book, book.space(), searcher)  # noqa: SLF001 -- it is one of us
         return study
 
@@ -170,7 +180,7 @@ class Study:
         if trial is None or trial.status.ended:
             trial = self._enter(configuration)
         lease = max(1, trial.lease)
-        bad = refusal(self.objectives, values, "in tell") if failed is None else None
+        bad = refusal(self._book.state.outcomes, values, "in tell") if failed is None else None
         if failed is not None:
             self._book.append(facts.failed(trial.number, lease, failure="exception", message=failed))
         elif bad is not None:
@@ -191,10 +201,10 @@ class Study:
 
     def _values(self, metrics: Mapping[str, Any], number: int | None) -> dict[str, float]:
         where = "tell" if number is None else f"trial {number}"
-        for objective in self.objectives:
-            if objective.metric not in metrics:
+        for outcome in self._book.state.outcomes:
+            if outcome.metric not in metrics:
                 got = ", ".join(sorted(metrics)) or "nothing"
-                raise ObjectiveError(f"{where}: objective {objective.metric!r} is missing; got: {got}")
+                raise ObjectiveError(f"{where}: {outcome.word} {outcome.metric!r} is missing; got: {got}")
         any_objective = self.objectives[0]
         return {name: replace(any_objective, metric=name).number(value, where) for name, value in metrics.items()}
 
@@ -208,12 +218,13 @@ class Study:
     def _searching(self) -> SearchView:
         """Return the searcher's view, made at first use and kept up to date by the book from then on."""
         if self._view is None:
-            self._view = SearchView(self.space, self._book.state.seed, len(self.objectives))
+            state = self._book.state
+            self._view = SearchView(self.space, state.seed, len(self.objectives), bounds=state.limits)
             self._follow(self._view)
         return self._view
 
     def _follow(self, view: SearchView) -> None:
-        follower = SearchFollower(view, self.objectives)
+        follower = SearchFollower(view, self._book.state.outcomes)
         follower.catch_up(self._book.state.trials)
         self._book.followers.append(follower)
 
@@ -284,6 +295,7 @@ class Study:
             budget.trials,
             epochs=scheduler.rule.max_epochs,
             slot=None if member is None else member.slot,
+            bounds=self._book.state.limits,
         )
         rule = RuleFollower(scheduler.rule, self.objectives)
         self._book.refresh()
@@ -323,6 +335,11 @@ class Study:
         return self._book.objectives
 
     @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The constraints, in their order."""
+        return self._book.state.constraints
+
+    @property
     def seed(self) -> int:
         """The seed of every draw."""
         return self._book.state.seed
@@ -344,37 +361,48 @@ class Study:
 
     @property
     def best(self) -> TrialState:
-        """The trial with the best observed value of the one objective.
+        """The trial with the best observed value of the one objective, of those that keep all bounds and constraints.
 
-        Raises `StudyError` before the first result, and for a study of several objectives, which has a front instead.
+        Raises `StudyError` while no result does, and for a study of several objectives, which has a front instead.
         """
-        if len(self.objectives) > 1:
-            names = ", ".join(map(str, self.objectives))
-            raise StudyError(f"best: the study has {len(self.objectives)} objectives ({names}); use study.front")
-        scored = self._scored()
-        if not scored:
-            raise StudyError(f"best: none of {len(self.trials)} trials has a result yet; look at study.trials")
-        return min(scored, key=lambda item: (item[0], item[1].number))[1]
+        return Results.of(self._book.state).best()
+
+    def recommend(self, *, by: By = "estimate") -> TrialState:
+        """Return the trial to deploy: of least estimated loss, which a lucky noisy result is not, or `study.best`.
+
+        The estimate is a forest's, whose leaf size 5-fold error has chosen; the trial is one of those tried.
+        """
+        return recommended(self._book.state, self.space, by)
+
+    @property
+    def feasible(self) -> list[TrialState]:
+        """The trials whose results keep every bound and every constraint, by number."""
+        found = Results.of(self._book.state)
+        return [trial for trial, kept in zip(found.trials, found.feasible, strict=True) if kept]
 
     @property
     def front(self) -> list[TrialState]:
-        """The trials that no other trial beats in every objective, by number; those within all bounds first."""
-        scored = self._scored()
-        bounds = [math.inf if o.bound is None else o.loss(o.bound) for o in self.objectives]
-        feasible = [item for item in scored if all(x <= b for x, b in zip(item[0], bounds, strict=True))]
-        pool = feasible or scored
-        if not pool:
-            return []
-        keep = non_dominated(np.array([losses for losses, _ in pool]))
-        return sorted((trial for (_, trial), kept in zip(pool, keep, strict=True) if kept), key=lambda t: t.number)
+        """The trials that no other trial beats in every objective, by number; only feasible ones if there are any."""
+        return Results.of(self._book.state).front()
 
-    def _scored(self) -> list[tuple[tuple[float, ...], TrialState]]:
-        scored = []
-        for trial in self._book.state.trials.values():
-            losses = losses_of(self.objectives, trial.values)
-            if losses is not None and np.isfinite(losses).all():
-                scored.append((losses, trial))
-        return scored
+    @property
+    def ranks(self) -> dict[int, int]:
+        """The Pareto rank of each result by trial number: 0 on the front; infeasible ones come behind all others."""
+        return Results.of(self._book.state).ranks()
+
+    @property
+    def hypervolume(self) -> float:
+        """The volume of losses between the feasible front and a reference point; it never falls.
+
+        The point lies a tenth of the range beyond the worst of the first results, two a parameter and one, and is then
+        fixed for good. Above six objectives the volume is an estimate. Raises `StudyError` before, and for one
+        objective.
+        """
+        return Results.of(self._book.state).hypervolume()
+
+    def hypervolume_over_time(self) -> list[tuple[int, float]]:
+        """Return each result's trial number, in the order in which they ended, and the hypervolume after it."""
+        return Results.of(self._book.state).hypervolume_over_time()
 
     def to_frame(self) -> "pl.DataFrame":
         """Return one row per trial: number, status, params, values, epochs, seconds."""

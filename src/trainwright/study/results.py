@@ -1,0 +1,168 @@
+"""What came out of a study: which results are feasible, the best, the front and its volume, and what to deploy."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import StudyError
+from trainwright.ledger import State, TrialState, losses_of
+from trainwright.pareto import (
+    MOST_EXACT,
+    Front,
+    hypervolume,
+    non_dominated,
+    ranks,
+    reference_of,
+    sampled_hypervolume,
+)
+from trainwright.randomness import rng
+from trainwright.search import View
+from trainwright.space import Space
+from trainwright.study.followers import SearchFollower
+
+__all__ = ["By", "Results", "first_reference", "recommended"]
+
+Array = NDArray[np.float64]
+By = Literal["estimate", "observed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The trials with a finite value of every objective and constraint, by number, and their losses.
+
+    A result is feasible if it keeps every bound and constraint; others count only where there is none.
+    """
+
+    state: State
+    trials: list[TrialState]
+    losses: Array  # [results, objectives and constraints]
+    feasible: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, state: State) -> "Results":
+        """Return the results of a study."""
+        outcomes = state.outcomes
+        trials, losses = [], []
+        for number in sorted(state.trials):
+            trial = state.trials[number]
+            found = losses_of(outcomes, trial.values)
+            if found is not None and np.isfinite(found).all():
+                trials.append(trial)
+                losses.append(found)
+        columns = np.array(losses, dtype=np.float64).reshape(len(trials), len(outcomes))
+        return cls(state, trials, columns, np.asarray((columns <= state.limits).all(axis=1)))
+
+    @property
+    def goals(self) -> Array:
+        """Losses [results, objectives]."""
+        return self.losses[:, : len(self.state.objectives)]
+
+    def best(self) -> TrialState:
+        """Return the feasible trial of least loss; raises `StudyError` where there is none, or many objectives."""
+        objectives = self.state.objectives
+        if len(objectives) > 1:
+            names = ", ".join(map(str, objectives))
+            raise StudyError(f"best: the study has {len(objectives)} objectives ({names}); use study.front")
+        if not self.trials:
+            raise StudyError(f"best: none of {len(self.state.trials)} trials has a result yet; look at study.trials")
+        if not self.feasible.any():
+            raise StudyError(f"best: {self.infeasible()}")
+        return self.trials[int(np.argmin(np.where(self.feasible, self.losses[:, 0], np.inf)))]
+
+    def infeasible(self) -> str:
+        """Return the sentence that says that no result is feasible, and which comes nearest."""
+        limits = [outcome for outcome in self.state.outcomes if np.isfinite(outcome.limit)]
+        over = np.maximum(0.0, self.losses - self.state.limits)
+        spread = np.ptp(self.losses, axis=0)
+        near = self.trials[int(np.argmin((over / np.where(spread > 0.0, spread, 1.0)).sum(axis=1)))]
+        shown = ", ".join(f"{outcome.metric}={near.values[outcome.metric]:.6g}" for outcome in limits)
+        wanted = ", ".join(map(str, limits))
+        return f"none of {len(self.trials)} results keeps {wanted}; the nearest is trial {near.number} with {shown}"
+
+    def front(self) -> list[TrialState]:
+        """Return the trials that no other beats in every objective: of the feasible ones, if there are any."""
+        pool = np.flatnonzero(self.feasible) if self.feasible.any() else np.arange(len(self.trials))
+        return [self.trials[place] for place in pool[non_dominated(self.goals[pool])].tolist()]
+
+    def ranks(self) -> dict[int, int]:
+        """Return the Pareto rank of each result by trial number: 0 on the front, infeasible ones behind all others."""
+        found = np.empty(len(self.trials), dtype=np.int64)
+        found[self.feasible] = ranks(self.goals[self.feasible])
+        behind = found[self.feasible].max(initial=-1) + 1
+        found[~self.feasible] = behind + ranks(self.goals[~self.feasible])
+        return {trial.number: rank for trial, rank in zip(self.trials, found.tolist(), strict=True)}
+
+    def hypervolume(self) -> float:
+        """Return the volume between the feasible front and the reference point; raises `StudyError` before it is."""
+        return self._volume(self.goals[self.feasible], self._reference())
+
+    def hypervolume_over_time(self) -> list[tuple[int, float]]:
+        """Return the number of each trial in the order in which they ended, and the hypervolume after it."""
+        reference = self._reference()
+        front, volume = Front(len(reference)), 0.0
+        course = []
+        ends = [trial.end.at if trial.end is not None else np.inf for trial in self.trials]
+        for place in np.argsort(ends, kind="stable").tolist():
+            if self.feasible[place] and front.add(self.goals[place], place):
+                volume = max(volume, self._volume(front.losses, reference))
+            course.append((self.trials[place].number, volume))
+        return course
+
+    def _reference(self) -> Array:
+        objectives = self.state.objectives
+        if len(objectives) == 1:
+            raise StudyError(f"hypervolume: the study has one objective ({objectives[0]}); use study.best")
+        values = self.state.reference or first_reference(self.state)
+        if values is None:
+            raise StudyError(
+                f"hypervolume: its reference point is fixed after {_needed(self.state)} results, so far there are "
+                f"{len(self.trials)}"
+            )
+        return np.array([objective.loss(values[objective.metric]) for objective in objectives])
+
+    def _volume(self, losses: Array, reference: Array) -> float:
+        if len(reference) > MOST_EXACT:
+            return sampled_hypervolume(losses, reference, rng(self.state.seed, "hypervolume", 0))[0]
+        return hypervolume(losses, reference)
+
+
+def first_reference(state: State) -> dict[str, float] | None:
+    """Return the reference point of the first results, in the user's units; None while there are too few.
+
+    They are as many as two a parameter and one, by number: about an initial design.
+    """
+    needed = _needed(state)
+    if state.results < needed:
+        return None
+    found = Results.of(state)
+    if len(found.trials) < needed:
+        return None
+    worst = reference_of(found.goals[:needed]).tolist()
+    return {
+        objective.metric: loss if objective.direction == "min" else -loss
+        for objective, loss in zip(state.objectives, worst, strict=True)
+    }
+
+
+def _needed(state: State) -> int:
+    return 2 * len((state.space or {}).get("parameters", ())) + 1
+
+
+def recommended(state: State, space: Space, by: By) -> TrialState:
+    """Return the feasible trial of best estimated or best observed loss; raises as `Results.best` does."""
+    if by not in get_args(By):
+        raise StudyError(f"recommend: by must be 'estimate' or 'observed', got {by!r}")
+    results = Results.of(state)
+    best = results.best()  # refuses what has none
+    if by == "observed":
+        return best
+    from trainwright.search.estimate import Estimate
+
+    view = View(space, state.seed, bounds=state.limits)
+    SearchFollower(view, state.outcomes).catch_up(state.trials)
+    feasible = np.flatnonzero(results.feasible)
+    rows = np.array([space.encode(results.trials[place].params) for place in feasible.tolist()])
+    means = Estimate.of(view).predict(rows)[0]
+    return results.trials[int(feasible[np.lexsort((results.losses[feasible, 0], means))[0]])]
