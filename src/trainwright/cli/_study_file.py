@@ -18,7 +18,8 @@ __all__ = ["Job", "read_job"]
 
 _TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "ensemble")
 _STUDY_KEYS = (
-    "train", "objectives", "constraints", "directory", "seed", "trials", "wall_seconds", "device_seconds", "require",
+    "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
+    "require",
 )  # fmt: skip
 
 
@@ -109,6 +110,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
             settings["objectives"],
             constraints=settings.get("constraints", ()),
             directory=where,
+            ledger=settings.get("ledger"),
             seed=settings.get("seed", 0),
         ),
         train=load_function(settings["train"]),
@@ -134,5 +136,6 @@ def _check_settings(settings: Mapping[str, Any], where: str) -> None:
         raise InputError(f"{where} constraints: got {limits!r}; allowed: 'peak_bytes <= 8e9', or a list of such texts")
     if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
         raise InputError(f"{where} require: got {rules!r}; allowed: a list of texts, such as ['width * depth <= 512']")
-    if not isinstance(settings.get("directory", ""), str):
-        raise InputError(f"{where} directory: got {settings['directory']!r}; allowed: a path, such as 'runs/digits'")
+    for name, allowed in (("directory", "a path, such as 'runs/digits'"), ("ledger", "redis://HOST:PORT/0?study=NAME")):
+        if not isinstance(settings.get(name, ""), str):
+            raise InputError(f"{where} {name}: got {settings[name]!r}; allowed: {allowed}")

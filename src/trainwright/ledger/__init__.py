@@ -14,7 +14,7 @@ from trainwright.ledger.objectives import (
     parse_objectives,
     refusal,
 )
-from trainwright.ledger.opening import open_ledger
+from trainwright.ledger.opening import is_url, open_ledger
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.redis import RedisLedger
@@ -48,6 +48,7 @@ __all__ = [
     "blocks",
     "facts",
     "fold",
+    "is_url",
     "keeps",
     "losses_of",
     "open_ledger",

@@ -3,17 +3,21 @@
 from pathlib import Path
 
 from trainwright.errors import StudyError, closest
-from trainwright.ledger import Constraint, DirectoryLedger, Ledger, Objective
+from trainwright.ledger import Constraint, Ledger, MemoryLedger, Objective, is_url, open_ledger
 from trainwright.space import Space
 from trainwright.study.book import Book
 
-__all__ = ["compare", "create_ledger", "open_ledger_of"]
+__all__ = ["compare", "found_ledger", "made_ledger"]
 
 _OURS = frozenset({"ledger", "checkpoints", "library", "logs", "report.html", "summary.json"})
 
 
-def create_ledger(directory: Path) -> Ledger:
-    """Return the ledger of a study in a new or empty directory, or of the one that is there."""
+def made_ledger(directory: Path | None, ledger: Ledger | str | None) -> Ledger:
+    """Return the ledger of a study in a new or empty directory or at a URL, or of the one that is there."""
+    if ledger is not None and not isinstance(ledger, str):
+        return ledger
+    if directory is None:
+        return MemoryLedger() if ledger is None else open_ledger(ledger, create=True)
     if directory.is_file():
         raise StudyError(f"{directory} is a file; give a directory for the study")
     if directory.is_dir() and not (directory / "ledger").is_dir():
@@ -22,40 +26,45 @@ def create_ledger(directory: Path) -> Ledger:
             raise StudyError(
                 f"{directory} is no study and holds other files ({foreign[0]}); give a new or empty directory"
             )
-    return DirectoryLedger(directory / "ledger", create=True)
+    return open_ledger(directory, url=ledger, create=True)
 
 
-def open_ledger_of(directory: Path) -> Ledger:
+def found_ledger(where: str | Path, ledger: Ledger | str | None = None) -> Ledger:
     """Return the ledger of the study that is there; raises `StudyError` naming what is near."""
-    if not (directory / "ledger" / "study.json").is_file():
-        near = [
-            str(path.parent.parent)
-            for path in directory.parent.glob("*/ledger/study.json")
-            if directory.parent.is_dir()
-        ]
+    if ledger is not None and not isinstance(ledger, str):
+        return ledger
+    if ledger is not None or is_url(where):
+        return open_ledger(where, url=ledger)
+    directory = Path(where)
+    if not _is_study(directory):
+        near = [str(path.parent) for path in directory.parent.glob("*/ledger") if _is_study(path.parent)]
         listed = f"; studies there: {', '.join(sorted(near)[:5])}" if near else ""
         raise StudyError(f"no study in {directory}{listed}{closest(str(directory), near)}")
-    return DirectoryLedger(directory / "ledger")
+    return open_ledger(directory)
+
+
+def _is_study(directory: Path) -> bool:
+    return any((directory / "ledger" / name).is_file() for name in ("study.json", "url"))
 
 
 def compare(
     book: Book, space: Space, objectives: tuple[Objective, ...], constraints: tuple[Constraint, ...], seed: int
 ) -> None:
     """Refuse a study that was made otherwise, naming the first difference."""
+    place = book.directory or "the study"
     before = book.space()
     if before.fingerprint != space.fingerprint:
         differences = before.differences(space)
         what = differences[0] if differences else "another space"
-        raise StudyError(f"{book.directory} was made with {what}; use a new directory, or the space it was made with")
+        raise StudyError(f"{place} was made with {what}; use a new directory, or the space it was made with")
     for word, made, given in (
         ("objectives", book.objectives, objectives),
         ("constraints", book.state.constraints, constraints),
     ):
         if made != given:
             had, now = (", ".join(map(str, outcomes)) or "none" for outcomes in (made, given))
-            raise StudyError(f"{book.directory} was made with {word} {had}, now {now}; use a new directory")
+            raise StudyError(f"{place} was made with {word} {had}, now {now}; use a new directory")
     if book.state.seed != seed:
         raise StudyError(
-            f"{book.directory} was made with seed {book.state.seed}, now {seed}; use a new directory, or seed="
-            f"{book.state.seed}"
+            f"{place} was made with seed {book.state.seed}, now {seed}; use a new directory, or seed={book.state.seed}"
         )

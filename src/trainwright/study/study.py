@@ -20,12 +20,13 @@ from trainwright.errors import (
 )
 from trainwright.ledger import (
     Constraint,
-    MemoryLedger,
+    Ledger,
     Objective,
     State,
     Status,
     TrialState,
     facts,
+    is_url,
     parse_constraints,
     parse_objectives,
     refusal,
@@ -38,7 +39,7 @@ from trainwright.study.book import Book
 from trainwright.study.driver import Budget, Driver, Member
 from trainwright.study.followers import RuleFollower, SearchFollower
 from trainwright.study.job import Job
-from trainwright.study.opening import compare, create_ledger, open_ledger_of
+from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 from trainwright.study.results import By, Results, recommended
@@ -53,6 +54,7 @@ class Study:
     """A search over `space` for `objectives` ("min val_loss", or several), kept in `directory` or only in memory.
 
     `constraints` ("peak_bytes <= 8e9") limit further metrics: a trial that breaks one has a result, but is infeasible.
+    `ledger` keeps the records elsewhere than in the directory: redis://HOST:PORT/0?study=NAME, for many workers.
     On a directory that holds the same study it resumes; if space, objectives, constraints or seed differ it raises
     `StudyError` naming the first difference. `searcher` is the one of `ask`, and of `run` unless that is given another.
     """
@@ -64,6 +66,7 @@ class Study:
         *,
         constraints: str | Sequence[str] = (),
         directory: str | Path | None = None,
+        ledger: Ledger | str | None = None,
         seed: int = 0,
         searcher: Searcher | None = None,
     ) -> None:
@@ -74,8 +77,7 @@ class Study:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise StudyError(f"seed: got {seed!r}; allowed: a whole number >= 0")
         self.directory = None if directory is None else Path(directory)
-        ledger = MemoryLedger() if self.directory is None else create_ledger(self.directory)
-        book = Book(ledger, self.directory)
+        book = Book(made_ledger(self.directory, ledger), self.directory)
         self.resumed = book.state.space is not None
         if self.resumed:
             compare(book, space, goals, limits, seed)
@@ -84,13 +86,17 @@ class Study:
         self._take(book, space, searcher)
 
     @classmethod
-    def open(cls, directory: str | Path, *, searcher: Searcher | None = None) -> "Study":
-        """Open the study in `directory`, to look at it, to export it, or to run on."""
-        path = Path(directory)
+    def open(
+        cls, where: str | Path, *, ledger: Ledger | str | None = None, searcher: Searcher | None = None
+    ) -> "Study":
+        """Open the study in directory `where`, or at a Redis URL, to look at it, to export it, or to run on.
+
+        A directory knows its study's `ledger`. Opened by its URL alone, a study has no place for checkpoints and logs.
+        """
         study = cls.__new__(cls)
-        study.directory = path
+        study.directory = None if is_url(where) else Path(where)
         study.resumed = True
-        book = Book(open_ledger_of(path), path)
+        book = Book(found_ledger(where, ledger), study.directory)
         study._take(book, book.space(), searcher)  # noqa: SLF001 -- it is one of us
         return study
 
