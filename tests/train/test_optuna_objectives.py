@@ -3,7 +3,7 @@
 import pytest
 
 import trainwright as tw
-from trainwright.errors import TrialError
+from trainwright.errors import SpaceError, StudyError, TrialError
 from trainwright.ledger import Status
 
 SPACE = tw.Space(
@@ -126,6 +126,114 @@ def test_an_objective_prunes_itself():
 def test_several_objectives():
     study = run(lambda trial: (trial.suggest_int("depth", 2, 8, step=2), 1.0), 2, objectives=["min size", "max score"])
     assert study.trials[0].values == {"size": study.trials[0].params["depth"], "score": 1.0}
+
+
+# Without a space.
+
+
+def growing(trial):
+    """Suggest a little of everything, some of it only in branches."""
+    layers = trial.suggest_int("layers", 1, 3)
+    sizes = [trial.suggest_int(f"size {i}", 8, 64, log=True) for i in range(layers)]
+    optimizer = trial.suggest_categorical("optimizer", ["sgd", "adamw", "rmsprop"])
+    if optimizer != "adamw":
+        trial.suggest_float("momentum", 0.0, 0.9, step=0.1)
+        if trial.suggest_categorical("nesterov", [True, False]):
+            trial.suggest_float("damping", 0.0, 1.0)
+    if trial.suggest_float("rate", 1e-5, 1e-1, log=True) > 1e-3:
+        trial.suggest_int("warmup", 1, 9, step=2)
+    trial.suggest_float("fixed", 0.5, 0.5)
+    for step in range(3):
+        trial.report(float(sum(sizes)), step)
+        if trial.should_prune():
+            raise TrialPruned
+    return float(sum(sizes))
+
+
+def test_the_space_is_found_by_dry_runs():
+    """Ranges as they were suggested, and the conditions that the branches make."""
+    space = tw.from_optuna(growing).space()
+    rate = space.parameters["warmup"].when
+    assert 5e-4 < rate.values[0] <= 1e-3
+    assert space == tw.Space.of(
+        {
+            "layers": tw.Int(1, 3),
+            "size 0": tw.Int(8, 64, log=True),
+            "size 1": tw.Int(8, 64, log=True, when=tw.greater("layers", 1)),
+            "optimizer": tw.Choice("sgd", "adamw", "rmsprop"),
+            "momentum": tw.Float(0.0, 0.9, step=0.1, when=tw.one_of("optimizer", "sgd", "rmsprop")),
+            "nesterov": tw.Choice(True, False, when=tw.one_of("optimizer", "sgd", "rmsprop")),
+            "damping": tw.Float(0.0, 1.0, when=tw.equals("nesterov", True)),
+            "rate": tw.Float(1e-5, 1e-1, log=True),
+            "warmup": tw.Int(1, 9, step=2, when=rate),
+            "fixed": tw.Constant(0.5),
+            "size 2": tw.Int(8, 64, log=True, when=tw.greater("layers", 2)),
+        }
+    )
+    assert tw.from_optuna(growing).space() == space
+
+
+def test_a_name_that_no_dry_run_saw_is_drawn_from_its_range(tmp_path):
+    """The same in every run of the trial, and noted; refused unless it is asked for, even in a worker process."""
+    train = tw.from_optuna(growing, unseen="draw")
+    with tw.Study(train.space(draws=1), "min loss", directory=tmp_path / "study") as study:
+        study.run(train, trials=12, engine=tw.Local(workers=1), progress=False)
+        assert study.state.counts["complete"] == 12
+        noted = {(trial, name): value for trial, name, value in study.state.notes.values() if trial is not None}
+    names = {name.removeprefix("drawn ") for _, name in noted}
+    assert names
+    assert not names & set(study.space.parameters)
+    assert all(name.startswith("drawn ") for _, name in noted)
+    failures = [trial.failure for trial in run(growing, 4, train.space(draws=1)).trials if trial.failure is not None]
+    assert all("is not among the values of this trial" in failure.message for failure in failures)
+    assert failures
+
+
+def nothing(trial):
+    raise ValueError("no data")
+
+
+def two_ranges(trial):
+    return trial.suggest_int("k", 0, trial.number + 1)
+
+
+def sometimes_fails(trial):
+    x = trial.suggest_float("x", 0.0, 1.0)
+    if x > 0.5:
+        raise MemoryError
+    trial.suggest_float("y", 0.0, 1.0)
+    raise TrialPruned
+
+
+def test_dry_runs_that_go_wrong():
+    """One that fails counts with what it suggested; it says nothing of conditions."""
+    assert tw.from_optuna(sometimes_fails).space() == tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))
+    with pytest.raises(
+        TrialError, match=r"suggested nothing in 2 dry runs \(ValueError: no data\); declare a tw.Space"
+    ):
+        tw.from_optuna(nothing).space(draws=2)
+    with pytest.raises(SpaceError, match=r"k: the objective suggests it as Int\(0, 1\) and as Int\(0, 2\); give each"):
+        tw.from_optuna(two_ranges).space()
+    with pytest.raises(TrialError, match="draws: got 0; allowed"):
+        tw.from_optuna(growing).space(draws=0)
+    with pytest.raises(TrialError, match="unseen: got 'grow'; allowed: 'refuse', 'draw'"):
+        tw.from_optuna(growing, unseen="grow")
+
+
+def test_workers_find_the_objective_by_its_name(tmp_path):
+    """A worker that joins is told nothing but the directory; one without a name to go by says so."""
+    study = tw.Study(SPACE, "min loss", directory=tmp_path / "named", searcher=tw.RandomSearcher())
+    study.run(tw.from_optuna(plain), trials=2, engine=tw.Local(workers=0), progress=False)
+    study.close()
+    worker = tw.Worker(where=tmp_path / "named", engine=tw.Local(workers=0))
+    assert worker.run(trials=4, progress=False) == 2
+    with pytest.raises(StudyError, match=r"run from_optuna\(test_optuna_objectives:plain\) .* run test_optuna_obj"):
+        tw.Worker(where=tmp_path / "named", train=plain, engine=tw.Local(workers=0)).run(trials=6, progress=False)
+    study = tw.Study(SPACE, "min loss", directory=tmp_path / "nameless", searcher=tw.RandomSearcher())
+    study.run(tw.from_optuna(lambda trial: 1.0), trials=2, engine=tw.Local(workers=0), progress=False)
+    study.close()
+    with pytest.raises(StudyError, match="training function cannot be found by name; give it: --train"):
+        tw.Worker(where=tmp_path / "nameless", engine=tw.Local(workers=0)).run(trials=4, progress=False)
 
 
 def failing(call):

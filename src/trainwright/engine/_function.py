@@ -44,13 +44,13 @@ class FunctionReference:
     module: str
     name: str
     script: str | None = None
-    optuna: bool = False  # whether it takes Optuna's trials
+    optuna: str | None = None  # it takes Optuna's trials; what it does with names that it does not know
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "FunctionReference":
         """Return the reference of a function, or raise `EngineError` if its name does not lead to it."""
         if isinstance(function, OptunaObjective):
-            return replace(cls.of(function.objective), optuna=True)
+            return replace(cls.of(function.objective), optuna=function.unseen)
         name = getattr(function, "__qualname__", None)
         module = getattr(function, "__module__", None)
         if name is not None and "<" in name:
@@ -86,7 +86,7 @@ class FunctionReference:
                 f"train: {self.script or self.module} defines no {self.name!r} before its first study.run; define it "
                 "above, or put the runs under if __name__ == '__main__'"
             )
-        return OptunaObjective(found) if self.optuna else found
+        return found if self.optuna is None else OptunaObjective(found, self.optuna)
 
 
 def _lookup(module: ModuleType | None, name: str) -> Any:

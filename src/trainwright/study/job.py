@@ -14,6 +14,7 @@ from trainwright.ledger import State
 from trainwright.schedule import Scheduler
 from trainwright.search import Searcher
 from trainwright.study.settings import built, described
+from trainwright.train import OptunaObjective
 
 __all__ = ["Job"]
 
@@ -32,6 +33,7 @@ class Job:
     script: str | None = None
     folder: str | None = None  # from which the module can be imported
     digest: str | None = None  # of the source file
+    optuna: str | None = None  # it takes Optuna's trials: as in `FunctionReference`
     trials: int | None = None
     searcher: Mapping[str, Any] | None = None
     rule: Mapping[str, Any] | None = None
@@ -47,7 +49,7 @@ class Job:
         }
         try:
             reference = FunctionReference.of(train)
-            source = Path(inspect.getfile(train)).resolve()
+            source = Path(inspect.getfile(train.objective if isinstance(train, OptunaObjective) else train)).resolve()
         except (EngineError, TypeError):  # no other process finds it
             return cls(trials=trials, **parts)
         digest = hashlib.blake2b(source.read_bytes(), digest_size=8).hexdigest() if source.is_file() else None
@@ -58,6 +60,7 @@ class Job:
             script=reference.script,
             folder=str(source.parents[depth]),
             digest=digest,
+            optuna=reference.optuna,
             trials=trials,
             **parts,
         )
@@ -78,7 +81,8 @@ class Job:
     @property
     def text(self) -> str:
         """The function as a person would name it."""
-        return f"{self.script or self.module}:{self.name}"
+        name = f"{self.script or self.module}:{self.name}"
+        return name if self.optuna is None else f"from_optuna({name})"
 
     def load(self) -> TrainFunction:
         """Return the training function, found on the path or where it was when it was noted.
@@ -91,7 +95,9 @@ class Job:
             )
         if self.script is None and self.folder is not None and self.folder not in sys.path:
             sys.path.append(self.folder)
-        return load_reference(FunctionReference(module=self.module, name=self.name, script=self.script))
+        return load_reference(
+            FunctionReference(module=self.module, name=self.name, script=self.script, optuna=self.optuna)
+        )
 
     def scheduler(self) -> Scheduler | None:
         """Return the scheduler; None if a part of it is of the user's own making."""
@@ -101,7 +107,7 @@ class Job:
 
     def difference(self, other: "Job") -> str | None:
         """Return in what `other` would run something else than this job, or None."""
-        if (self.name, self.digest) != (other.name, other.digest):
+        if (self.name, self.digest, self.optuna) != (other.name, other.digest, other.optuna):
             mine, theirs = (f"{job.text} (source {job.digest})" for job in (self, other))
             return f"the study's trials run {mine}, this worker would run {theirs}"
         for part in ("rule", "policy"):

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 from trainwright.errors import TrialError
 from trainwright.ledger import facts
+from trainwright.space import Float, Int, Parameter, Space
+from trainwright.train.recording import choice, drawn, number, recorded_space
 from trainwright.train.trial import Trial, TrialEnd
 
 __all__ = ["ObjectiveTrial", "OptunaObjective", "from_optuna"]
@@ -17,15 +19,19 @@ __all__ = ["ObjectiveTrial", "OptunaObjective", "from_optuna"]
 Objective = Callable[[Any], Any]
 
 
-def from_optuna(objective: Objective) -> "OptunaObjective":
+def from_optuna(objective: Objective, *, unseen: str = "refuse") -> "OptunaObjective":
     """Return the training function of an Optuna objective: `study.run(tw.from_optuna(objective), trials=100)`.
 
-    The study's space says what may vary; a `suggest_` that contradicts it, or names what is not in it, fails the trial
-    with a sentence. What the objective returns is the study's objective, or its several objectives in their order.
+    The study's space, which its `space()` can find, says what may vary; a `suggest_` that contradicts it fails the
+    trial with a sentence. So does a name that the trial has no value of, unless `unseen="draw"`: then it is drawn from
+    its own range and noted in the ledger, unknown to the searcher. What the objective returns is the study's objective,
+    or its several objectives in their order.
     """
     if not callable(objective):
         raise TrialError(f"from_optuna: got {objective!r}; allowed: a function of an Optuna trial")
-    return OptunaObjective(objective)
+    if unseen not in {"refuse", "draw"}:
+        raise TrialError(f"from_optuna: unseen: got {unseen!r}; allowed: 'refuse', 'draw'")
+    return OptunaObjective(objective, unseen)
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,22 @@ class OptunaObjective:
     """A training function that hands an Optuna objective what it expects; an engine ships it by its objective."""
 
     objective: Objective
+    unseen: str = "refuse"
+
+    def space(self, *, draws: int = 32, seed: int = 0) -> Space:
+        """Return the space of what the objective suggests in `draws` dry runs, each on values drawn from their ranges.
+
+        A dry run ends at the first `report` or `should_prune`; an objective that never calls them runs as a whole.
+        A name that not all runs asked for gets the condition on an earlier parameter that explains it. Raises
+        `TrialError` if nothing was suggested, and `SpaceError` if one name has two ranges.
+        """
+        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+            raise TrialError(f"space: draws: got {draws!r}; allowed: a whole number >= 1")
+        return recorded_space(self.objective, draws, seed)
 
     def __call__(self, trial: Trial) -> Any:
         """Run the objective on one trial."""
-        seen = ObjectiveTrial(trial)
+        seen = ObjectiveTrial(trial, self.unseen)
         try:
             value = self.objective(seen)
         except Exception as error:
@@ -57,13 +75,14 @@ class OptunaObjective:
 class ObjectiveTrial:
     """A trial as an Optuna objective sees it; Optuna's steps from 0 are our epochs from 1."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, unseen: str = "refuse") -> None:
         self.number = trial.number
         self.params: dict[str, Any] = {}
         """The values suggested so far."""
         self.user_attrs: dict[str, Any] = {}
         """The attributes set so far."""
         self._trial = trial
+        self._unseen = unseen
         self._first_step: int | None = None
         self._last: Mapping[str, float] = {}
         self._told_to_stop = False
@@ -73,17 +92,17 @@ class ObjectiveTrial:
     ) -> float:
         """Return the space's value of `name`, a number in [low, high]."""
         call = _call("suggest_float", name, low, high, step=step, log=log)
-        value = self._given(name, call, f"tw.Float({_arguments(low, high, step=step, log=log)})")
+        value = self._given(name, call, number(Float, low, high, step=step, log=log))
         if isinstance(value, bool) or not isinstance(value, int | float) or not _within(value, low, high, step):
             self._contradicted(call, name, value)
-        self.params[name] = number = float(value)
-        return number
+        self.params[name] = found = float(value)
+        return found
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """Return the space's value of `name`, a whole number in [low, high]."""
         given = None if step == 1 else step
         call = _call("suggest_int", name, low, high, step=given, log=log)
-        value = self._given(name, call, f"tw.Int({_arguments(low, high, step=given, log=log)})")
+        value = self._given(name, call, number(Int, low, high, step=given, log=log))
         if isinstance(value, bool) or not isinstance(value, int) or not _within(value, low, high, step):
             self._contradicted(call, name, value)
         self.params[name] = value
@@ -92,7 +111,7 @@ class ObjectiveTrial:
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """Return the space's value of `name`, one of the choices."""
         call = _call("suggest_categorical", name, list(choices))
-        value = self._given(name, call, f"tw.Choice({_arguments(*choices)})")
+        value = self._given(name, call, choice(choices))
         equal = [c for c in choices if c == value and isinstance(c, bool) is isinstance(value, bool)]
         if not equal:
             self._contradicted(call, name, value)
@@ -146,15 +165,20 @@ class ObjectiveTrial:
             "suggest_categorical, report, should_prune and set_user_attr"
         )
 
-    def _given(self, name: str, call: str, declaration: str) -> Any:
+    def _given(self, name: str, call: str, parameter: Parameter) -> Any:
         params = self._trial.params
-        if name not in params:
+        if name in params:
+            return params[name]
+        if self._unseen == "refuse":
             known = ", ".join(params)
             raise TrialError(
                 f"trial {self.number}: {call}: {name!r} is not among the values of this trial ({known}); add "
-                f"{name}={declaration} to the space, or mend its when="
+                f"{name}=tw.{parameter!r} to the space, or mend its when="
             )
-        return params[name]
+        value = drawn(parameter, self._trial.seed, name)
+        if name not in self.params:
+            self._trial.note(f"drawn {name}", value)
+        return value
 
     def _contradicted(self, call: str, name: str, value: Any) -> NoReturn:
         raise TrialError(
