@@ -11,7 +11,10 @@ from trainwright.space import Configuration, Space
 from trainwright.study.claims import Claims
 from trainwright.study.results import first_reference
 
-__all__ = ["Book", "Follower"]
+__all__ = ["ENQUEUED", "Book", "Follower"]
+
+ENQUEUED = "enqueued"
+"""The origin of a trial that a person has put in front of all others, and that anybody may take."""
 
 _SELDOM_SECONDS = 30.0
 
@@ -142,8 +145,14 @@ class Book:
             seen_hash=f"{self.state.ended_hash:016x}",
         )
 
+    def offered(self, trial: TrialState) -> bool:
+        """Whether a trial was enqueued and nobody has started it."""
+        return trial.status is Status.PROPOSED and trial.origin.get("searcher") == ENQUEUED
+
     def orphaned(self, trial: TrialState) -> bool:
         """Whether nobody is left who would go on with a trial that nothing in this process works on."""
         if trial.status is Status.PROPOSED and trial.number in self.asked:
             return False
+        if self.offered(trial):
+            return True
         return trial.holder in self._mine or self.claims.dead(trial.holder) is True

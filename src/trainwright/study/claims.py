@@ -90,6 +90,10 @@ class Claims:
         self._held.discard(number)
         self._new.add(number)
 
+    def offer(self, number: int) -> None:
+        """Let anybody start a trial that we have proposed: its first lease is no longer ours by that alone."""
+        self._new.discard(number)
+
     def lease(self, number: int) -> int | None:
         """Return the next lease of a trial, now ours, or None if somebody alive has it.
 

@@ -214,8 +214,10 @@ class Driver:
                 self._waiting.append(number)
 
     def follow(self, record: Record, trial: TrialState | None) -> None:
-        """Take note of trials that other writers lost or let go of."""
-        if trial is None or record.kind not in {"lost", "paused"} or self.book.ours(record.writer):
+        """Take note of trials that other writers lost, let go of or enqueued."""
+        if trial is None or record.kind not in {"lost", "paused", "proposed"} or self.book.ours(record.writer):
+            return
+        if record.kind == "proposed" and not self.book.offered(trial):
             return
         if self._open(trial.number) and trial.number not in self._waiting and trial.number not in self._running:
             self._waiting.append(trial.number)

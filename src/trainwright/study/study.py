@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from trainwright.engine import Engine, Local, TrainFunction, script_boundary
-from trainwright.errors import (
-    InputError,
-    MissingExtra,
-    ObjectiveError,
-    SpaceExhausted,
-    StudyError,
-    TrialError,
-)
+from trainwright.errors import InputError, MissingExtra, SpaceExhausted, StudyError, TrialError
 from trainwright.ledger import (
     Constraint,
     Ledger,
@@ -35,7 +28,7 @@ from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ForestSearcher, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
-from trainwright.study.book import Book
+from trainwright.study.book import ENQUEUED, Book
 from trainwright.study.driver import Budget, Driver, Member
 from trainwright.study.followers import RuleFollower, SearchFollower
 from trainwright.study.job import Job
@@ -43,6 +36,7 @@ from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 from trainwright.study.results import By, Results, recommended
+from trainwright.study.telling import checked_metrics, told_before
 
 if TYPE_CHECKING:
     import polars as pl
@@ -115,7 +109,7 @@ class Study:
     def ask(self, count: int | None = None) -> Configuration | list[Configuration]:
         """Propose a configuration, or a list of `count`; each becomes a trial that waits for `tell`.
 
-        Proposals that a dead process never told of come first. Raises `SpaceExhausted` if nothing new is left.
+        What was enqueued, or left by a dead process, comes first. Raises `SpaceExhausted` if nothing new is left.
         """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise StudyError(f"ask: count must be >= 1, got {count!r}")
@@ -135,8 +129,21 @@ class Study:
             asked += proposals
         return asked if count is not None else asked[0]
 
+    def enqueue(self, configuration: Mapping[str, Any]) -> TrialState:
+        """Make a trial of known values, which anybody who asks or runs takes before all else; return it.
+
+        A configuration that the study has is not entered again, so that a script may be run twice.
+        """
+        key = self.space.configuration_of(dict(configuration)).key
+        known = next((trial for trial in self.trials if trial.key == key), None)
+        if known is not None:
+            return known
+        trial = self._enter(configuration, ENQUEUED)
+        self._book.claims.offer(trial.number)
+        return trial
+
     def _orphans(self) -> Iterator[Configuration]:
-        """Yield the proposals of dead writers, each now ours and yielded once."""
+        """Yield the proposals of dead writers and what was enqueued, each now ours and yielded once."""
         waiting = (self._book.state.trials.get(number) for number in self._book.asked)
         ours = sum(trial is not None and trial.status is Status.PROPOSED for trial in waiting)
         if self._book.state.counts[Status.PROPOSED] == ours:
@@ -175,10 +182,10 @@ class Study:
         if isinstance(configuration, Configuration) and trial is not None and trial.key != configuration.key:
             trial = None  # another study's number
         if trial is not None and trial.status.ended and not repeat:
-            self._refuse_retelling(trial, metrics)
-        values = {} if failed is not None else self._values(metrics, number)
+            raise told_before(trial, metrics)
+        values = {} if failed is not None else checked_metrics(self._book.state.outcomes, metrics, number)
         if trial is None or trial.status.ended:
-            trial = self._enter(configuration)
+            trial = self._enter(configuration, "told")
         lease = max(1, trial.lease)
         bad = refusal(self._book.state.outcomes, values, "in tell") if failed is None else None
         if failed is not None:
@@ -190,29 +197,11 @@ class Study:
         self._book.asked.discard(trial.number)  # not before it is written: a failed tell can be repeated
         return trial
 
-    def _refuse_retelling(self, trial: TrialState, metrics: Mapping[str, float]) -> None:
-        now = ", ".join(f"{name}={value!r}" for name, value in metrics.items())
-        had = ", ".join(f"{name}={value:g}" for name, value in trial.values.items())
-        has = f"already has {had}" if had else f"has already ended ({trial.status})"
-        raise TrialError(
-            f"trial {trial.number} {has}; pass repeat=True to record {now or 'this'} as a new trial of the same "
-            "configuration"
-        )
-
-    def _values(self, metrics: Mapping[str, Any], number: int | None) -> dict[str, float]:
-        where = "tell" if number is None else f"trial {number}"
-        for outcome in self._book.state.outcomes:
-            if outcome.metric not in metrics:
-                got = ", ".join(sorted(metrics)) or "nothing"
-                raise ObjectiveError(f"{where}: {outcome.word} {outcome.metric!r} is missing; got: {got}")
-        any_objective = self.objectives[0]
-        return {name: replace(any_objective, metric=name).number(value, where) for name, value in metrics.items()}
-
-    def _enter(self, configuration: Configuration | Mapping[str, Any]) -> TrialState:
+    def _enter(self, configuration: Configuration | Mapping[str, Any], origin: str) -> TrialState:
         self._searching()
         checked = self.space.configuration_of(dict(configuration))
         number = self._number()
-        self._book.append(self._book.proposal(number, replace(checked, number=number, origin={"searcher": "told"})))
+        self._book.append(self._book.proposal(number, replace(checked, number=number, origin={"searcher": origin})))
         return self._book.state.trials[number]
 
     def _searching(self) -> SearchView:
