@@ -59,6 +59,8 @@ def described(kind: str, given: Any) -> dict[str, Any] | None:
             continue
         if type(value).__name__ in names:
             value = described(kind, value)
+        if hasattr(value, "to_json"):  # what an earlier study taught
+            value = value.to_json()
         if value is None or not _plain(value):
             return None
         table[field.name] = list(value) if isinstance(value, tuple) else value
@@ -70,7 +72,7 @@ def _plain(value: Any) -> bool:
         return all(isinstance(key, str) and _plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_plain, value))
-    return isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def only_known(given: Iterable[str], allowed: "tuple[str, ...] | list[str]", where: str) -> None:
