@@ -64,6 +64,30 @@ def test_three_workers_share_one_budget(tmp_path):
     assert all(writer.left for writer in study.state.writers.values())
 
 
+LATE_NEWS = """
+import os, sys
+import trainwright as tw
+study = tw.Study.open(sys.argv[1])
+study.tell({"lr": 0.05}, loss=1.0)
+print("one", flush=True)
+sys.stdin.readline()
+study.tell({"lr": 0.02}, loss=2.0)
+os._exit(0)
+"""
+
+
+def test_all_that_a_dead_worker_wrote_is_read_before_it_is_taken_over(tmp_path):
+    """A reader that is behind finds its process gone: what it finished meanwhile is not done again."""
+    study = make(tmp_path / "study")
+    python = [sys.executable, "-c", LATE_NEWS, str(tmp_path / "study")]
+    with subprocess.Popen(python, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "one\n"
+        study.refresh()
+        other.communicate("go on\n")
+    assert study.ask().number == 2
+    assert study.state.results == 2
+
+
 def test_each_slot_has_its_own_exploration(tmp_path):
     kappas = set()
     with make(tmp_path / "study", searcher=tw.ForestSearcher(initial=1, kappa_final=1.96)) as study:

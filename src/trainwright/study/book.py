@@ -37,7 +37,7 @@ class Book:
         self._cursor: object = None
         self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
-        self.claims = Claims(ledger, self.state, self.join, self._mine)
+        self.claims = Claims(ledger, self.state, join=self.join, refresh=self.refresh, mine=self._mine)
         self._next_read = 0.0
         self._refereed = False  # whether the reference point is fixed, or somebody else fixes it
         self.refresh()

@@ -25,10 +25,19 @@ _STRANGERS = 64  # of whom nothing is known yet: so many are looked at beside th
 class Claims:
     """What this process has claimed in a study, and what it knows of the other claimers."""
 
-    def __init__(self, ledger: Ledger, state: State, join: Callable[[], None], mine: Collection[str]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        state: State,
+        *,
+        join: Callable[[], None],
+        refresh: Callable[[], None],
+        mine: Collection[str],
+    ) -> None:
         self._ledger = ledger
         self._state = state
         self._join = join  # makes us known before our first claim
+        self._refresh = refresh  # reads what was written
         self._mine = mine  # the writers that we are and were
         self.slot = 0  # where the draws of numbers start from
         self._draws = 0
@@ -73,6 +82,8 @@ class Claims:
 
     def _won(self, number: int) -> bool:
         turn, owner = self._take_over(f"number/{number}")
+        if number in self._state.trials:
+            return False  # its dead owner had proposed it, which we had not read yet
         if turn is None:
             self._taken[number] = owner
         else:
@@ -148,6 +159,7 @@ class Claims:
                 self._looked[writer] = now, verdict
         if verdict and known is not None:
             self._dead.add(writer)
+            self._refresh()  # it may have written more before it died than we have read
         return verdict
 
     def newly_dead(self) -> set[str]:

@@ -11,6 +11,7 @@ from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
 from trainwright.schedule import View as RuleView
+from trainwright.search import ExpectedGain
 from trainwright.study.book import Book
 from trainwright.study.followers import RuleFollower
 from trainwright.study.heart import Heart
@@ -34,13 +35,15 @@ class StudyFailed(TrainwrightError):
 class Budget:
     """When a run ends; None is no limit.
 
-    `trials` with a result and `device_seconds` count over the whole life of the study, `wall_seconds` over this run.
+    `trials` with a result and `device_seconds` count over the whole life of the study, `wall_seconds` over this run;
+    `stop_when` ends the search for new trials.
     """
 
     trials: int | None = None
     wall_seconds: float | None = None
     device_seconds: float | None = None
     max_failures: int = 100
+    stop_when: ExpectedGain | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,7 +237,7 @@ class Driver:
     def _start(self, number: int, block: Block) -> None:
         trial = self.book.state.trials[number]
         lease = self.book.claims.lease(number)
-        if lease is None:
+        if lease is None or not self._open(number):  # on the way to a dead holder's lease we may have read its end
             self._contested.add(number)
             return
         known = max((c.epoch for c in trial.checkpoints.values()), default=0)
