@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError, TrialError
 from trainwright.ledger import State, Status, open_ledger, state_of
-from trainwright.pareto import ranks as pareto_ranks
+from trainwright.pareto import non_dominated
 from trainwright.randomness import rng
 from trainwright.search._mixture import Mixture
 from trainwright.space import Choice, Space
@@ -59,10 +59,10 @@ class Experience:
         if isinstance(given, cls):
             return given
         if isinstance(given, Mapping):
-            rows, ranks = given["rows"], given["ranks"]
-            return cls(
-                source=given["source"], complete=given["complete"], rows=tuple(rows), ranks=tuple(map(tuple, ranks))
-            )
+            # JSON knows no tuples.
+            rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in given["rows"])
+            ranks = tuple(map(tuple, given["ranks"]))
+            return cls(source=given["source"], complete=given["complete"], rows=tuple(rows), ranks=ranks)
         if isinstance(given, EarlierStudy):
             found = cls._read(given.state, str(given.directory or "the earlier study"))
         elif isinstance(given, str | Path):
@@ -107,14 +107,14 @@ class Experience:
     def _needed(self, way: Transfer) -> Self:
         """Return the rows that a way of transfer looks at: one, the good ones, or at most 500 of all qualities."""
         ranks = np.array(self.ranks)
-        order = np.lexsort((np.arange(len(ranks)), ranks.mean(axis=1), pareto_ranks(ranks)))
         if way == "priors":
-            kept = order[:1]
+            kept = _best(ranks, 1)
         elif way == "generative":
-            kept = order[: max(_LEAST, min(_MOST, int(np.ceil(_TENTH * self.complete))))]
+            kept = _best(ranks, max(_LEAST, min(_MOST, int(np.ceil(_TENTH * self.complete)))))
         else:
-            best, rest = np.split(order, [_MOST // 5])
-            kept = np.concatenate([best, rest[_evenly(len(rest), _MOST - len(best))]])
+            kept = _best(ranks, _MOST // 5)
+            rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), kept, assume_unique=True)
+            kept = np.concatenate([kept, rest[_evenly(len(rest), _MOST - len(kept))]])
         places = np.sort(kept) if way == "surrogate" else kept
         return type(self)(
             source=self.source,
@@ -155,7 +155,7 @@ class Recalled:
         # What the earlier space did not have, or was inactive there, says nothing: it is drawn.
         filled = np.where(np.isnan(latent), space.latent(rng(seed, "transfer", 0), len(latent)), latent)
         self.rows: Array = space.settle(filled)
-        best = int(np.lexsort((self.ranks.mean(axis=1), pareto_ranks(self.ranks)))[0])
+        [best] = _best(self.ranks, 1)
         middle = space.quantile(np.full((1, space.dimension), 0.5))
         start = space.settle(np.where(np.isnan(latent[best]), middle, latent[best]))
         self.best: Array = start[space.legal(start)]  # [1, columns], or [0, columns] where requirements forbid it
@@ -194,6 +194,18 @@ def _mean_ranks(scores: Sequence[tuple[float, ...]]) -> Array:
     middles = np.cumsum(counts) - 0.5 * counts
     found: Array = middles[place.ravel()] / len(scores)
     return found
+
+
+def _best(ranks: Array, most: int) -> NDArray[np.intp]:
+    """Return the places of at most so many rows, best first: front after front, each by its mean rank."""
+    means = ranks.mean(axis=1)
+    if ranks.shape[1] == 1:
+        return np.argsort(means, kind="stable")[:most]
+    kept, left = np.arange(0), np.argsort(means, kind="stable")
+    while len(kept) < most and len(left):
+        front = non_dominated(ranks[left])
+        kept, left = np.concatenate([kept, left[front]]), left[~front]
+    return kept[:most]
 
 
 def _evenly(count: int, most: int) -> NDArray[np.intp]:
