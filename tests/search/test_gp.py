@@ -17,6 +17,24 @@ class TestGaussianProcess(SearcherConformance):
     def make_searcher(self):
         return GaussianProcessSearcher(initial=12, candidates=40)  # few candidates: what is promised holds for any
 
+    # Long studies, each result of which means a fit.
+
+    @pytest.mark.slow
+    def test_two_objectives(self):
+        super().test_two_objectives()
+
+    @pytest.mark.slow
+    def test_a_resumed_study_goes_on_as_if_never_interrupted(self):
+        super().test_a_resumed_study_goes_on_as_if_never_interrupted()
+
+    @pytest.mark.slow
+    def test_intermediate_values_and_stops_are_understood(self):
+        super().test_intermediate_values_and_stops_are_understood()
+
+    @pytest.mark.slow
+    def test_failures_and_strange_losses_are_survived(self):
+        super().test_failures_and_strange_losses_are_survived()
+
 
 @pytest.mark.slow
 class TestEarly(SearcherConformance):
@@ -32,7 +50,7 @@ def square(configuration, number):
     return [sum((value - 0.4) ** 2 for value in configuration.params.values())]
 
 
-def best_of(searcher, trials=30, seeds=2, loss=square, space=None):
+def best_of(searcher, trials=30, seeds=1, loss=square, space=None):
     losses = []
     for seed in range(seeds):
         view = View(space or square_space(), seed)
@@ -46,6 +64,7 @@ def test_it_climbs_to_the_bottom_of_a_smooth_bowl():
     assert best_of(QuasiRandomSearcher()) > 1e-2
 
 
+@pytest.mark.slow
 def test_inactive_parameters_are_no_obstacle():
     space = Space(o=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("o", "b")))
 
@@ -64,6 +83,7 @@ def test_integers_and_requirements_are_met_on_the_climb():
     assert view.losses.min() < -1.9
 
 
+@pytest.mark.slow
 def test_noise_is_not_chased():
     """With noise as large as the bowl is deep near its middle, the late proposals still gather there."""
     generator = np.random.default_rng(0)
@@ -88,6 +108,7 @@ def test_pending_trials_push_proposals_away():
     assert min(nearest) > 1e-3
 
 
+@pytest.mark.slow
 def test_failures_are_avoided():
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
     view = View(space, 1)
@@ -102,6 +123,7 @@ def test_bounds_turn_the_search_away():
     assert np.median([c["x"] for c in done[15:]]) < 0.65
 
 
+@pytest.mark.slow
 def test_objectives_are_weighted_anew_for_each_trial():
     view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
     done = play(

@@ -1,0 +1,22 @@
+"""The transfer benchmark runs, small, and its summary compares the three ways with none."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks.transfer import run
+
+
+def test_transfer(tables: Path, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit, match="has no two tables of one space"):
+        run.main(["--tables", str(tables)])
+    shutil.copy(tables / "accuracies" / "first.npz", tables / "accuracies" / "second.npz")
+    run.main(["--tables", str(tables), "--earlier", "11", "--evaluations", "10", "--seeds", "2", "--json"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    summary = result["summary"]
+    assert set(summary["mean_regret"]) == {"none", "surrogate", "generative", "priors"}
+    assert set(summary["mean_regret_difference"]) == {"surrogate", "generative", "priors"}
+    assert len(result["detail"]) == 2
+    # The same table again: its best is known, and is tried first.
+    assert summary["mean_regret"]["surrogate"] < summary["mean_regret"]["none"]
