@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -25,10 +25,11 @@ from benchmarks.search.measures import bootstrap
 from benchmarks.search.simulate import curve
 
 import trainwright as tw
+from trainwright.search.transfer import Transfer
 
 __all__ = ["main"]
 
-_WAYS = ("none", "surrogate", "generative", "priors")
+_WAYS = ("none", *get_args(Transfer))
 _EARLY = 10  # trials
 
 
@@ -53,8 +54,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for seed in range(arguments.seeds):
             earlier, _ = _search(source, tw.ForestSearcher(), seed + 1000, arguments.earlier)
             for way in _WAYS:
-                searcher = tw.ForestSearcher(**({} if way == "none" else {"warm_start": earlier, "transfer": way}))
-                _, places = _search(target, searcher, seed, arguments.evaluations)
+                _, places = _search(target, _searcher(earlier, way), seed, arguments.evaluations)
                 cell = Cell(Key("", target.name, target.digest, seed, 1), tuple(places), 0.0)
                 found[way].append(curve(target, cell, arguments.evaluations))
         for way in _WAYS:
@@ -71,6 +71,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     print(table(result["table"]["header"], result["table"]["rows"]))
     finish(result, arguments)
     return result
+
+
+def _searcher(earlier: tw.Study, way: str) -> tw.ForestSearcher:
+    if way == "none":
+        return tw.ForestSearcher()
+    return tw.ForestSearcher(warm_start=earlier, transfer=cast(Transfer, way))
 
 
 def _search(problem: Table, searcher: tw.ForestSearcher, seed: int, evaluations: int) -> tuple[tw.Study, list[int]]:
