@@ -32,6 +32,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "evolution": ("", "trainwright-evolution"),
     "plain-ucb": ("", "trainwright-plain-ucb"),
     "liar": ("", "trainwright-liar"),
+    "forest-team": ("", "trainwright-forest-team"),
     "random": ("", "random"),
     "optuna-tpe": ("optuna", "optuna-tpe"),
     "optuna-tpe-categorical": ("optuna", "optuna-tpe-categorical"),

@@ -9,8 +9,9 @@ from benchmarks.peers.columns import Column
 from benchmarks.peers.sources import digest
 
 import trainwright as tw
+from trainwright.search import View
 
-__all__ = ["METHODS", "Own"]
+__all__ = ["METHODS", "Own", "Team"]
 
 
 class Own:
@@ -62,6 +63,42 @@ class Own:
         }
 
 
+class Team(Own):
+    """Workers without a leader, simulated: each has a slot, and so a kappa of its own; results reach all at once."""
+
+    def __init__(self, columns: Sequence[Column], seed: int) -> None:
+        super().__init__(columns, seed)
+        self.version += "; a slot for each worker"
+        self._searcher = tw.ForestSearcher()
+        self._view = View(self._space, seed)
+        self._free: list[int] = []  # slots whose trial has ended
+        self._count = 0  # trials
+
+    def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
+        """Tell results of configurations that nobody asked for."""
+        for row, loss in zip(rows, losses, strict=True):
+            self._view.propose(self._count, self._space.configuration_of(self._params(row)))
+            self._view.result(self._count, [loss], epoch=None, complete=True)
+            self._count += 1
+
+    def ask(self, count: int) -> list[tuple[Any, list[float]]]:
+        """Propose rows, each by a worker that is free, or by one that joins."""
+        asked = []
+        for _ in range(count):
+            self._view.slot = self._free.pop() if self._free else len(self._view.pending)
+            [configuration] = self._searcher.ask(self._view, [self._count])
+            self._view.propose(self._count, configuration)
+            asked.append(((self._count, self._view.slot), self._row(configuration.params)))
+            self._count += 1
+        return asked
+
+    def tell(self, tokens: Sequence[Any], losses: Sequence[float]) -> None:
+        """Tell losses, and free their workers."""
+        for (number, slot), loss in zip(tokens, losses, strict=True):
+            self._view.result(number, [loss], epoch=None, complete=True)
+            self._free.append(slot)
+
+
 def _parameter(column: Column) -> Any:
     if column.kind == "int":
         return tw.Int(int(column.low), int(column.high))
@@ -76,6 +113,7 @@ METHODS = {
     "trainwright-forest": Own,
     "trainwright-gp": partial(Own, searcher="GaussianProcessSearcher"),
     "trainwright-evolution": partial(Own, searcher="EvolutionSearcher"),
+    "trainwright-forest-team": Team,
     "trainwright-plain-ucb": partial(Own, settings=_PLAIN),
     "trainwright-liar": partial(Own, settings={"pending": "liar-min"}),
     "trainwright-quasirandom": partial(Own, searcher="QuasiRandomSearcher"),
