@@ -134,7 +134,7 @@ class Grown:
             self.scale(row + 1)
             compiled.grow(
                 self.M, self.targets, row, self.born, self.w, self.key, self.delta, self.codes, self.best, self.tried,
-                self.bits.view(np.float64), self.bits, self.masks, self.leaf_of, self.sizes, self.wholes,
+                2, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of, self.sizes, self.wholes,
             )  # fmt: skip
         compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.w, self.sizes, self.means)
 

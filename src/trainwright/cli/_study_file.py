@@ -16,7 +16,7 @@ from trainwright.study.settings import built, only_known
 
 __all__ = ["Job", "read_job"]
 
-_TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "ensemble")
+_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "ensemble")
 _STUDY_KEYS = (
     "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
     "require",
@@ -61,7 +61,7 @@ def _of_python(path: Path, workers: int | None) -> Job:
         raise InputError(f"run: {path} has no function train; define def train(trial) at its top level")
     if workers is not None and hasattr(module, "engine"):
         raise InputError(f"run: --workers {workers} and {path} both name an engine; leave one out")
-    budget = {name: getattr(module, name) for name in ("trials", "wall_seconds") if hasattr(module, name)}
+    budget = {name: getattr(module, name) for name in ("trials", "wall_seconds", "stop_when") if hasattr(module, name)}
     return Job(
         open_study=lambda: module.study,
         train=module.train,
@@ -102,7 +102,8 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
     if workers is not None:
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else settings.get("directory")
-    made = {kind: built(kind, content[kind]) for kind in ("searcher", "rule", "policy", "engine") if kind in content}
+    kinds = ("searcher", "rule", "policy", "stop", "engine")
+    made = {kind: built(kind, content[kind]) for kind in kinds if kind in content}
     scheduler = {kind: made[kind] for kind in ("rule", "policy") if kind in made}
     return Job(
         open_study=lambda: tw.Study(
@@ -114,7 +115,10 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
             seed=settings.get("seed", 0),
         ),
         train=load_function(settings["train"]),
-        budget={name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
+        budget={
+            **{name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
+            **({"stop_when": made["stop"]} if "stop" in made else {}),
+        },
         searcher=made.get("searcher"),
         scheduler=tw.Scheduler(**scheduler) if scheduler else None,
         engine=made.get("engine"),

@@ -35,12 +35,14 @@ def worker(
     from trainwright.study import Study, Worker
 
     settings: dict[str, Any] = {"train": train}
+    stop_when = None
     if where.endswith((".toml", ".py")):
         job = read_job(Path(where))
         study = job.open_study()
         settings = {"train": train or job.train, "searcher": job.searcher, "scheduler": job.scheduler}
         settings["engine"] = job.engine if workers is None else None
         trials = trials if trials is not None else job.budget.get("trials")
+        stop_when = job.budget.get("stop_when")
         wall_seconds = wall_seconds if wall_seconds is not None else job.budget.get("wall_seconds")
     else:
         study = Study.open(where, ledger=ledger)
@@ -49,7 +51,7 @@ def worker(
     with study:
         ours = Worker(
             where=study, rank=rank, wait=not no_wait, grace_seconds=grace, other_job=other_job, **settings
-        ).run(trials=trials, wall_seconds=wall_seconds, progress=not quiet)
+        ).run(trials=trials, wall_seconds=wall_seconds, stop_when=stop_when, progress=not quiet)
         results = study.state.results
         if not quiet:
             print(f"this worker: {ours} of {results} results in {where}")

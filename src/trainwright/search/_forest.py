@@ -37,6 +37,7 @@ class Growth:
     delta: float
     patience: int
     max_rows: int
+    least_rows: int = 2  # of a node that is split
 
 
 class Forest:
@@ -123,8 +124,8 @@ class Forest:
                 self._scale(row + 1)
                 _trees.grow(
                     self._M, self._scalars(self._mix, row + 1), row, born, self._w, self._key, self._deltas[row],
-                    self._codes, self._best, self._tried, cuts, self._bits, self._masks, self._leaf_of, self._sizes,
-                    self._wholes,
+                    self._codes, self._best, self._tried, self.growth.least_rows, cuts, self._bits, self._masks,
+                    self._leaf_of, self._sizes, self._wholes,
                 )  # fmt: skip
         self._born = born
         self.count = count

@@ -212,13 +212,13 @@ def _subset_cut(
 @compiled
 def _split(
     M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, delta: float, whole: float, codes: Ints,
-    best: bool, tried: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
+    best: bool, tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
 ) -> int:  # fmt: skip
     """Grow the leaf `root`, which holds `rows` (ascending; reordered here), depth first; return the new node count.
 
     `best` False: one random cut per column and the best of these; True: the best cut of each column. `tried` columns
-    are looked at per node. A split stands if (S_L^2/N_L + S_R^2/N_R - S^2/N) / whole, the weighted drop of the
-    variance, is at least `delta`.
+    are looked at per node; one of fewer than `least_rows` rows stays whole. A split stands if (S_L^2/N_L + S_R^2/N_R -
+    S^2/N) / whole, the weighted drop of the variance, is at least `delta`.
     """
     d = M.shape[1]
     low, high, tests = np.empty(d), np.empty(d), np.empty(d)
@@ -246,7 +246,7 @@ def _split(
             total += w[i] * y[i]
             least = min(least, y[i])
             greatest = max(greatest, y[i])
-        if stop - start < 2 or least == greatest:
+        if stop - start < least_rows or least == greatest:
             continue
 
         for c in range(d):
@@ -333,7 +333,7 @@ def _split(
 @compiled
 def grow(
     M: Floats, y: Floats, row: int, born: Ints, w: Floats, key: U64, delta: float, codes: Ints, best: bool, tried: int,
-    cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, sizes: Ints, wholes: Floats,
+    least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, sizes: Ints, wholes: Floats,
 ) -> None:  # fmt: skip
     """Give `row`, the latest, to every tree that is planted by now; a tree is planted when born[t] rows are there.
 
@@ -369,7 +369,7 @@ def grow(
         stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
         sizes[t] = _split(
             M, y[t % len(y)], w[t], rows, leaf, stamp, delta, wholes[t], codes, best, tried,
-            cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
+            least_rows, cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ __all__ = ["Estimate"]
 
 Array = NDArray[np.float64]
 
-_DELTAS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # least weighted variance drops of a split: sizes of leaves
+_LEAVES = (2, 4, 8, 16, 32, 64)  # rows of the smallest nodes that are split
 _FOLDS = 5
 _MOST = 2000  # rows
 _GROWTH = Growth(
@@ -38,7 +38,9 @@ class Estimate:
 
     view: View
     forest: Forest
-    delta: float
+    least_rows: int
+    middle: float
+    scale: float
 
     @classmethod
     def of(cls, view: View) -> "Estimate":
@@ -47,38 +49,47 @@ class Estimate:
         losses = view.losses[told, 0]
         low, high = np.quantile(losses, [0.25, 0.75])
         losses = np.minimum(losses, high + 1.5 * (high - low)) if high > low else losses
-        delta = _least_error(view, told, losses)
-        return cls(view, _grown(view, told, losses, delta), delta)
+        middle, scale = _middle_and_scale(losses)
+        y = (losses - middle) / scale
+        least_rows = _least_error(view, told, y)
+        return cls(view, _grown(view, told, y, least_rows), least_rows, middle, scale)
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Return the mean and the deviation of the trees' means [rows] at rows of the space, in units of the loss."""
         M = np.ones((len(rows), self.view.space.dimension + 1))
         M[:, :-1] = self.view.space.model_matrix(rows)
         mean, deviation, _ = self.forest.predict(M)
-        return mean, deviation
+        return self.middle + self.scale * mean, self.scale * deviation
 
 
-def _grown(view: View, places: NDArray[np.intp], losses: Array, delta: float) -> Forest:
+def _grown(view: View, places: NDArray[np.intp], losses: Array, least_rows: int) -> Forest:
     part = view.part(places, losses[:, None])
-    forest = Forest(replace(_GROWTH, delta=delta), part)
+    forest = Forest(replace(_GROWTH, least_rows=least_rows), part)
     forest.update(part)
     forest.value(np.ones(1))
     return forest
 
 
-def _least_error(view: View, told: NDArray[np.intp], losses: Array) -> float:
-    """Return the delta of least squared error at ends of trials whose configuration the forest has not seen."""
+def _least_error(view: View, told: NDArray[np.intp], losses: Array) -> int:
+    """Return the leaf size of least squared error at ends of trials whose configuration the forest has not seen."""
     _, configuration = np.unique(view.space.row_keys(view.rows[told]), return_inverse=True)
     _, first, place = np.unique(configuration, return_index=True, return_inverse=True)
     fold = np.argsort(np.argsort(first))[place] % _FOLDS  # by order of arrival, all rows of one configuration together
     if fold.max() < _FOLDS - 1:
-        return _DELTAS[0]
-    errors = np.zeros(len(_DELTAS))
+        return _LEAVES[0]
+    errors = np.zeros(len(_LEAVES))
     M = np.column_stack([view.space.model_matrix(view.rows[told]), view.progress[told]])
     judged = view.complete[told]
     for at in range(_FOLDS):
         rest, out = fold != at, (fold == at) & judged
-        for place_, delta in enumerate(_DELTAS):
-            forest = _grown(view, told[rest], losses[rest], delta)
-            errors[place_] += float(((forest.predict(M[out])[0] - losses[out]) ** 2).sum())
-    return _DELTAS[int(np.argmin(errors))]
+        for size, least_rows in enumerate(_LEAVES):
+            forest = _grown(view, told[rest], losses[rest], least_rows)
+            errors[size] += float(((forest.predict(M[out])[0] - losses[out]) ** 2).sum())
+    return _LEAVES[int(np.argmin(errors))]
+
+
+def _middle_and_scale(losses: Array) -> tuple[float, float]:
+    """Return mean and deviation, in halves, since the range of doubles is no double."""
+    half = 0.5 * losses
+    top = float(np.abs(half).max()) or 1.0
+    return 2.0 * float(half.mean()), 2.0 * top * float((half / top).std()) or 1.0

@@ -1,6 +1,7 @@
 """What a person holds: the study, its workers, and the loop that joins searcher, scheduler and engine."""
 
-from trainwright.study.driver import Budget, StudyFailed
+from trainwright.study.budget import Budget
+from trainwright.study.driver import StudyFailed
 from trainwright.study.study import Study
 from trainwright.study.worker import Worker
 

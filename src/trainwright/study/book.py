@@ -1,7 +1,7 @@
 """The book of one study: its ledger, the state folded from it, and the followers that every record passes by."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -148,6 +148,19 @@ class Book:
     def offered(self, trial: TrialState) -> bool:
         """Whether a trial was enqueued and nobody has started it."""
         return trial.status is Status.PROPOSED and trial.origin.get("searcher") == ENQUEUED
+
+    def take_orphans(self) -> Iterator[Configuration]:
+        """Yield the proposals of dead writers that wait for a result, each now ours and yielded once."""
+        waiting = (self.state.trials.get(number) for number in self.asked)
+        ours = sum(trial is not None and trial.status is Status.PROPOSED for trial in waiting)
+        if self.state.counts[Status.PROPOSED] == ours:
+            return
+        for number in sorted(self.state.trials):
+            trial = self.state.trials[number]
+            abandoned = trial.status is Status.PROPOSED and trial.key and self.orphaned(trial)
+            if abandoned and self.claims.lease(number):
+                self.asked.add(number)
+                yield Configuration(params=trial.params, key=trial.key, number=number, origin=trial.origin)
 
     def orphaned(self, trial: TrialState) -> bool:
         """Whether nobody is left who would go on with a trial that nothing in this process works on."""

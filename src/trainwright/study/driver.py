@@ -11,15 +11,15 @@ from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
 from trainwright.schedule import View as RuleView
-from trainwright.search import ExpectedGain
 from trainwright.study.book import Book
+from trainwright.study.budget import Budget
 from trainwright.study.followers import RuleFollower
 from trainwright.study.heart import Heart
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 from trainwright.train import Assignment
 
-__all__ = ["Budget", "Driver", "Member", "StudyFailed"]
+__all__ = ["Driver", "Member", "StudyFailed"]
 
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
@@ -29,21 +29,6 @@ _HOPELESS = 10
 
 class StudyFailed(TrainwrightError):
     """Trials fail again and again, so that going on makes no sense; what was done is kept."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """When a run ends; None is no limit.
-
-    `trials` with a result and `device_seconds` count over the whole life of the study, `wall_seconds` over this run;
-    `stop_when` ends the search for new trials.
-    """
-
-    trials: int | None = None
-    wall_seconds: float | None = None
-    device_seconds: float | None = None
-    max_failures: int = 100
-    stop_when: ExpectedGain | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

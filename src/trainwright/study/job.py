@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +12,8 @@ from trainwright.engine import FunctionReference, TrainFunction, load_reference
 from trainwright.errors import EngineError, StudyError
 from trainwright.ledger import State
 from trainwright.schedule import Scheduler
-from trainwright.search import Searcher
+from trainwright.search import ExpectedGain, Searcher
+from trainwright.study.budget import Budget
 from trainwright.study.settings import built, described
 from trainwright.train import OptunaObjective
 
@@ -38,14 +39,23 @@ class Job:
     searcher: Mapping[str, Any] | None = None
     rule: Mapping[str, Any] | None = None
     policy: Mapping[str, Any] | None = None
+    stop: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, train: TrainFunction, trials: int | None, searcher: Searcher | None, scheduler: Scheduler) -> Self:
+    def of(
+        cls,
+        train: TrainFunction,
+        trials: int | None,
+        searcher: Searcher | None,
+        scheduler: Scheduler,
+        stop_when: ExpectedGain | None = None,
+    ) -> Self:
         """Return the job of running `train` so."""
         parts: dict[str, Any] = {
             "searcher": described("searcher", searcher),
             "rule": described("rule", scheduler.rule),
             "policy": described("policy", scheduler.policy),
+            "stop": described("stop", stop_when),
         }
         try:
             reference = FunctionReference.of(train)
@@ -104,6 +114,11 @@ class Job:
         if self.rule is None or self.policy is None:
             return None
         return Scheduler(built("rule", self.rule), built("policy", self.policy))
+
+    def complete(self, budget: Budget) -> Budget:
+        """Return the budget with trials and rule to stop of this job, where it names none."""
+        stop = built("stop", self.stop) if budget.stop_when is None and self.stop is not None else budget.stop_when
+        return replace(budget, trials=self.trials if budget.trials is None else budget.trials, stop_when=stop)
 
     def difference(self, other: "Job") -> str | None:
         """Return in what `other` would run something else than this job, or None."""

@@ -42,7 +42,7 @@ class Proposals:
         if self._stopped():
             return None
         claims = self._book.claims
-        number = claims.number(limit, among=2 * (claims.others + 1) if self._worker else 1)
+        number = claims.number(limit, team=self._worker)
         if number is None:
             return None
         try:

@@ -23,6 +23,7 @@ _NAMES = {
     "searcher": ("search", _SEARCHERS),
     "rule": ("schedule", ("ASHA", "AnyOf", "FixedEpochs", "Median")),
     "policy": ("schedule", ("Fixed",)),
+    "stop": ("search", ("ExpectedGain",)),
     "engine": ("engine", ("Local",)),
 }
 

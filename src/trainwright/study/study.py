@@ -2,7 +2,7 @@
 
 import itertools
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from trainwright.engine import Engine, Local, TrainFunction, script_boundary
-from trainwright.errors import InputError, MissingExtra, SpaceExhausted, StudyError, TrialError
+from trainwright.errors import MissingExtra, SpaceExhausted, StudyError, TrialError
 from trainwright.ledger import (
     Constraint,
     Ledger,
     Objective,
     State,
-    Status,
     TrialState,
     facts,
     is_url,
@@ -25,11 +24,12 @@ from trainwright.ledger import (
     refusal,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import ForestSearcher, Searcher
+from trainwright.search import ExpectedGain, ForestSearcher, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.book import ENQUEUED, Book
-from trainwright.study.driver import Budget, Driver, Member
+from trainwright.study.budget import Budget
+from trainwright.study.driver import Driver, Member
 from trainwright.study.followers import RuleFollower, SearchFollower
 from trainwright.study.job import Job
 from trainwright.study.opening import compare, found_ledger, made_ledger
@@ -41,7 +41,7 @@ from trainwright.study.telling import checked_metrics, told_before
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Study", "check_budget"]
+__all__ = ["Study"]
 
 
 class Study:
@@ -115,7 +115,7 @@ class Study:
             raise StudyError(f"ask: count must be >= 1, got {count!r}")
         view = self._searching()
         wanted = count or 1
-        asked = list(itertools.islice(self._orphans(), wanted))
+        asked = list(itertools.islice(self._book.take_orphans(), wanted))
         numbers = [self._number() for _ in range(wanted - len(asked))]
         if numbers:
             try:
@@ -141,18 +141,6 @@ class Study:
         trial = self._enter(configuration, ENQUEUED)
         self._book.claims.offer(trial.number)
         return trial
-
-    def _orphans(self) -> Iterator[Configuration]:
-        """Yield the proposals of dead writers and what was enqueued, each now ours and yielded once."""
-        waiting = (self._book.state.trials.get(number) for number in self._book.asked)
-        ours = sum(trial is not None and trial.status is Status.PROPOSED for trial in waiting)
-        if self._book.state.counts[Status.PROPOSED] == ours:
-            return
-        for trial in self.trials:
-            abandoned = trial.status is Status.PROPOSED and trial.key and self._book.orphaned(trial)
-            if abandoned and self._book.claims.lease(trial.number):
-                self._book.asked.add(trial.number)
-                yield Configuration(params=trial.params, key=trial.key, number=trial.number, origin=trial.origin)
 
     def _number(self) -> int:
         number = self._book.claims.number()
@@ -230,22 +218,27 @@ class Study:
         wall_seconds: float | None = None,
         device_seconds: float | None = None,
         max_failures: int = 100,
+        stop_when: ExpectedGain | None = None,
         progress: bool = True,
     ) -> None:
         """Run `train(trial)` until `trials` trials have a result, over the whole life of the study.
 
         `wall_seconds` ends this call, `device_seconds` (wall seconds times devices, over the whole life) likewise;
-        what runs then, or at Ctrl-C, goes on from its checkpoint in the next call. Without `trials` the other budgets
-        or the space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures, or after 10
-        without one success.
+        what runs then, or at Ctrl-C, goes on from its checkpoint in the next call. With `stop_when`, such as
+        `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
+        space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures, or after 10 without
+        one success.
         """
         script_boundary()
-        check_budget(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures)
-        if trials is None and wall_seconds is None and device_seconds is None and self.space.size is None:
-            raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
         budget = Budget(
-            trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures
+            trials=trials,
+            wall_seconds=wall_seconds,
+            device_seconds=device_seconds,
+            max_failures=max_failures,
+            stop_when=stop_when,
         )
+        if budget.endless and self.space.size is None:
+            raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
         self._drive(train, budget, searcher, Scheduler.of(scheduler), engine, progress=progress)
 
     def join(
@@ -277,6 +270,8 @@ class Study:
         member: Member | None = None,
     ) -> None:
         """Run trials as the one driver, or as a member of a team."""
+        if budget.stop_when is not None:
+            budget.stop_when.check(len(self.objectives))
         view = SearchView(
             self.space,
             self._book.state.seed,
@@ -291,7 +286,7 @@ class Study:
         for record in self._book.replay(rule.kinds):
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
         chosen = searcher if searcher is not None else self._searcher
-        job = Job.of(train, budget.trials, chosen, scheduler)
+        job = Job.of(train, budget.trials, chosen, scheduler, budget.stop_when)
         if Job.last(self._book.state) != job and (member is None or Job.last(self._book.state) is None):
             self._book.append(facts.note(*job.note(self._book.state.sessions)))
         followers = list(self._book.followers)
@@ -304,7 +299,14 @@ class Study:
             driver = Driver(
                 self._book,
                 rule,
-                Proposals(self._book, view, chosen, worker=member is not None, say=shown.say),
+                Proposals(
+                    self._book,
+                    view,
+                    chosen,
+                    worker=member is not None,
+                    say=shown.say,
+                    stop_when=budget.stop_when,
+                ),
                 scheduler=scheduler,
                 engine=engine if engine is not None else Local(),
                 budget=budget,
@@ -416,16 +418,6 @@ class Study:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def check_budget(**budget: float | None) -> None:
-    """Refuse what is no budget."""
-    for name, value in budget.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-            raise InputError(f"run: {name} must be a number > 0, got {value!r}")
-    trials = budget["trials"]
-    if trials is not None and trials % 1 != 0:
-        raise InputError(f"run: trials must be a whole number, got {trials!r}")
 
 
 def _versions() -> dict[str, str]:

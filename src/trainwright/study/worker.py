@@ -9,10 +9,11 @@ from pathlib import Path
 from trainwright.engine import Engine, Local, TrainFunction, load_function, rank, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import Searcher
-from trainwright.study.driver import Budget, Member
+from trainwright.search import ExpectedGain, Searcher
+from trainwright.study.budget import Budget
+from trainwright.study.driver import Member
 from trainwright.study.job import Job
-from trainwright.study.study import Study, check_budget
+from trainwright.study.study import Study
 
 __all__ = ["Worker"]
 
@@ -53,27 +54,29 @@ class Worker:
         wall_seconds: float | None = None,
         device_seconds: float | None = None,
         max_failures: int = 100,
+        stop_when: ExpectedGain | None = None,
         progress: bool = True,
     ) -> int:
         """Work until `trials` trials of the whole study have a result, and return how many of them are this worker's.
 
-        `trials` left out is the study's budget; `wall_seconds` ends this worker only. Raises `StudyError` where
-        there is no study, or this worker would run something else than the others.
+        `trials` and `stop_when` left out are the study's; `wall_seconds` ends this worker only. Raises `StudyError`
+        where there is no study, or this worker would run something else than the others.
         """
         script_boundary()
-        check_budget(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, max_failures=max_failures)
+        given = Budget(
+            trials=trials,
+            wall_seconds=wall_seconds,
+            device_seconds=device_seconds,
+            max_failures=max_failures,
+            stop_when=stop_when,
+        )
         study = self.where if isinstance(self.where, Study) else Study.open(self.where)
         try:
             study.refresh()
             known = Job.last(study.state)
             train, scheduler, searcher = self._parts(known)
-            budget = Budget(
-                trials=trials if trials is not None or known is None else known.trials,
-                wall_seconds=wall_seconds,
-                device_seconds=device_seconds,
-                max_failures=max_failures,
-            )
-            if budget.trials is None and wall_seconds is None and device_seconds is None:
+            budget = given if known is None else known.complete(given)
+            if budget.endless:
                 raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
             if known is not None and not self.other_job:
                 different = known.difference(Job.of(train, budget.trials, searcher, scheduler))
