@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 from bisect import bisect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from trainwright.ledger import Ledger, Liveness, State, Status
 from trainwright.randomness import rng
@@ -17,6 +17,7 @@ __all__ = ["Claims"]
 
 _LOOKS = 12  # at the beats of one writer within the time of a lease, once it is known to live
 _SOON_SECONDS = 2.0  # between looks before that
+_GLANCE_SECONDS = 0.1  # between looks at a process of this host
 _NEIGHBOURS = 2  # live writers that each writer watches
 _MANY = 64  # workers without ranks do not all try the first slots then
 _STRANGERS = 64  # of whom nothing is known yet: so many are looked at beside those
@@ -42,7 +43,7 @@ class Claims:
         self.slot = 0  # where the draws of numbers start from
         self._draws = 0
         self._new: set[int] = set()  # trials that we proposed and nobody has started: their first lease is ours
-        self._next_number = 0
+        self._next_number = 0  # all below are taken
         self._held: set[int] = set()  # numbers that we have claimed, but not proposed
         self._taken: dict[int, str] = {}  # numbers that others have claimed, but not proposed; and who
         self._dead: set[str] = set()
@@ -50,35 +51,44 @@ class Claims:
         self._liveness = Liveness(ledger.lease_seconds)
         self._looked: dict[str, tuple[float, bool | None]] = {}  # when at a writer's beats, and what they told
 
-    def number(self, limit: int | None = None, *, among: int = 1) -> int | None:
+    def number(self, limit: int | None = None, *, team: bool = False) -> int | None:
         """Return a free trial number, now ours, or None if `limit` numbers are taken.
 
-        The first of the free ones, or with `among` any of so many: then many claimers seldom want the same.
+        The first of the free ones; or in a `team` the first that goes with our slot, as the numbers are dealt out to
+        the slots in turn: so claimers seldom want the same, however late they hear of each other. Those that are left
+        in the end go to whoever comes.
         """
         self._taken = {n: owner for n, owner in self._taken.items() if n not in self._state.trials}
         for number, owner in sorted(self._taken.items()):
             left_over = owner in self._mine or self.dead(owner)
             if left_over and (limit is None or number < limit) and self._won(number):
                 return number
-        while free := self._free(limit, among):
-            draw = 0
-            if among > 1:
-                self._draws += 1
-                draw = int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free)))
-            if self._won(free[draw]):
-                return free[draw]
+        if not team:
+            return next((number for number in self._free(limit) if self._won(number)), None)
+        turns = 1 << self.others.bit_length()  # a power of two: a team that grows deals out otherwise only seldom
+        ours = next((n for n in self._free(limit, self.slot % turns, turns) if self._won(n)), None)
+        if ours is not None:
+            return ours
+        self._refresh()
+        while free := list(itertools.islice(self._free(limit), 2 * turns)):
+            self._draws += 1
+            number = free[int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free)))]
+            if self._won(number):
+                return number
         return None
 
-    def _free(self, limit: int | None, most: int) -> list[int]:
-        found: list[int] = []
-        number = self._next_number
-        while len(found) < most and (limit is None or number < limit):
-            if number not in self._state.trials and number not in self._taken and number not in self._held:
-                found.append(number)
-            elif number == self._next_number:
-                self._next_number += 1
-            number += 1
-        return found
+    def _free(self, limit: int | None, first: int = 0, step: int = 1) -> Iterator[int]:
+        """Yield the numbers first, first + step, ... that are free as far as is known."""
+        while not self._is_free(self._next_number):
+            self._next_number += 1
+        for number in itertools.count(first + -(-max(0, self._next_number - first) // step) * step, step):
+            if limit is not None and number >= limit:
+                return
+            if self._is_free(number):
+                yield number
+
+    def _is_free(self, number: int) -> bool:
+        return number not in self._state.trials and number not in self._taken and number not in self._held
 
     def _won(self, number: int) -> bool:
         turn, owner = self._take_over(f"number/{number}")
@@ -140,7 +150,8 @@ class Claims:
     @property
     def others(self) -> int:
         """About how many other writers are at work."""
-        return max(0, len(self._state.writers) - len(self._dead) - len(self._mine))
+        gone = self._dead.union(self._mine)
+        return sum(not writer.left and name not in gone for name, writer in self._state.writers.items())
 
     def dead(self, writer: str) -> bool | None:
         """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""
@@ -149,10 +160,15 @@ class Claims:
         if writer in self._dead:
             return True
         known = self._state.writers.get(writer)
-        verdict = known.gone() if known is not None else None
-        if verdict is None:
-            now = time.monotonic()
-            looked, verdict = self._looked.get(writer, (-math.inf, None))
+        now = time.monotonic()
+        looked, verdict = self._looked.get(writer, (-math.inf, None))
+        if now - looked < _GLANCE_SECONDS and not (known is not None and known.left):
+            return verdict
+        gone = known.gone() if known is not None else None
+        if gone is not None:
+            verdict = gone
+            self._looked[writer] = now, verdict
+        else:
             pause = self._ledger.lease_seconds / _LOOKS
             if now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
                 verdict = self._liveness.dead(writer, known, self._ledger.beats([writer])[writer])
