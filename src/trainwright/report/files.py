@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainwright.errors import InputError
 
-__all__ = ["replacing", "target"]
+__all__ = ["folder", "replacing", "target"]
 
 
 def target(directory: str | Path, file: str | Path, endings: tuple[str, ...] = ()) -> Path:
@@ -40,3 +40,18 @@ def replacing(path: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def folder(directory: str | Path, path: str | Path) -> Path:
+    """Return `path` as a folder that may be written to, made if it is not there, or raise `InputError`."""
+    made = Path(path)
+    records = (Path(directory) / "ledger").resolve()
+    if records in (made.resolve(), *made.resolve().parents):
+        raise InputError(f"cannot write to {made}: it lies in the study's own records, {records}; choose another place")
+    try:
+        made.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise InputError(f"cannot write to {made}: the directory {made.parent} does not exist; make it first") from None
+    except OSError as error:
+        raise InputError(f"cannot write to {made}: {(error.strerror or str(error)).lower()}") from error
+    return made

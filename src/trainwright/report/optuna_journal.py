@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import InputError, StudyError
-from trainwright.ledger import Cursor, State, Status, TrialState, blocks, fold, open_ledger
+from trainwright.errors import InputError
+from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
+from trainwright.report.endings import Endings
 from trainwright.report.files import replacing, target
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
 
@@ -48,55 +49,33 @@ class OptunaJournal:
     def __init__(
         self, directory: str | Path, file: str | Path, *, last: int | None = None, follow: bool = False
     ) -> None:
-        if last is not None and last < 1:
-            raise InputError(f"export of the last trials: got {last}; allowed: a number >= 1, or None for all")
         self.path = target(directory, file)
-        self._follow = follow
-        self._ledger = open_ledger(directory)
-        self._writer = f"{_WRITER}{self._ledger.study_id}"
-        self._state = State()
-        self._cursor: Cursor | None = None
-        self._read()
-        if self._state.space is None:
-            raise StudyError(f"the study in {directory} has no records yet; run it before it is exported")
+        self.endings = Endings(directory, last=last, lost=not follow)
+        self._writer = f"{_WRITER}{self.endings.study_id}"
         _refuse_foreign(self.path)
-        name = Path(directory).resolve().name
-        self._parameters = _parameters(self._state)
-        self._written: set[int] = set()
-        trials = self._news()
-        lines = [*self._head(name), *(self._trial(trial) for trial in trials[-last if last else 0 :])]
+        self._parameters = _parameters(self.endings.state)
+        lines = [*self._head(self.endings.name), *map(self._trial, self.endings.news())]
         with replacing(self.path) as temporary:
             temporary.write_text("".join(lines), encoding="utf-8")
 
     def update(self) -> int:
         """Append the trials that have ended since the last call, in the order of their numbers; returns how many."""
-        self._read()
-        trials = self._news()
+        self.endings.read()
+        trials = self.endings.news()
         if trials:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join([self._trial(trial) for trial in trials]))
+                file.write("".join(map(self._trial, trials)))
         return len(trials)
 
-    def _read(self) -> None:
-        for records, cursor in blocks(self._ledger, self._cursor):
-            self._cursor = cursor
-            fold(records, into=self._state)
-
-    def _news(self) -> list[TrialState]:
-        wanted = set(_CODES) - ({Status.LOST} if self._follow else set())
-        trials = [t for n, t in sorted(self._state.trials.items()) if t.status in wanted and n not in self._written]
-        self._written.update(trial.number for trial in trials)
-        return trials
-
     def _head(self, name: str) -> Iterable[str]:
-        objectives = self._state.objectives
+        objectives = self.endings.state.objectives
         directions = [1 if objective.direction == "min" else 2 for objective in objectives]
         yield self._line(0, study_name=name, directions=directions)
         names = [objective.metric for objective in objectives]
         yield self._line(3, study_id=0, system_attr={"study:metric_names": names})
 
     def _trial(self, trial: TrialState) -> str:
-        objectives, metrics = self._state.objectives, dict(final_metrics(trial))
+        objectives, metrics = self.endings.state.objectives, dict(final_metrics(trial))
         goals = [metrics.pop(objective.metric, math.nan) for objective in objectives]
         values = goals if all(map(math.isfinite, goals)) else None
         code = _CODES[trial.status]
