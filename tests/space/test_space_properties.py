@@ -46,6 +46,14 @@ def test_decoding_and_encoding_give_back_every_configuration(space, generator):
 
 @some
 @given(spaces(), generators)
+def test_many_are_encoded_as_each_is(space, generator):
+    many = space.decode(space.sample(generator, 8))
+    assert same(space.encode_all(many), np.array([space.encode(params) for params in many]))
+    assert space.encode_all([]).shape == (0, space.dimension)
+
+
+@some
+@given(spaces(), generators)
 def test_every_sample_is_legal_and_passes_check(space, generator):
     U = space.sample(generator, 8)
     assert U.shape == (8, space.dimension)

@@ -1,7 +1,9 @@
 """What a searcher sees of a study: told rows as columns, pending and tried rows, and nothing of clocks or devices."""
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,15 +45,17 @@ class View:
         self.epochs = epochs
         self.slot = slot
         self.bounds = np.full(objectives, np.inf) if bounds is None else np.array(bounds, dtype=np.float64)
-        self.tried: set[bytes] = set()  # keys of every row ever proposed
         self.memo: dict[
             object, object
         ] = {}  # scratch of searchers; may be emptied at any time without changing a proposal
         self.count_results = 0  # trials with at least one finite row
         self.revision = 0  # goes up when an old row changes, which only a late result of a failed trial does
         self._horizon = epochs or 1
-        self._pending: dict[int, NDArray[np.float64]] = {}
+        self._tried: set[bytes] = set()
+        self._pending: dict[int, None] = {}
         self._proposed: dict[int, NDArray[np.float64]] = {}
+        self._fresh: dict[int, Mapping[str, Any]] = {}  # proposals that are not yet rows: many at once cost much less
+        self._unfilled: list[int] = []  # told rows of which only the trial's number is known yet
         self._reports: dict[int, list[tuple[int, tuple[float, ...]]]] = {}  # not yet told: the horizon was unknown
         self._last_rung: dict[int, int] = {}  # by trial: rungs told so far
         self._failed_at: dict[int, int] = {}  # by trial: its failed row
@@ -68,10 +72,19 @@ class View:
 
     def propose(self, number: int, configuration: Configuration) -> None:
         """Make trial `number` pending with this configuration."""
-        row = self.space.encode(configuration.params)
-        self._proposed[number] = row
-        self._pending[number] = row
-        self.tried.add(self.space.row_keys(row[None, :])[0])
+        self._fresh[number] = configuration.params
+        self._pending[number] = None
+
+    def settle(self) -> None:
+        """Make rows of what was proposed and told since the last look; needed by nobody, but time may be at hand."""
+        if self._fresh:
+            rows = self.space.encode_all(list(self._fresh.values()))
+            self._proposed.update(zip(self._fresh, rows, strict=True))
+            self._tried.update(self.space.row_keys(rows))
+            self._fresh = {}
+        if self._unfilled:
+            self._rows[self._unfilled] = [self._proposed[number] for number in self._numbers[self._unfilled].tolist()]
+            self._unfilled = []
 
     def report(self, number: int, epoch: int, losses: Sequence[float]) -> None:
         """Take one intermediate value of a proposed trial; it becomes a row if it is the first at or past a rung."""
@@ -108,11 +121,12 @@ class View:
 
     def supposing(self, rows: NDArray[np.float64], losses: NDArray[np.float64]) -> "View":
         """Return another view in which nothing is pending, and trials of `rows` have all ended with these losses."""
+        self.settle()
         other = copy.copy(self)
         count = len(rows)
         vars(other).update(
             memo={},
-            tried=self.tried | set(self.space.row_keys(rows)),
+            _tried=self._tried | set(self.space.row_keys(rows)),
             _pending={},
             _count=self._count + count,
             _rows=np.concatenate([self.rows, rows]),
@@ -125,6 +139,7 @@ class View:
 
     def part(self, places: NDArray[np.intp], losses: NDArray[np.float64]) -> "View":
         """Return another view of the told rows at `places` alone, with other losses [places, objectives]."""
+        self.settle()
         other = copy.copy(self)
         vars(other).update(
             memo={},
@@ -142,6 +157,7 @@ class View:
 
     def recalling(self, rows: NDArray[np.float64]) -> "View":
         """Return another view in which rows of an earlier study come first: at progress -1, told as failed."""
+        self.settle()
         other = copy.copy(self)
         count = len(rows)
         vars(other).update(
@@ -158,6 +174,12 @@ class View:
     # Columns, for searchers; all views of the same told rows, in the order of their arrival.
 
     @property
+    def tried(self) -> set[bytes]:
+        """The keys of every row ever proposed."""
+        self.settle()
+        return self._tried
+
+    @property
     def count(self) -> int:
         """The number of told rows, failed ones included."""
         return self._count
@@ -165,6 +187,7 @@ class View:
     @property
     def rows(self) -> NDArray[np.float64]:
         """Settled rows [count, dimension] of the space, NaN where inactive."""
+        self.settle()
         return self._rows[: self._count]
 
     @property
@@ -216,7 +239,9 @@ class View:
     @property
     def pending(self) -> NDArray[np.float64]:
         """Rows [pending, dimension] of the trials that are under way."""
-        return np.array(list(self._pending.values())).reshape(len(self._pending), self.space.dimension)
+        self.settle()
+        rows = [self._proposed[number] for number in self._pending]
+        return np.array(rows).reshape(len(rows), self.space.dimension)
 
     def _tell_rung(self, number: int, epoch: int, losses: Sequence[float]) -> None:
         passed = sum(epoch * 3**k >= self._horizon for k in range(1, _RUNGS + 1))
@@ -225,7 +250,7 @@ class View:
             self._append(number, losses, epoch)
 
     def _append(self, number: int, losses: Sequence[float], epoch: float) -> None:
-        failed = not np.all(np.isfinite(losses))
+        failed = not all(map(math.isfinite, losses))
         if not failed and number not in self._with_result:
             self._with_result.add(number)
             self.count_results += 1
@@ -238,10 +263,10 @@ class View:
         else:
             self.revision += 1
             self._partial -= int(np.isfinite(self._epoch[at]))
-        if failed and np.isinf(epoch):
+        if failed and math.isinf(epoch):
             self._failed_at[number] = at
-        self._partial += int(np.isfinite(epoch))
-        self._rows[at] = self._proposed[number]
+        self._partial += int(math.isfinite(epoch))
+        self._unfilled.append(at)
         self._losses[at] = np.inf if failed else losses
         self._numbers[at] = number
         self._epoch[at] = epoch

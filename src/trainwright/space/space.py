@@ -5,7 +5,7 @@ The searcher sees float64 matrices only: `sample` and `latent` draw them, `settl
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
@@ -127,6 +127,15 @@ class Space:
         if outside:
             raise TrialError("; ".join(outside))
         return reading.row
+
+    def encode_all(self, many: Sequence[Mapping[str, Any]]) -> Array:
+        """Return the rows [many, dimension] of parameters that are known to be rows of this space, much faster."""
+        numbers = np.full((len(many), self.dimension), np.nan)
+        for name, index in self._layout.index.items():
+            varying = self._layout.varying[name]
+            places = [i for i, params in enumerate(many) if name in params]
+            numbers[places, index] = [varying.number(varying.clean(name, many[i][name])) for i in places]
+        return self._layout.maps.units(numbers)
 
     def check(self, params: Mapping[str, Any]) -> list[Violation]:
         """Return every way in which parameters are not a configuration of this space."""

@@ -115,6 +115,7 @@ class Driver:
         for grant in self.scheduler.policy.plan(self):
             self._start(grant.work.trial, grant.block)
         if self._running:
+            self.proposals.prepare()
             self.engine.poll(self, _POLL_SECONDS)
         elif not self._granted:  # else another driver was faster: look again
             if self._enough() or not self._expects_news():

@@ -37,6 +37,10 @@ class Proposals:
         self._worker = worker
         self._say = say
 
+    def prepare(self) -> None:
+        """Read into the searcher's columns what has come, as long as there is time for it."""
+        self._view.settle()
+
     def next(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
         if self._stopped():
