@@ -1,5 +1,6 @@
 """`trainwright status DIR`: how a study stands."""
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,7 @@ def _content(study: Any) -> dict[str, Any]:
     content = {
         "trials": {str(state): count for state, count in study.state.counts.items()},
         "best": front[0] if front else None,
+        **({"feasible": len(study.feasible)} if any(map(math.isfinite, study.state.limits)) else {}),
         "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
         "dropped_records": len(study.dropped),
     }
@@ -49,6 +51,8 @@ def _show(where: str, content: dict[str, Any], dropped: list[str]) -> None:
     counts = ", ".join(f"{count} {state}" for state, count in content["trials"].items() if count) or "no trials yet"
     print(f"{where}: {goals}")
     print(f"trials: {counts}")
+    if content.get("feasible") == 0 and content["best"]:
+        print("none of the results keeps all bounds and constraints")
     if content["best"]:
         best = content["best"]
         values = ", ".join(f"{name}={value:.6g}" for name, value in best["values"].items())

@@ -13,6 +13,8 @@ __all__ = ["footer_html", "header_html"]
 def header_html(overview: Overview, *, name: str, directory: Path | None, dropped: int) -> str:
     """Return the study's name, objectives, counts by state, facts and the way on."""
     goals = ", ".join(f"<code>{escape(objective)}</code>" for objective in overview.objectives)
+    limits = ", ".join(f"<code>{escape(constraint)}</code>" for constraint in overview.state.constraints)
+    goals += f", with {limits}" if limits else ""
     states = "".join(
         f'<li class="{status.value}">{overview.count(status):,} {status.value}</li>'
         for status in Status
@@ -49,6 +51,9 @@ def _facts(overview: Overview) -> list[tuple[str, str, str]]:
         facts.append((f"best {escape(overview.objectives[0].metric, 30)}", value, f"trial {best.number}"))
     elif best is not None:
         facts.append(("on the front", f"{len(overview.front):,}", f"of {count(len(overview.results), 'result')}"))
+    if overview.limits and len(overview.results):
+        kept = int(overview.within[overview.results].sum())
+        facts.append(("feasible", f"{kept:,}" if kept else "none", f"of {count(len(overview.results), 'result')}"))
     facts.append(("trials", f"{len(overview.trials):,}", f"{overview.state.results:,} with a result"))
     epochs = sum(len(trial.reports) for trial in overview.trials)
     if epochs:

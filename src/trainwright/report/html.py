@@ -12,6 +12,7 @@ from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
+from trainwright.report.figures.hypervolume import hypervolume_figure
 from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
@@ -52,7 +53,7 @@ def render(
     name = name or (directory.resolve().name if directory is not None else "study")
     page = _Page()
     page.add("best", "Best trials", tables.best_trials(overview))
-    page.add("front", "Objectives against each other", page.drawn(*trade_offs(overview)))
+    page.add("front", "Objectives against each other", page.drawn(*trade_offs(overview), hypervolume_figure(state)))
     goals = range(min(len(overview.objectives), _MOST_OBJECTIVES))
     pairs = [pair for goal in goals if (pair := best_so_far(overview, goal)) is not None]
     page.add("progress", "Progress", "\n".join(f'<div class="pair">{page.drawn(*pair)}</div>' for pair in pairs))

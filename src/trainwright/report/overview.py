@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.ledger import Objective, State, Status, TrialState
+from trainwright.ledger import Objective, Outcome, State, Status, TrialState, keeps
 from trainwright.ledger.rows import final_metrics
 from trainwright.pareto import non_dominated
 
@@ -40,9 +40,13 @@ class Overview:
 
     @cached_property
     def within(self) -> NDArray[np.bool_]:
-        """True [trials] where every objective keeps its bound."""
-        bounds = [math.inf if o.bound is None else o.loss(o.bound) for o in self.objectives]
-        return np.asarray((self.losses <= np.array(bounds)).all(axis=1))
+        """True [trials] where a result keeps every bound and every constraint."""
+        return np.array([keeps(self.state.outcomes, final_metrics(trial)) for trial in self.trials], dtype=np.bool_)
+
+    @cached_property
+    def limits(self) -> tuple[Outcome, ...]:
+        """The objectives that have a bound, and the constraints."""
+        return tuple(outcome for outcome in self.state.outcomes if math.isfinite(outcome.limit))
 
     @cached_property
     def front(self) -> NDArray[np.int64]:
@@ -56,7 +60,7 @@ class Overview:
 
     @cached_property
     def ranking(self) -> NDArray[np.int64]:
-        """Positions of the results, best first: the front, then by mean rank in the objectives; out of bounds last."""
+        """Positions of the results, best first: the front, then by mean rank; infeasible ones last."""
         if not len(self.results):
             return self.results
         found = np.sort(self.results)

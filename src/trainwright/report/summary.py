@@ -1,15 +1,17 @@
 """summary.json: what came out of a study, as numbers that a script reads."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import BudgetedGreedy, Library
 from trainwright.ensemble.metrics import metric_of
-from trainwright.errors import InputError, closest
+from trainwright.errors import InputError, StudyError, closest
 from trainwright.ledger import State, open_ledger, state_of
 from trainwright.report.files import replacing
+from trainwright.study.results import Results
 
 __all__ = ["check_ensemble", "write_summary"]
 
@@ -19,7 +21,9 @@ _SETTINGS = ("max_members", "metric", "split", "test_split", "cost_factor")
 def write_summary(directory: str | Path, *, ensemble: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Write DIR/summary.json and return its content.
 
-    It holds `trials`, `finished` (trials with a result) and `seconds` (wall seconds in which any trial ran). `ensemble`
+    It holds `trials`, `finished` (trials with a result), `seconds` (wall seconds in which any trial ran), with bounds
+    or constraints `feasible` (results that keep them), and `best` (trial and values; null if none is feasible), or for
+    several objectives `front` (trials) and `hypervolume` with `hypervolume_over_time` (after each result). `ensemble`
     are the settings of a study file's [ensemble]: with them an ensemble of at most `max_members` members that costs at
     most `cost_factor` times the best single member is selected by `metric` on the rows of `split`, and the accuracies
     of both on the rows of `test_split` are added, with the ensemble's cost in seconds per row.
@@ -30,6 +34,7 @@ def write_summary(directory: str | Path, *, ensemble: Mapping[str, Any] | None =
         "trials": len(state.trials),
         "finished": state.results,
         "seconds": round(_busy_seconds(state), 3),
+        **_outcome(state),
     }
     if ensemble is not None:
         content |= _selected(Library.of(state, folder), ensemble)
@@ -72,6 +77,23 @@ def _selected(library: Library, settings: Mapping[str, Any]) -> dict[str, Any]:
         "ensemble_trials": [member.trial for member in chosen.members],
         "ensemble_weights": list(chosen.weights),
     }
+
+
+def _outcome(state: State) -> dict[str, Any]:
+    """Return what came out: only feasible results count as best."""
+    results = Results.of(state)
+    content: dict[str, Any] = {}
+    if any(math.isfinite(limit) for limit in state.limits):
+        content["feasible"] = int(results.feasible.sum())
+    if len(state.objectives) == 1:
+        best = results.best() if results.feasible.any() else None
+        return content | {"best": None if best is None else {"trial": best.number, "values": dict(best.values)}}
+    content["front"] = [trial.number for trial in results.front()]
+    try:
+        course = [volume for _, volume in results.hypervolume_over_time()]
+    except StudyError:  # too few results for a reference point
+        course = []
+    return content | {"hypervolume": course[-1] if course else None, "hypervolume_over_time": course}
 
 
 def _busy_seconds(state: State) -> float:

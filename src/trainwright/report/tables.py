@@ -13,6 +13,7 @@ from trainwright.report.words import DASH, aligned, count, duration, escape, num
 
 __all__ = ["best_trials", "dropped_records", "failures", "pick"]
 
+_FEASIBLE = {True: "yes", False: "no", None: DASH}
 _MOST_TRIALS, _MOST_FAILURES, _MOST_NUMBERS, _MOST_DROPPED, _LONGEST = 20, 40, 12, 30, 120
 
 
@@ -33,11 +34,13 @@ def best_trials(overview: Overview) -> str:
     if not trials:
         return '<p class="card soft">There is no trial yet.</p>'
     states, reasons = [trial.status.value for trial in trials], [_sentence(trial) for trial in trials]
-    metrics = [objective.metric for objective in overview.objectives]
+    metrics = list(dict.fromkeys(outcome.metric for outcome in overview.state.outcomes))
+    kept = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     columns = [
         _Column("trial", [str(trial.number) for trial in trials], right=True),
         *(_Column(name, aligned([final_metrics(t).get(name) for t in trials]), right=True) for name in metrics),
+        *([_Column("feasible", [_FEASIBLE[each] for each in kept])] if overview.limits else []),
         _Column("epochs", [f"{trial.epoch:,}" for trial in trials], right=True),
         _Column("state", states, classes=[f"state {state}" for state in states]),
         *([_Column("failure", reasons, classes=["long"] * len(trials))] if any(reasons) else []),
@@ -46,9 +49,12 @@ def best_trials(overview: Overview) -> str:
     ]
     few = len(ranked) == len(overview.results)
     which = count(len(ranked), "result") if few else f"The best {len(ranked)} of {len(overview.results):,} results"
-    order = "the best first" if len(metrics) == 1 else f"the {len(overview.front):,} on the front first"
+    alone = len(overview.objectives) == 1
+    order = "the best first" if alone else f"the {len(overview.front):,} on the front first"
+    if overview.limits:
+        order += ", infeasible ones last" if overview.within.any() else "; none keeps all bounds and constraints"
     caption = f"{which}, {order}." if ranked else "No result yet."
-    return _table(caption, columns, first=bool(ranked) and len(metrics) == 1)
+    return _table(caption, columns, first=bool(ranked) and alone)
 
 
 def pick(ensembles: Ensembles) -> str:
