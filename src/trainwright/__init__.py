@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainwright.errors import TrainwrightError
     from trainwright.schedule import ASHA, AnyOf, Fixed, FixedEpochs, Median, Scheduler
     from trainwright.search import (
+        DefaultSearcher,
         EvolutionSearcher,
         ExpectedGain,
         ForestSearcher,
@@ -56,6 +57,7 @@ _HOME = {
     "Choice": "space",
     "Configuration": "space",
     "Constant": "space",
+    "DefaultSearcher": "search",
     "Derived": "space",
     "Ensemble": "ensemble",
     "EvolutionSearcher": "search",
@@ -103,6 +105,7 @@ __all__ = [
     "Choice",
     "Configuration",
     "Constant",
+    "DefaultSearcher",
     "Derived",
     "Ensemble",
     "EvolutionSearcher",

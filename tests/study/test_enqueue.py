@@ -27,7 +27,7 @@ def test_they_are_asked_first_and_once(tmp_path, kept):
         asked = study.ask(3)
         assert [configuration.params for configuration in asked[:2]] == KNOWN
         assert [configuration.number for configuration in asked] == [1, 2, 3]
-        assert [configuration.origin["searcher"] for configuration in asked] == ["enqueued", "enqueued", "forest"]
+        assert [configuration.origin["searcher"] for configuration in asked] == ["enqueued", "enqueued", "gp"]
         for configuration in asked:
             study.tell(configuration, loss=configuration["x"])
         assert study.trials[2].values == {"loss": 0.25}
@@ -63,9 +63,9 @@ def test_any_process_may_take_them_but_one_only(tmp_path):
             mine, theirs = other.ask(), owner.ask()
             assert [mine.params, theirs.params] == KNOWN
             other.refresh()
-            assert other.ask().origin["searcher"] == "forest"
+            assert other.ask().origin["searcher"] == "gp"
             owner.refresh()
-            assert owner.ask().origin["searcher"] == "forest"
+            assert owner.ask().origin["searcher"] == "gp"
             other.tell(mine, loss=0.5)
             owner.tell(theirs, loss=0.25)
         owner.refresh()

@@ -1,6 +1,7 @@
 """Who proposes: searchers are pure functions from a view of the study to configurations."""
 
 from trainwright.search._searcher import Searcher, draw_new, opening, propose
+from trainwright.search.default import DefaultSearcher
 from trainwright.search.evolution import EvolutionSearcher
 from trainwright.search.forest import ForestSearcher
 from trainwright.search.gain import ExpectedGain
@@ -12,6 +13,7 @@ from trainwright.search.random import RandomSearcher
 from trainwright.search.view import View
 
 __all__ = [
+    "DefaultSearcher",
     "EvolutionSearcher",
     "ExpectedGain",
     "ForestSearcher",

@@ -11,6 +11,7 @@ from trainwright.errors import InputError, closest
 __all__ = ["built", "described", "only_known"]
 
 _SEARCHERS = (
+    "DefaultSearcher",
     "EvolutionSearcher",
     "ForestSearcher",
     "GaussianProcessSearcher",

@@ -24,7 +24,7 @@ from trainwright.ledger import (
     refusal,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import ExpectedGain, ForestSearcher, Searcher
+from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.book import ENQUEUED, Book
@@ -97,7 +97,7 @@ class Study:
     def _take(self, book: Book, space: Space, searcher: Searcher | None) -> None:
         self.space = space
         self._book = book
-        self._searcher: Searcher = searcher if searcher is not None else ForestSearcher()
+        self._searcher: Searcher = searcher if searcher is not None else DefaultSearcher()
         self._view: SearchView | None = None
 
     # Ask and tell.

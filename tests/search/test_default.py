@@ -1,0 +1,84 @@
+"""The searcher of a study that names none: who is asked when, and that nobody sees the seam."""
+
+import math
+
+import pytest
+
+import trainwright as tw
+from trainwright.search import DefaultSearcher, ForestSearcher, GaussianProcessSearcher, QuasiRandomSearcher, View
+from trainwright.search.conformance import SearcherConformance, play
+from trainwright.space import Float, Space
+
+
+@pytest.mark.slow
+class TestDefault(SearcherConformance):
+    def make_searcher(self):
+        return DefaultSearcher()
+
+
+def bowl(configuration, number):
+    return [sum((value - 0.4) ** 2 for value in configuration.params.values())]
+
+
+def view_of(columns=2, **settings):
+    return View(Space.of({f"x{i}": Float(0.0, 1.0) for i in range(columns)}), 0, **settings)
+
+
+def asked(view, trials=6, count=1, loss=bowl):
+    """Return who proposes after so many trials."""
+    play(QuasiRandomSearcher(), view, trials, loss)
+    numbers = list(range(trials, trials + count))
+    found = DefaultSearcher().ask(view, numbers)
+    searchers = {c.origin["searcher"] for c in found}
+    searcher = {"gp": GaussianProcessSearcher(), "forest": ForestSearcher()}[searchers.pop()]
+    assert found == searcher.ask(view, numbers)
+    return found[0].origin["searcher"]
+
+
+def test_a_process_is_asked_while_little_is_known_of_few_columns():
+    assert asked(view_of()) == "gp"
+    assert asked(view_of(20), 22) == "gp"
+    assert asked(view_of(21), 23) == "forest"
+    assert asked(view_of(), 199) == "gp"
+    assert asked(view_of(), 200) == "forest"
+    assert asked(view_of(), 6, count=195) == "forest"
+
+
+def test_the_forest_is_asked_for_what_only_it_was_measured_with():
+    assert asked(view_of(slot=3)) == "forest"  # one of a team
+    assert asked(view_of(bounds=[math.inf, 0.5]), loss=lambda c, n: [*bowl(c, n), c["x0"]]) == "forest"
+    assert asked(view_of(objectives=2), loss=lambda c, n: [*bowl(c, n), c["x0"]]) == "forest"
+    view = view_of(epochs=9)
+    view.propose(99, view.space.configuration_of({"x0": 0.5, "x1": 0.5}))
+    view.report(99, 3, [0.1])
+    assert asked(view) == "forest"
+
+
+def test_open_trials_count():
+    view = view_of()
+    for number, configuration in enumerate(QuasiRandomSearcher().ask(view, range(1000, 1195))):
+        view.propose(1000 + number, configuration)
+    assert asked(view) == "forest"
+
+
+def test_both_begin_with_the_same_trials():
+    first = [
+        [c.params for c in play(searcher, view_of(6, trials=30), 7, bowl)]
+        for searcher in (DefaultSearcher(), ForestSearcher(), GaussianProcessSearcher())
+    ]
+    assert first[0] == first[1] == first[2]
+
+
+def test_a_study_that_names_none_has_it_and_goes_on_alike(tmp_path):
+    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
+    made = []
+    for cuts in ((8,), (3, 8)):
+        directory = tmp_path / str(len(cuts))
+        for trials in cuts:
+            with tw.Study(space, objectives="min loss", directory=directory, seed=4) as study:
+                while len(study.trials) < trials:
+                    configuration = study.ask()
+                    study.tell(configuration, loss=bowl(configuration, 0)[0])
+                made.append([(trial.params, trial.origin["searcher"]) for trial in study.trials])
+    assert made[0] == made[2]
+    assert {searcher for _, searcher in made[0]} == {"gp"}
