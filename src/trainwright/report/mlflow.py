@@ -117,11 +117,14 @@ class MLflowRuns:
             run_name=f"trial-{trial.number:06d}",
         ).info.run_id
         params = [Param(_key(name), _text(value)) for name, value in trial.params.items()]
-        for start in range(0, len(params), _MOST_PARAMS):
-            self._client.log_batch(run, params=params[start : start + _MOST_PARAMS])
         metrics = list(_metrics(trial, ended))
-        for start in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(run, metrics=metrics[start : start + _MOST_METRICS])
+        chunks = max(math.ceil(len(params) / _MOST_PARAMS), math.ceil(len(metrics) / _MOST_METRICS))
+        for i in range(chunks):  # mostly one, which is one transaction
+            self._client.log_batch(
+                run,
+                metrics=metrics[i * _MOST_METRICS : (i + 1) * _MOST_METRICS],
+                params=params[i * _MOST_PARAMS : (i + 1) * _MOST_PARAMS],
+            )
         self._client.set_terminated(run, status=_STATUS[trial.status], end_time=ended)
         self._known.add(trial.number)
 
