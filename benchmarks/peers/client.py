@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What `make peers` installs, one environment each, because peers pin packages that fight each other.
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
-    "optuna": ("optuna==5.0.0",),
+    "optuna": ("optuna==5.0.0", "redis==7.1.0"),
     "optuna-gp": ("optuna==5.0.0", "torch==2.13.0", "scipy==1.17.1"),
     "deephyper": ("deephyper==0.13.2",),
     "smac": ("swig==4.4.1", "smac==2.4.1"),  # swig compiles the forest that SMAC needs

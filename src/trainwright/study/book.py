@@ -17,6 +17,7 @@ ENQUEUED = "enqueued"
 """The origin of a trial that a person has put in front of all others, and that anybody may take."""
 
 _SELDOM_SECONDS = 30.0
+_ENDED = tuple(status for status in Status if status.ended)
 
 
 class Follower(Protocol):
@@ -24,6 +25,10 @@ class Follower(Protocol):
 
     def follow(self, record: Record, trial: TrialState | None) -> None:
         """Take one record."""
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """The kinds of records that it is told of."""
 
 
 class Book:
@@ -92,11 +97,13 @@ class Book:
         return writer in self._mine
 
     def _fold(self, records: Sequence[Record]) -> None:
+        followers = [(follower.kinds, follower.follow) for follower in self.followers]
         for record in records:
             if self.state.apply(record):
                 trial = self.state.trials.get(record.trial) if record.trial is not None else None
-                for follower in self.followers:
-                    follower.follow(record, trial)
+                for kinds, follow in followers:
+                    if record.kind in kinds:
+                        follow(record, trial)
 
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""
@@ -141,7 +148,7 @@ class Book:
             params=configuration.params,
             key=configuration.key,
             origin=configuration.origin,
-            seen=sum(self.state.counts[status] for status in Status if status.ended),
+            seen=sum(map(self.state.counts.__getitem__, _ENDED)),
             seen_hash=f"{self.state.ended_hash:016x}",
         )
 

@@ -202,9 +202,12 @@ class Driver:
             if self._open(number):
                 self._waiting.append(number)
 
+    kinds = frozenset({"lost", "paused", "proposed"})
+    """The records that a driver is told of."""
+
     def follow(self, record: Record, trial: TrialState | None) -> None:
         """Take note of trials that other writers lost, let go of or enqueued."""
-        if trial is None or record.kind not in {"lost", "paused", "proposed"} or self.book.ours(record.writer):
+        if trial is None or self.book.ours(record.writer):
             return
         if record.kind == "proposed" and not self.book.offered(trial):
             return

@@ -15,6 +15,9 @@ __all__ = ["RuleFollower", "SearchFollower"]
 class SearchFollower:
     """Feeds a searcher's view: live in order of arrival, at opening in order of trial numbers."""
 
+    kinds = frozenset({"proposed", "reported", "finished", "failed", "lost"})
+    """What can change what a searcher sees."""
+
     def __init__(self, view: SearchView, outcomes: Sequence[Outcome]) -> None:
         self.view = view
         self._outcomes = outcomes

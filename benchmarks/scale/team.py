@@ -1,0 +1,157 @@
+"""A team of real processes on one study, in this Python: `python -m benchmarks.scale.team SYSTEM SAMPLER WHERE ...`.
+
+The team's members are forked from one process that has imported and compiled everything, and all begin at one moment.
+A member runs an objective that sleeps and gives Ackley's function; what its process spends beside is what is measured.
+Prints one line of JSON: seconds from the beginning to the last end, utilisation, processor seconds, results.
+"""
+
+import json
+import math
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+__all__ = ["main"]
+
+_COLUMNS = [f"x{i}" for i in range(5)]
+_BOUND = 32.768
+_SETTLED_SECONDS = 1.0
+
+
+class Clocked:
+    """The objective; it remembers when each of its calls began."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.starts: list[float] = []
+
+    def __call__(self, x: list[float]) -> float:
+        """Sleep, and return Ackley's function of x."""
+        self.starts.append(time.monotonic())
+        time.sleep(self.seconds)
+        square, wave = (sum(f(v) for v in x) / len(x) for f in (lambda v: v * v, lambda v: math.cos(2 * math.pi * v)))
+        return 20 + math.e - 20 * math.exp(-0.2 * math.sqrt(square)) - math.exp(wave)
+
+
+def main(argv: list[str]) -> None:
+    """Run one team and print what it took."""
+    system, sampler, where = argv[:3]
+    workers, trials = (int(word) for word in argv[3:5])
+    objective = Clocked(float(argv[5]))
+    join = {"ours": _ours, "optuna": _optuna}[system](sampler, where, trials, objective)
+    begin, go = os.pipe()
+    children = [_fork(partial(join, rank, trials // workers), objective, begin, go) for rank in range(workers)]
+    os.close(begin)
+    for _, pipe in children:
+        os.read(pipe, 1)  # it is ready
+    time.sleep(_SETTLED_SECONDS)
+    start = time.monotonic()
+    os.close(go)
+    found = [_result(pid, pipe) for pid, pipe in children]
+    starts = sorted(at for one in found for at in one["starts"])
+    last = starts[-1]
+    busy = sum(min(objective.seconds, last - at) for at in starts)
+    print(
+        json.dumps(
+            {
+                "seconds": max(one["end"] for one in found) - start,
+                "utilisation": busy / (workers * (last - start)),
+                "processor_seconds": sum(one["processor_seconds"] for one in found),
+                "trials": len(starts),
+            }
+        )
+    )
+
+
+def _fork(join: Callable[[], None], objective: Clocked, begin: int, go: int) -> tuple[int, int]:
+    """Start a member that joins once `go` is closed; return its pid and the pipe on which it answers."""
+    near, far = os.pipe()
+    if pid := os.fork():
+        os.close(far)
+        return pid, near
+    status = 1
+    try:
+        os.close(go)
+        os.write(far, b"+")
+        os.read(begin, 1)
+        before = time.process_time()
+        join()
+        told = {"end": time.monotonic(), "processor_seconds": time.process_time() - before, "starts": objective.starts}
+        with os.fdopen(far, "wb") as pipe:
+            pickle.dump(told, pipe)
+        status = 0
+    except BaseException:  # noqa: BLE001  a forked child must never run on into its parent's code
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _result(pid: int, pipe: int) -> dict[str, Any]:
+    with os.fdopen(pipe, "rb") as answer:
+        told = answer.read()
+    if os.waitpid(pid, 0)[1] != 0:
+        raise SystemExit(f"member {pid} of the team failed")
+    return dict(pickle.loads(told))  # noqa: S301  our own child wrote it
+
+
+def _ours(sampler: str, where: str, trials: int, objective: Clocked) -> Callable[[int, int], None]:
+    import trainwright as tw
+
+    space = tw.Space.of({name: tw.Float(-_BOUND, _BOUND) for name in _COLUMNS})
+    searcher: Any = {"random": tw.RandomSearcher, "forest": tw.ForestSearcher}[sampler]()
+
+    def train(trial: tw.Trial) -> float:
+        return objective([trial.params[name] for name in _COLUMNS])
+
+    warm = tw.Study(space, "min loss", searcher=searcher)
+    for number in range(30):
+        warm.tell(warm.ask(), loss=float(number))
+    place: dict[str, Any] = {"ledger": where} if "://" in where else {"directory": where}
+    tw.Study(space, "min loss", **place).close()
+
+    def join(rank: int, _: int) -> None:
+        worker = tw.Worker(where=where, train=train, searcher=searcher, engine=tw.Local(workers=0), rank=rank)
+        worker.run(trials=trials, progress=False)
+
+    return join
+
+
+def _optuna(sampler: str, where: str, trials: int, objective: Clocked) -> Callable[[int, int], None]:  # noqa: ARG001
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def of(trial: Any) -> float:
+        return objective([trial.suggest_float(name, -_BOUND, _BOUND) for name in _COLUMNS])
+
+    def chosen(rank: int) -> Any:
+        samplers: dict[str, Any] = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+        return samplers[sampler](seed=rank)
+
+    def storage() -> Any:
+        return JournalStorage(JournalRedisBackend(where) if "://" in where else JournalFileBackend(where))
+
+    warm = optuna.create_study(sampler=chosen(0))
+    for number in range(30):
+        trial = warm.ask()
+        for name in _COLUMNS:
+            trial.suggest_float(name, -_BOUND, _BOUND)
+        warm.tell(trial, float(number))
+    optuna.create_study(storage=storage(), study_name="scale")
+
+    def join(rank: int, share: int) -> None:
+        study = optuna.load_study(storage=storage(), study_name="scale", sampler=chosen(rank))
+        study.optimize(of, n_trials=share)  # a fixed share each: the cheapest that it can do
+
+    return join
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
