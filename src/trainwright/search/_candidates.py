@@ -79,7 +79,7 @@ class Moves:
 
     def _legal(self, latent: Array) -> Array:
         rows = self.space.settle(latent)
-        return rows[self.space.legal(rows)]
+        return rows[self.space.legal(rows)] if self.space.requirements else rows
 
     def _filled(self, generator: np.random.Generator, rows: Array) -> Array:
         """Return rows with a drawn value where a parameter is inactive: a change elsewhere may bring it to life."""

@@ -59,6 +59,7 @@ class Forest:
         self._seed = view.seed
         self._revision = view.revision
         self._finite = 0
+        self._scaled = 0  # rows whose targets are on the scale of the moment
         self._least = np.full(view.objectives, np.inf)
         self._stuck = 0
         self._delta = growth.delta
@@ -87,8 +88,9 @@ class Forest:
 
     def outdated(self, view: View) -> bool:
         """Return whether an old row has changed, so that only a new forest will do."""
-        z = view.progress[: self.count] if view.partial else self._M[: self.count, -1]
-        return view.revision != self._revision or not np.array_equal(self._M[: self.count, -1], z)
+        if view.revision != self._revision:
+            return True
+        return view.partial and not np.array_equal(self._M[: self.count, -1], view.progress[: self.count])
 
     def update(self, view: View) -> None:
         """Take the rows told since the last call."""
@@ -134,7 +136,8 @@ class Forest:
         """Give each leaf the mean target of its rows, objectives weighted by `weights`; return all rows' targets."""
         from trainwright.search import _trees
 
-        self._scale(self.count)
+        if self._scaled != self.count:
+            self._scale(self.count)
         self._y = self._scalars(weights[None, :], self.count)[0]
         _trees.leaf_means(self._y, self._leaf_of, self._w, self._sizes, self._means)
         return self._y
@@ -162,6 +165,7 @@ class Forest:
     def _scale(self, count: int) -> None:
         from trainwright.search import _targets
 
+        self._scaled = count
         scaler, lenient = _targets.SCALERS.index(self.growth.scaler), self.growth.failures == "mean"
         _targets.scale(
             self._losses, self._failed, scaler, lenient, self._order, self._finite, count, self._targets,

@@ -266,21 +266,23 @@ class ForestSearcher:
         known = view.tried
         if self.pending == "ignore":
             known = known - set(view.space.row_keys(view.pending))
-        if len(numbers) > 1:
-            keys = view.space.row_keys(rows)
-            fresh = sorted({key: place for place, key in reversed([*enumerate(keys)]) if key not in known}.values())
-            rows, mu, deviation = rows[fresh], mu[fresh], deviation[fresh]
+        if len(numbers) == 1:
+            found = _first_new(view, rows, acquire(mu, deviation, float(kappas[0]), best), known, taken)
+            return (rows[found] if found is not None else draw_new(view, numbers[0], taken, "last"))[None, :]
+        keys = view.space.row_keys(rows)
+        fresh = {key: place for place, key in reversed([*enumerate(keys)]) if key not in known and key not in taken}
+        places = np.sort(np.fromiter(fresh.values(), np.intp, len(fresh)))
+        rows, mu, deviation = rows[places], mu[places], deviation[places]
+        taken.update(fresh)  # what is drawn instead is none of them
         chosen = np.empty((len(numbers), view.space.dimension))
-        gone: list[int] = []
-        for place, (number, kappa) in enumerate(zip(numbers, kappas.tolist(), strict=True)):
+        gone = np.empty(min(len(numbers), len(rows)), np.intp)
+        for place, kappa in enumerate(kappas[: len(gone)].tolist()):
             scores = acquire(mu, deviation, kappa, best)
-            scores[gone] = np.inf
-            found = _first_new(view, rows, scores, known, taken)
-            if found is None:
-                chosen[place] = draw_new(view, number, taken, "last")
-            else:
-                gone.append(found)
-                chosen[place] = rows[found]
+            scores[gone[:place]] = np.inf
+            gone[place] = np.argmin(scores)
+        chosen[: len(gone)] = rows[gone]
+        for place in range(len(gone), len(numbers)):
+            chosen[place] = draw_new(view, numbers[place], taken, "last")
         return chosen
 
     def _believe(self, view: View, forest: Forest, rows: Array) -> tuple[Array, Array]:
