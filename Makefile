@@ -24,7 +24,7 @@ test: $(VENV)/.dev  ## Run the fast tests
 	@echo "== test: the fast suite"
 	$(BIN)/python -m pytest -q
 
-test-all: $(VENV)/.dev  ## Run all tests, the slow ones too
+test-all: $(VENV)/.more  ## Run all tests, the slow ones too
 	@echo "== test-all: everything, several minutes more than \`make test\`"
 	$(BIN)/python -m pytest -q -m "slow or not slow"
 
@@ -61,6 +61,10 @@ $(VENV)/.base: $(SOURCES)
 
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) install --constraint constraints.txt --editable ".[torch,report,optuna,configspace,parquet,redis]" --group test --group lint
+	@touch $@
+
+$(VENV)/.more: $(VENV)/.dev
+	$(PIP) install --constraint constraints.txt --editable ".[tensorboard,mlflow]" --group test-all
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
