@@ -57,7 +57,7 @@ BAD = {
         ("RandomSearcher", "RandmSearcher"),
         r"\[searcher\] name: got 'RandmSearcher'; .*did you mean",
     ),
-    "searcher without name": (('name = "RandomSearcher"', ""), r"\[searcher\] name: got None; allowed: Evolution"),
+    "searcher without name": (('name = "RandomSearcher"', ""), r"\[searcher\] name: got None; allowed: DefaultSearcher, Evolution"),
     "searcher of no table": (("[study]", 'searcher = "RandomSearcher"\n[study]'), "is no valid TOML"),
     "engine's argument": (
         ("workers = 0", "wrokers = 0"),
