@@ -25,6 +25,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 
 # A searcher's name on the command line -> the environment (empty: this Python) and the method that the child serves.
 METHODS: dict[str, tuple[str, str]] = {
+    "default": ("", "trainwright-default"),
     "forest": ("", "trainwright-forest"),
     "quasirandom": ("", "trainwright-quasirandom"),
     "own-random": ("", "trainwright-random"),

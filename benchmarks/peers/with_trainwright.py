@@ -110,6 +110,7 @@ def _parameter(column: Column) -> Any:
 _PLAIN = {"kappa": 1.96, "kappa_final": 1.96, "pending": "ignore"}
 
 METHODS = {
+    "trainwright-default": partial(Own, searcher="DefaultSearcher"),
     "trainwright-forest": Own,
     "trainwright-gp": partial(Own, searcher="GaussianProcessSearcher"),
     "trainwright-evolution": partial(Own, searcher="EvolutionSearcher"),
