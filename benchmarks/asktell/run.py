@@ -5,7 +5,8 @@
 The space has 10 columns: 6 float, 2 log float, 1 int, 1 choice of 5. Each search is told n - 50 finished trials in the
 cheapest way that it has; then 50 pairs of ask and tell are timed inside its own process, which was warmed up by a small
 search before. Of `--repeats` such runs the one with the least median counts, since other work on the machine only ever
-adds. `_directory` and `_journal` are the same with a ledger, or Optuna's journal, on disk.
+adds. `batch_1000_ms_at_10000` is one question for 1,000 proposals, the least of three. `_directory` and `_journal` are
+the same with a ledger, or Optuna's journal, on disk.
 """
 
 import argparse
@@ -33,6 +34,9 @@ COLUMNS = (
 )
 
 
+_BATCH = 1000
+
+
 class _Case(NamedTuple):
     """What is measured: a searcher, where it keeps its trials, at which counts, by how many pairs."""
 
@@ -40,10 +44,13 @@ class _Case(NamedTuple):
     counts: tuple[int, ...]
     storage: str = ""
     pairs: int = 50
+    batch: tuple[int, ...] = ()  # counts after which as many proposals as _BATCH are asked at once
+    repeats: int | None = None  # if not those of the command line
 
 
 CASES = (
-    _Case("forest", (100, 1000, 10_000)),
+    _Case("forest", (100, 1000, 10_000), batch=(10_000,)),
+    _Case("forest", (100_000,), pairs=20, repeats=1),  # half a minute until so many are told
     _Case("forest", (100, 1000, 10_000), storage="directory"),
     _Case("optuna-tpe", (100, 1000, 10_000)),
     _Case("optuna-tpe", (100, 1000), storage="journal"),
@@ -56,7 +63,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--searchers", help="only these, by comma", metavar="NAME,...")
-    parser.add_argument("--observations", type=int, default=10_000, help="leave out counts above this")
+    parser.add_argument("--observations", type=int, default=100_000, help="leave out counts above this")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each case, of which the fastest counts")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
@@ -75,13 +82,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             continue
         name = f"{case.searcher}-{case.storage}".strip("-").replace("-", "_")
         for count in (count for count in case.counts if count <= arguments.observations):
-            runs = [_pairs(case, count) for _ in range(arguments.repeats)]
-            version, times = min(runs, key=lambda run: statistics.median(run[1]))
+            runs = [_pairs(case, count) for _ in range(case.repeats or arguments.repeats)]
+            version, times, _ = min(runs, key=lambda run: statistics.median(run[1]))
             versions[case.searcher] = version
             median, p95 = statistics.median(times), statistics.quantiles(times, n=20)[-1]
             summary[f"{name}_ms_{count}"], summary[f"{name}_p95_ms_{count}"] = median, p95
             rows.append([name, f"{count:,}", f"{median:.2f}", f"{p95:.2f}"])
             progress(f"{name} at {count}: {median:.2f} ms")
+            batches = [run[2] for run in runs if run[2] is not None]
+            if batches:
+                summary[f"{name}_batch_{_BATCH}_ms_at_{count}"] = batch = min(batches)
+                rows.append([f"{name}, {_BATCH:,} at once", f"{count:,}", f"{batch:.2f}", ""])
+                progress(f"{name} at {count}: {batch:.0f} ms for {_BATCH:,} proposals at once")
     header = ["searcher", "observations", "median ms", "95 % ms"]
     print(table(header, rows))
     result = {
@@ -96,13 +108,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     return result
 
 
-def _pairs(case: _Case, count: int) -> tuple[str, list[float]]:
-    """Milliseconds of each pair, in a fresh process."""
+def _pairs(case: _Case, count: int) -> tuple[str, list[float], float | None]:
+    """Milliseconds of each pair, and of a batch if the case has one, in a fresh process."""
     # On the disk of this checkout, not in /tmp, which may be memory.
     with Peer(case.searcher) as peer, tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder:
         _run(peer, told=20, pairs=20 if case.pairs > 10 else 2)
         options = {case.storage: str(Path(folder) / "study")} if case.storage else {}
-        return _run(peer, told=count - case.pairs, pairs=case.pairs, **options)
+        version, times = _run(peer, told=count - case.pairs, pairs=case.pairs, **options)
+        batch = 1e3 * min(peer.ask(_BATCH)[2] for _ in range(3)) if count in case.batch else None
+        return version, times, batch
 
 
 def _run(peer: Peer, told: int, pairs: int, **options: str) -> tuple[str, list[float]]:
