@@ -94,6 +94,22 @@ class TestRun:
         )
         assert "Traceback" not in said.err
 
+    def test_constraints_and_a_rule_to_stop(self, trainwright, study_file, tmp_path):
+        """Both are words of the file: what is infeasible is no best, and the search ends before its budget."""
+        limited = ('objectives = "min val_loss"', 'objectives = "min val_loss"\nconstraints = ["size <= 0.2"]')
+        file = study_file(
+            limited, (":train", ":two"), ("trials = 4", "trials = 50"),
+            added='\n[stop]\nname = "ExpectedGain"\nleast = 100.0\nresults = 9\n',
+        )  # fmt: skip
+        assert trainwright("run", file, "--quiet").status == 0
+        summary = json.loads((tmp_path / "study" / "summary.json").read_text())
+        assert summary["finished"] == 9
+        assert 0 < summary["feasible"] < 9
+        assert summary["best"]["values"]["size"] <= 0.2
+        status = json.loads(trainwright("status", tmp_path / "study", "--json").out.splitlines()[-1])
+        assert status["feasible"] == summary["feasible"]
+        assert status["best"]["trial"] == summary["best"]["trial"]
+
     def test_several_objectives(self, trainwright, study_file, tmp_path):
         replaced = (('"min val_loss"', '["min val_loss", "min size"]'), ("cli_training:train", "cli_training:two"))
         assert trainwright("run", study_file(*replaced), "--quiet").status == 0

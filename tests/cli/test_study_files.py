@@ -43,6 +43,14 @@ BAD = {
         ("seed = 3", 'require = "x < 1"'),
         r"\[study\] require: got 'x < 1'; allowed: a list of",
     ),
+    "constraints of no text": (
+        ("seed = 3", "constraints = 5"),
+        r"\[study\] constraints: got 5; allowed: 'peak_bytes <=",
+    ),
+    "constraint of no sign": (
+        ("seed = 3", 'constraints = ["size"]'),
+        "constraint 'size' is not of the form 'METRIC <=",
+    ),
     "requirement of unknown": (("seed = 3", 'require = ["y < 1"]'), "y"),
     "no space": (("[space.x]", "[searcher.x]"), r"study.toml: no \[space.NAME\] table; give one per parameter"),
     "space of no tables": (("[space.x]", "[space]"), r"\[space.kind\]: got 'float'; allowed: a table"),
@@ -57,7 +65,10 @@ BAD = {
         ("RandomSearcher", "RandmSearcher"),
         r"\[searcher\] name: got 'RandmSearcher'; .*did you mean",
     ),
-    "searcher without name": (('name = "RandomSearcher"', ""), r"\[searcher\] name: got None; allowed: DefaultSearcher, Evolution"),
+    "searcher without name": (
+        ('name = "RandomSearcher"', ""),
+        r"\[searcher\] name: got None; allowed: DefaultSearcher, Evolution",
+    ),
     "searcher of no table": (("[study]", 'searcher = "RandomSearcher"\n[study]'), "is no valid TOML"),
     "engine's argument": (
         ("workers = 0", "wrokers = 0"),
@@ -75,6 +86,10 @@ ADDED = {
     "rule's value": (RULE + "max_epochs = 9\neta = 1", "ASHA.eta: got 1; allowed: a number > 1"),
     "unknown rule": ('[rule]\nname = "Asha"', r"\[rule\] name: got 'Asha'; allowed: ASHA, AnyOf, FixedEpochs, Median"),
     "policy too large": ('[policy]\nname = "Fixed"\ndevices = 2', "Fixed.devices: got 2, the engine has 1 slots"),
+    "rule to stop": (
+        '[stop]\nname = "ExpectedGain"',
+        r"\[stop\] ExpectedGain: 'least' is missing; arguments: least, res",
+    ),
     "ensemble's setting": (
         "[ensemble]\nmax_memebrs = 2",
         r"\[ensemble\]: 'max_memebrs' is unknown; .*did you mean 'max_m",
