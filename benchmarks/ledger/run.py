@@ -18,19 +18,17 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks._redis import server
 from benchmarks._report import ROOT, add_arguments, environment, finish, progress, table
 from benchmarks.ledger.child import RECORDS_PER_TRIAL
 from benchmarks.peers.client import python_of
@@ -153,22 +151,9 @@ def _operations(repeats: int, skipped: dict[str, str]) -> dict[str, dict[str, fl
             "no redis-server, or no redis-py; apt-get install redis-server, pip install trainwright[redis]"
         )
         return found
-    with tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder, _redis(folder) as address:
+    with tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder, server(folder) as address:
         found["redis"] = _median(repeats, "operations", "redis", f"{address}/0?study=study-{{number}}")
     return found
-
-
-@contextmanager
-def _redis(folder: str) -> Iterator[str]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    settings = ["--port", port, "--dir", folder, "--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
-    with subprocess.Popen([str(shutil.which("redis-server")), *settings], stdout=subprocess.DEVNULL) as server:
-        try:
-            yield f"redis://127.0.0.1:{port}"  # the ledger waits for a server that is about to start
-        finally:
-            server.terminate()
 
 
 def _sync_row(writers: int, measured: dict[str, float]) -> list[str]:

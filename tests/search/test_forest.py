@@ -280,6 +280,22 @@ def test_grow_predicts_as_always():
     assert spearmanr(*means).statistic >= 0.95
 
 
+def test_a_forest_is_a_function_of_the_rows_in_their_order():
+    """Whether they come one by one, learnt while trials run, or all at once: the next proposal is the same."""
+    space, searcher = square_space(), ForestSearcher()
+    drawn = space.configurations(space.sample(np.random.default_rng(0), 300))
+    one, other = View(space, 0), View(space, 0)
+    for number, configuration in enumerate(drawn):
+        failed = number % 17 == 5
+        for view in (one, other):
+            view.propose(number, configuration)
+            view.result(number, None if failed else square(configuration, number), epoch=None, complete=not failed)
+        if number > 20 and number % 3:
+            searcher.learn(one)
+        if number % 50 == 49:
+            assert searcher.ask(one, [1000 + number]) == searcher.ask(other, [1000 + number])
+
+
 def test_many_rows_are_thinned():
     """Above max_rows a tree holds the best, the newest and a sample of the rest, and goes on to grow."""
     view = View(square_space(), 0)

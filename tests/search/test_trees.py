@@ -109,9 +109,10 @@ class Grown:
         self.count = count
         self.order = np.zeros((1, room), np.int32)
         self.targets = np.zeros((1, room))
-        self.bounds, self.limits = np.full(1, np.inf), np.empty(1)
+        self.bounds, self.limits, self.bads = np.full(1, np.inf), np.empty(1), np.empty(1)
         self.w = np.ones((trees, room))
         self.leaf_of = np.zeros((trees, room), np.int32)
+        self.heads, self.chain = np.zeros((trees, 2 * room), np.int32), np.zeros((trees, room), np.int32)
         self.sizes = np.ones(trees, np.int64)
         self.wholes = np.zeros(trees)
         self.bits = np.zeros((trees, 2 * room, 2), np.uint64)
@@ -128,20 +129,21 @@ class Grown:
 
     def extend(self, start, stop):
         for row in range(start, stop):
-            if not self.failed[row]:
-                scaling.rank(self.losses, self.order, self.finite, row)
-                self.finite += 1
+            finite = np.flatnonzero(~self.failed[: row + 1])
+            self.finite = len(finite)
+            self.order[0, : self.finite] = finite[np.argsort(self.losses[finite, 0], kind="stable")]
             self.scale(row + 1)
             compiled.grow(
-                self.M, self.targets, row, self.born, self.w, self.key, self.delta, self.codes, self.best, self.tried,
-                2, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of, self.sizes, self.wholes,
+                self.M, self.targets, row, row + 1, self.born, self.w, self.key, np.full(row + 1, self.delta),
+                self.codes, self.best, self.tried, 2, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of,
+                self.heads, self.chain, self.sizes, self.wholes,
             )  # fmt: skip
         compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.w, self.sizes, self.means)
 
     def scale(self, count, *, scaler="quantile-uniform", lenient=False):
         scaling.scale(
             self.losses, self.failed, scaling.SCALERS.index(scaler), lenient, self.order, self.finite, count,
-            self.targets, self.bounds, self.limits,
+            self.targets, self.bounds, self.limits, self.bads,
         )  # fmt: skip
 
     @property

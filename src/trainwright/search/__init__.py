@@ -1,6 +1,6 @@
 """Who proposes: searchers are pure functions from a view of the study to configurations."""
 
-from trainwright.search._searcher import Searcher, draw_new, opening, propose
+from trainwright.search._searcher import Learner, Searcher, draw_new, opening, propose
 from trainwright.search.default import DefaultSearcher
 from trainwright.search.evolution import EvolutionSearcher
 from trainwright.search.forest import ForestSearcher
@@ -19,6 +19,7 @@ __all__ = [
     "ForestSearcher",
     "GaussianProcessSearcher",
     "GridSearcher",
+    "Learner",
     "OptunaSearcher",
     "QuasiRandomSearcher",
     "RandomSearcher",

@@ -19,6 +19,7 @@ Scaler = Literal["quantile-uniform", "minmax", "minmaxlog", "log", "identity"]
 Failures = Literal["worst", "mean", "ignore"]
 
 _STEP = 1.1  # "grow" plants tree t afresh at the sizes floor(1.1^(k + t/T))
+_SCALES = 1.02  # and scales the targets afresh at the sizes floor(1.02^k); what comes between is placed among them
 _SHRINK = 0.2  # what a stuck search multiplies delta by
 _POISSON = np.cumsum([0.449329, 0.359463, 0.143785, 0.038343, 0.007669, 0.001227])  # of mean 0.8
 
@@ -38,6 +39,16 @@ class Growth:
     patience: int
     max_rows: int
     least_rows: int = 2  # of a node that is split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scale:
+    """What losses are worth, as of some first rows."""
+
+    limits: Array
+    bads: Array
+    losses: Array  # [outcomes, finite], in order
+    targets: Array  # of these
 
 
 class Forest:
@@ -70,8 +81,12 @@ class Forest:
         self._failed = np.zeros(room, np.bool_)
         self._deltas = np.zeros(room)
         self._order = np.zeros((outcomes, room), np.int32)  # finite rows by loss
-        self._targets = np.zeros((outcomes, room))
+        self._targets = np.zeros((outcomes, room))  # on the scale of all rows
         self._bounds, self._limits = view.bounds, np.full(outcomes, np.inf)  # of losses, of targets
+        self._bads = np.full(outcomes, 0.5)
+        nothing = np.zeros((outcomes, 0))
+        self._scale_of_growth = _Scale(limits=self._limits, bads=self._bads, losses=nothing, targets=nothing)
+        self._growth_targets = np.zeros((outcomes, room))  # on the scale that held when each row came
         self._plain = objectives == 1 and not np.isfinite(view.bounds).any()
         self._y = np.zeros(0)  # what the leaves are valued by
         self._born = np.zeros(trees, np.int64)  # rows from which each tree was planted
@@ -79,6 +94,8 @@ class Forest:
         self._mix = np.full((trees, objectives), 1.0 / objectives)
         self._w = np.zeros((trees, room))  # of each row in each tree
         self._leaf_of = np.zeros((trees, room), np.int32)
+        self._heads = np.zeros((trees, 2 * room), np.int32)
+        self._chain = np.zeros((trees, room), np.int32)
         self._sizes = np.ones(trees, np.int64)  # nodes of each tree
         self._wholes = np.zeros(trees)  # summed weights of its rows
         self._bits = np.zeros((trees, 2 * room, 2), np.uint64)
@@ -94,7 +111,7 @@ class Forest:
 
     def update(self, view: View) -> None:
         """Take the rows told since the last call."""
-        from trainwright.search import _targets, _trees
+        from trainwright.search import _trees
 
         start, count = self.count, view.count
         if start == count:
@@ -111,26 +128,78 @@ class Forest:
         for t in np.flatnonzero(self._due <= count):
             born[t], self._due[t] = self._sizes_around(int(t), count)
             self._choose(int(t), int(born[t]))
-        if start == 0:  # all trees are planted later than this
-            start = int(born.min()) - 1
-            finite = np.flatnonzero(~self._failed[:start])
-            self._finite = len(finite)
-            for j, losses in enumerate(self._losses[finite].T):
-                self._order[j, : len(finite)] = finite[np.argsort(losses, kind="stable")]
-        cuts, planted = self._bits.view(np.float64), born.min()
-        for row in range(start, count):
-            if not self._failed[row]:
-                _targets.rank(self._losses, self._order, self._finite, row)
-                self._finite += 1
-            if row + 1 >= planted:
-                self._scale(row + 1)
-                _trees.grow(
-                    self._M, self._scalars(self._mix, row + 1), row, born, self._w, self._key, self._deltas[row],
-                    self._codes, self._best, self._tried, self.growth.least_rows, cuts, self._bits, self._masks,
-                    self._leaf_of, self._sizes, self._wholes,
-                )  # fmt: skip
+        first = self._scaled_at(int(born.min()))[0] - 1  # before this all trees of the moment are planted anew
+        if start < first:
+            self._rank(start, first)
+            start = first
+        cuts = self._bits.view(np.float64)
+        while start < count:
+            size, later = self._scaled_at(start + 1)
+            stop, new = min(count, later - 1), start
+            if size == start + 1:
+                self._rank(start, size)
+                self._set_scale(size)
+                new = size
+            self._place(new, stop)
+            self._rank(new, stop)
+            scale = self._scale_of_growth
+            _trees.grow(
+                self._M, self._scalars(self._growth_targets, scale.limits, self._mix, stop, basis=size), start, stop,
+                born, self._w, self._key, self._deltas, self._codes, self._best, self._tried, self.growth.least_rows,
+                cuts, self._bits, self._masks, self._leaf_of, self._heads, self._chain, self._sizes, self._wholes,
+            )  # fmt: skip
+            start = stop
         self._born = born
         self.count = count
+
+    def _scaled_at(self, size: int) -> tuple[int, int]:
+        """Return at how many rows the scale was set by which the last of `size` rows grows, and when it is set next."""
+        later = size + 1
+        if self.growth.refit == "always":
+            return size, later
+        k = int(np.log(size) / np.log(_SCALES)) + 2
+        while (found := max(1, int(_SCALES**k))) > size:
+            k, later = k - 1, found
+        return found, later
+
+    def _rank(self, start: int, stop: int) -> None:
+        """Take rows into the order of the losses."""
+        rows = start + np.flatnonzero(~self._failed[start:stop])
+        if not len(rows):
+            return
+        known, self._finite = self._finite, self._finite + len(rows)
+        for j, losses in enumerate(self._losses[rows].T):
+            old, by_loss = self._order[j, :known], np.argsort(losses, kind="stable")
+            places = np.searchsorted(self._losses[old, j], losses[by_loss], side="right")
+            self._order[j, : self._finite] = np.insert(old, places, rows[by_loss])
+
+    def _set_scale(self, size: int) -> None:
+        """Scale the first `size` rows, which are those in order, and keep the scale for the growth of the next."""
+        self._scale(size)
+        order = self._order[:, : self._finite]
+        self._growth_targets[:, :size] = self._targets[:, :size]
+        self._scale_of_growth = _Scale(
+            limits=self._limits.copy(),
+            bads=self._bads.copy(),
+            losses=np.take_along_axis(self._losses.T, order, axis=1),
+            targets=np.take_along_axis(self._targets, order, axis=1),
+        )
+
+    def _place(self, start: int, stop: int) -> None:
+        from trainwright.search import _targets
+
+        scale = self._scale_of_growth
+        _targets.place(
+            self._losses, self._failed, scale.losses, scale.targets, scale.bads, start, stop, self._growth_targets
+        )
+        self._recall(self._growth_targets)
+
+    def _recall(self, targets: Array) -> None:
+        """Give the rows of an earlier study the ranks of that study; they are taken to keep its constraints."""
+        objectives, rows = self._recalled.shape
+        if rows:
+            targets[:, :rows] = 0.0
+            targets[:objectives, :rows] = self._recalled
 
     def value(self, weights: Array) -> Array:
         """Give each leaf the mean target of its rows, objectives weighted by `weights`; return all rows' targets."""
@@ -138,7 +207,7 @@ class Forest:
 
         if self._scaled != self.count:
             self._scale(self.count)
-        self._y = self._scalars(weights[None, :], self.count)[0]
+        self._y = self._scalars(self._targets, self._limits, weights[None, :], self.count, basis=self.count)[0]
         _trees.leaf_means(self._y, self._leaf_of, self._w, self._sizes, self._means)
         return self._y
 
@@ -169,23 +238,23 @@ class Forest:
         scaler, lenient = _targets.SCALERS.index(self.growth.scaler), self.growth.failures == "mean"
         _targets.scale(
             self._losses, self._failed, scaler, lenient, self._order, self._finite, count, self._targets,
-            self._bounds, self._limits,
+            self._bounds, self._limits, self._bads,
         )  # fmt: skip
-        objectives, rows = self._recalled.shape
-        if rows:  # in the ranks of their own study, and taken to keep its constraints
-            self._targets[:, :rows] = 0.0
-            self._targets[:objectives, :rows] = self._recalled
+        self._recall(self._targets)
 
-    def _scalars(self, weights: Array, count: int) -> Array:
-        """Return the first `count` rows' targets under each row of weights; [1, count] where weights play no part."""
+    def _scalars(self, targets: Array, limits: Array, weights: Array, count: int, *, basis: int) -> Array:
+        """Return the first `count` rows' targets under each row of weights; [1, count] where weights play no part.
+
+        What the failed ones among them get is decided by the first `basis`.
+        """
         if self._plain:
-            return self._targets[:1, :count]
-        Y = penalised(self._targets[:, :count], weights.shape[1], self._limits)
+            return targets[:1, :count]
+        Y = penalised(targets[:, :count], weights.shape[1], limits)
         y = SCALARISATIONS[self.growth.scalarisation](Y, weights) if len(Y) > 1 else Y
         failed = self._failed[:count].copy()
         failed[: self._recalled.shape[1]] = False
-        if failed.any() and not failed.all():  # as the worst of all in this scalar, not in each objective
-            told = y[:, ~failed]
+        if failed.any() and not failed[:basis].all():  # as the worst of all in this scalar, not in each objective
+            told = y[:, :basis][:, ~failed[:basis]]
             y[:, failed] = (told.mean(axis=1) if self.growth.failures == "mean" else told.max(axis=1))[:, None]
         return y
 
@@ -228,16 +297,19 @@ class Forest:
 
     def _anneal(self, complete: NDArray[np.bool_], start: int, count: int) -> None:
         """Note the delta that holds at each new row; a search that finds nothing better splits finer."""
-        for row in range(start, count):
-            if complete[row] and not self._failed[row]:
-                losses = self._losses[row, : len(self._least)]
-                better = losses < self._least
-                self._least = np.minimum(self._least, losses)
-                self._stuck = 0 if better.any() else self._stuck + 1
-                if self._stuck == self.growth.patience:
-                    self._delta *= _SHRINK
-                    self._stuck = 0
-            self._deltas[row] = self._delta
+        ended = np.flatnonzero(complete[start:count] & ~self._failed[start:count])
+        losses = self._losses[start + ended, : len(self._least)]
+        least = np.minimum.accumulate(np.concatenate([self._least[None, :], losses]))
+        better = np.any(least[1:] < least[:-1], axis=1)
+        self._least = least[-1]
+        since = start
+        for row, is_better in zip((start + ended).tolist(), better.tolist(), strict=True):
+            self._stuck = 0 if is_better else self._stuck + 1
+            if self._stuck == self.growth.patience:
+                self._deltas[since:row] = self._delta
+                self._delta *= _SHRINK
+                self._stuck, since = 0, row
+        self._deltas[since:count] = self._delta
 
     def _reserve(self, count: int) -> None:
         """Make room for `count` rows, and twice as many nodes."""
@@ -246,9 +318,9 @@ class Forest:
         more = max(count, 2 * len(self._M)) - len(self._M)
         for name in ("_M", "_losses", "_failed", "_deltas"):
             setattr(self, name, _widen(getattr(self, name), 0, more))
-        for name in ("_order", "_targets", "_w", "_leaf_of"):
+        for name in ("_order", "_targets", "_growth_targets", "_w", "_leaf_of", "_chain"):
             setattr(self, name, _widen(getattr(self, name), 1, more))
-        for name in ("_bits", "_means") if self._masks.shape[2] == 1 else ("_bits", "_means", "_masks"):
+        for name in ("_bits", "_means", "_heads", "_masks")[: 3 if self._masks.shape[2] == 1 else 4]:
             setattr(self, name, _widen(getattr(self, name), 1, 2 * more))
 
 

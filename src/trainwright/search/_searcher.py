@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from trainwright.randomness import rng
 from trainwright.search.view import View
 from trainwright.space import Configuration
 
-__all__ = ["Searcher", "draw_new", "opening", "propose"]
+__all__ = ["Learner", "Searcher", "draw_new", "opening", "propose"]
 
 _DRAWS = 8  # single draws before a finite space is listed and the untried rest is drawn from
 _LISTABLE = 1_000_000
@@ -27,6 +27,15 @@ class Searcher(Protocol):
         No proposal repeats another, a pending one or a tried one, save where a continuous space leaves no other.
         Raises SpaceExhausted when every configuration of a finite space has been tried.
         """
+        ...
+
+
+@runtime_checkable
+class Learner(Searcher, Protocol):
+    """A searcher that can do ahead, while trials run, what a proposal would have to do first."""
+
+    def learn(self, view: View) -> None:
+        """Take in what was told since, into `view.memo`; no proposal is another for it."""
         ...
 
 

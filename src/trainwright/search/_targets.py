@@ -5,7 +5,7 @@ import numpy as np
 
 from trainwright.search._compile import Flags, Floats, Ints, compiled
 
-__all__ = ["SCALERS", "rank", "scale"]
+__all__ = ["SCALERS", "place", "scale"]
 
 SCALERS = ("quantile-uniform", "minmax", "minmaxlog", "log", "identity")
 
@@ -14,20 +14,33 @@ _TINY, _HUGE = 1e-12, 1e100  # of the logarithms, and of what can be squared and
 
 
 @compiled
-def rank(losses: Floats, order: Ints, finite: int, row: int) -> None:
-    """Insert `row` into the first `finite` entries of `order` [objectives, rows], which sort `losses`; O(finite)."""
-    for j in range(order.shape[0]):
-        value = losses[row, j]
-        low, high = 0, finite
-        while low < high:
-            middle = (low + high) // 2
-            if losses[order[j, middle], j] <= value:
-                low = middle + 1
+def place(losses: Floats, failed: Flags, sorted_: Floats, known: Floats, bad: Floats, first: int, stop: int,
+          targets: Floats) -> None:  # fmt: skip
+    """Fill targets [outcomes, rows] of rows first to stop - 1 by the scale of others; O(log finite) each.
+
+    `sorted_` and `known` [outcomes, finite] are the others' losses in order and their targets: a row gets what an equal
+    one has, or the mean of its neighbours; if it failed, `bad`.
+    """
+    for j in range(sorted_.shape[0]):
+        finite = sorted_.shape[1]
+        for row in range(first, stop):
+            if failed[row] or finite == 0:
+                targets[j, row] = bad[j]
+                continue
+            value = losses[row, j]
+            low, high = 0, finite
+            while low < high:
+                middle = (low + high) // 2
+                if sorted_[j, middle] <= value:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low == 0:
+                targets[j, row] = known[j, 0]
+            elif low == finite or sorted_[j, low - 1] == value:
+                targets[j, row] = known[j, low - 1]
             else:
-                high = middle
-        for place in range(finite, low, -1):
-            order[j, place] = order[j, place - 1]
-        order[j, low] = row
+                targets[j, row] = 0.5 * (known[j, low - 1] + known[j, low])
 
 
 @compiled
@@ -47,13 +60,13 @@ def _scaled(value: float, least: float, greatest: float, scaler: int) -> float:
 @compiled
 def scale(
     losses: Floats, failed: Flags, scaler: int, lenient: bool, order: Ints, finite: int, count: int, targets: Floats,
-    bounds: Floats, limits: Floats,
+    bounds: Floats, limits: Floats, bads: Floats,
 ) -> None:  # fmt: skip
     """Fill targets [outcomes, rows] with the scaled losses of the first `count` rows, limits with the bounds; O(count).
 
     Losses above Q3 + 1.5 IQR are clipped, if IQR > 0, and not below that much above a bound; then `scaler` counts:
     (mean rank - 1/2) / finite, (loss - min) / (max - min), the logarithm of that, of the loss, or the loss itself.
-    A failed row gets the worst target, or if `lenient` the mean one; without any: 1/2.
+    A failed row gets the worst target, or if `lenient` the mean one; without any: 1/2. That is `bads` [outcomes].
     """
     for j in range(order.shape[0]):
         bad = 0.5
@@ -94,6 +107,7 @@ def scale(
                 start = stop
             if np.isfinite(bounds[j]):
                 limits[j] = kept / finite if scaler == _QUANTILE else _scaled(bounds[j], least, greatest, scaler)
+        bads[j] = bad
         for i in range(count):
             if failed[i]:
                 targets[j, i] = bad

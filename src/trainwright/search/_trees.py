@@ -332,45 +332,63 @@ def _split(
 
 @compiled
 def grow(
-    M: Floats, y: Floats, row: int, born: Ints, w: Floats, key: U64, delta: float, codes: Ints, best: bool, tried: int,
-    least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, sizes: Ints, wholes: Floats,
+    M: Floats, y: Floats, first: int, stop: int, born: Ints, w: Floats, key: U64, deltas: Floats, codes: Ints,
+    best: bool, tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, heads: Ints,
+    chain: Ints, sizes: Ints, wholes: Floats,
 ) -> None:  # fmt: skip
-    """Give `row`, the latest, to every tree that is planted by now; a tree is planted when born[t] rows are there.
+    """Give rows first to stop - 1, the latest, to every tree that is planted by then: when born[t] rows are there.
 
-    Targets `y` are [trees, rows], or [1, rows] if all trees have the same.
+    Targets `y` are [trees, rows], or [1, rows] if all trees have the same. The rows of a leaf are a chain, the latest
+    first: heads [trees, nodes], chain [trees, rows], ended by -1.
     Planting splits the root, which holds all members (leaf_of = 0): O(row * columns * depth), twice a level for ranges
-    and sums. From then on a row goes down to its leaf, which is split again if it can be: one scan of leaf_of.
+    and sums. From then on a row goes down to its leaf, which is split again if it can be.
     """
     for t in range(len(sizes)):
-        leaf = 0
-        if row + 1 > born[t] and w[t, row] > 0.0:
-            after = _step(M, row, 0, cuts[t], bits[t], masks[t])
-            while after != leaf:
-                leaf = after
-                after = _step(M, row, leaf, cuts[t], bits[t], masks[t])
-            leaf_of[t, row] = leaf
-            wholes[t] += w[t, row]
-        elif row + 1 == born[t]:
-            sizes[t] = 1
-            wholes[t] = 0.0
-            for i in range(row + 1):
-                wholes[t] += w[t, i] if leaf_of[t, i] == 0 else 0.0
-        else:
-            continue
-        count = 0
-        for i in range(row + 1):
-            count += leaf_of[t, i] == leaf
-        rows = np.empty(count, np.int64)
-        count = 0
-        for i in range(row + 1):
-            if leaf_of[t, i] == leaf:
-                rows[count] = i
+        for row in range(max(first, born[t] - 1), stop):
+            leaf = 0
+            if row + 1 == born[t]:
+                sizes[t] = 1
+                wholes[t] = 0.0
+                heads[t, 0] = -1
+                for i in range(row + 1):
+                    if leaf_of[t, i] == 0:
+                        wholes[t] += w[t, i]
+                        chain[t, i] = heads[t, 0]
+                        heads[t, 0] = i
+            elif w[t, row] > 0.0:
+                after = _step(M, row, 0, cuts[t], bits[t], masks[t])
+                while after != leaf:
+                    leaf = after
+                    after = _step(M, row, leaf, cuts[t], bits[t], masks[t])
+                leaf_of[t, row] = leaf
+                wholes[t] += w[t, row]
+                chain[t, row] = heads[t, leaf]
+                heads[t, leaf] = row
+            else:
+                continue
+            count = 0
+            i = heads[t, leaf]
+            while i >= 0:
                 count += 1
-        stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
-        sizes[t] = _split(
-            M, y[t % len(y)], w[t], rows, leaf, stamp, delta, wholes[t], codes, best, tried,
-            least_rows, cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
-        )  # fmt: skip
+                i = chain[t, i]
+            rows = np.empty(count, np.int64)
+            i = heads[t, leaf]
+            for k in range(count - 1, -1, -1):
+                rows[k] = i
+                i = chain[t, i]
+            stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
+            before = sizes[t]
+            sizes[t] = _split(
+                M, y[t % len(y)], w[t], rows, leaf, stamp, deltas[row], wholes[t], codes, best, tried,
+                least_rows, cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
+            )  # fmt: skip
+            if sizes[t] > before:
+                for node in range(before, sizes[t]):
+                    heads[t, node] = -1
+                for k in range(count):
+                    node = leaf_of[t, rows[k]]
+                    chain[t, rows[k]] = heads[t, node]
+                    heads[t, node] = rows[k]
 
 
 @compiled

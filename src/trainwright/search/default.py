@@ -31,6 +31,11 @@ class DefaultSearcher:
         searcher = GaussianProcessSearcher() if suits_a_process(view, len(numbers)) else ForestSearcher()
         return searcher.ask(view, numbers)
 
+    def learn(self, view: View) -> None:
+        """Let the forest learn, if that is who will be asked."""
+        if not suits_a_process(view, 1):
+            ForestSearcher().learn(view)
+
 
 def suits_a_process(view: View, wanted: int) -> bool:
     """Return whether a process is asked for `wanted` more trials."""

@@ -148,6 +148,11 @@ class ForestSearcher:
             for found, number, kappa in zip(view.space.configurations(rows), numbers, kappas.tolist(), strict=True)
         ]
 
+    def learn(self, view: View) -> None:
+        """Grow the forest by what was told since: the next proposal then costs less, and is the same."""
+        if view.count_results >= max(1, self._initial(view)) and self.pending not in _LIES:
+            self._grown(view)
+
     def _initial(self, view: View) -> int:
         if self.initial is not None:
             return self.initial
@@ -224,7 +229,11 @@ class ForestSearcher:
             view.memo["recalled", self] = recalled
         return recalled
 
-    def _grown(self, view: View, recalled: Array | None) -> Forest:
+    def _grown(self, view: View) -> Forest:
+        recalled = self._recall(view)
+        ranks = None
+        if recalled is not None and recalled.mixture is None:
+            view, ranks = view.recalling(recalled.rows), recalled.ranks.T
         forest = view.memo.get(self)
         if not isinstance(forest, Forest) or forest.outdated(view):
             growth = Growth(
@@ -232,23 +241,19 @@ class ForestSearcher:
                 scalarisation=self.scalarisation, weights=self.weights, delta=self.delta, patience=self.patience,
                 max_rows=self.max_rows,
             )  # fmt: skip
-            forest = view.memo[self] = Forest(growth, view, recalled)
+            forest = view.memo[self] = Forest(growth, view, ranks)
         forest.update(view)
         return forest
 
     def _choose(self, view: View, weights: Array, kappas: Array, numbers: Sequence[int], taken: set[bytes]) -> Array:
         """Return for each kappa the row of least acquisition that is neither tried nor taken, after a local search."""
         recalled, moves = self._recall(view), _moves(view)
-        told = recalled is not None and recalled.mixture is None
-        if recalled is not None and told:
-            forest = self._grown(view.recalling(recalled.rows), recalled.ranks.T)
-        else:
-            forest = self._grown(view, None)
+        forest = self._grown(view)
         old, y = np.split(forest.value(weights), [forest.count - view.count])
         acquire = ACQUISITIONS[self.acquisition.removesuffix("d")]
         best = _best(view, y) if view.count_results else float(old.min())
         good = _good(view, y)
-        if recalled is not None and told:
+        if recalled is not None and recalled.mixture is None:
             good = np.concatenate([good[:10], recalled.rows[_least(old, 10)]])
         count = max(self.candidates, _PER_PROPOSAL * len(numbers))
         draw = recalled.mixture.draw if recalled is not None and recalled.mixture is not None else None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from trainwright.errors import SpaceExhausted
-from trainwright.search import ExpectedGain, Searcher
+from trainwright.search import ExpectedGain, Learner, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 from trainwright.study.book import Book
@@ -38,8 +38,9 @@ class Proposals:
         self._say = say
 
     def prepare(self) -> None:
-        """Read into the searcher's columns what has come, as long as there is time for it."""
-        self._view.settle()
+        """Let the searcher learn what has come, as long as there is time for it."""
+        if isinstance(self._searcher, Learner):
+            self._searcher.learn(self._view)
 
     def next(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
