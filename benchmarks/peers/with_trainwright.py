@@ -1,7 +1,7 @@
 """Trainwright's own searchers behind the same ask and tell as its peers, through the public face only."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Own:
         made = getattr(tw, searcher)(**settings)
         self._study = tw.Study(self._space, objectives="min loss", directory=directory, seed=seed, searcher=made)
         named = ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"
-        sources = digest(Path(tw.__file__).parent, type(made).__module__.removeprefix("trainwright."))
+        sources = _sources(type(made).__module__.removeprefix("trainwright."))
         self.version = f"trainwright {tw.__version__}; {searcher} {named}; sources {sources}"
 
     def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
@@ -97,6 +97,11 @@ class Team(Own):
         for (number, slot), loss in zip(tokens, losses, strict=True):
             self._view.result(number, [loss], epoch=None, complete=True)
             self._free.append(slot)
+
+
+@cache  # as loaded, whatever is edited while a benchmark runs
+def _sources(module: str) -> str:
+    return digest(Path(tw.__file__).parent, module)
 
 
 def _parameter(column: Column) -> Any:
