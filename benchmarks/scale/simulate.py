@@ -128,38 +128,34 @@ def nothing(trial: tw.Trial) -> float:
 def utilisation(costs: Costs, workers: int, *, trials_each: int, seed: int) -> float:
     """Return the share of device time up to the last start in which trials ran; durations are normal(60, 15) s."""
     generator = np.random.default_rng([seed, workers])
-    durations = np.maximum(1.0, generator.normal(60.0, 15.0, size=(trials_each, workers)))
-    late = generator.random((trials_each, workers)) * _READ_SECONDS
-    visible = generator.uniform(0.05, 1.0, size=(trials_each, workers))
+    count = trials_each * workers  # whoever is free takes the next of them
+    durations = np.maximum(1.0, generator.normal(60.0, 15.0, size=count)).tolist()
+    late = (generator.random(count) * _READ_SECONDS).tolist()
+    visible = generator.uniform(0.05, 1.0, size=count).tolist()
     join = 2 * APPEND_SECONDS + workers * costs.fold
     turns = [(0.0, worker) for worker in range(workers)]
-    done = [0] * workers
     ends: list[float] = []  # when results were written, in order
     starts, lasts = [], []
-    while turns:
+    for trial in range(count):
         now, worker = heapq.heappop(turns)
-        turn = done[worker]
-        if turn:
+        if trial >= workers:
             ends.append(now)
             now += APPEND_SECONDS
         else:
             now += join
-        horizon = now - visible[turn, worker]
+        horizon = now - visible[trial]
         known = bisect_right(ends, horizon)
-        unread = known - bisect_right(ends, horizon - late[turn, worker])
+        unread = known - bisect_right(ends, horizon - late[trial])
         now += _RECORDS * unread * costs.fold
         now += APPEND_SECONDS  # the claim
         now += costs.of_ask(known, max(1, unread)) if known > _FEW else 0.0
         now += 2 * APPEND_SECONDS + costs.hand_over
-        end = now + durations[turn, worker]
         starts.append(now)
-        lasts.append(end)
-        done[worker] += 1
-        if done[worker] < trials_each:
-            heapq.heappush(turns, (end, worker))
+        lasts.append(now + durations[trial])
+        heapq.heappush(turns, (lasts[-1], worker))
     last = max(starts)
     learnt = costs.of_ask(len(starts), workers) + _RECORDS * workers * costs.fold
-    if learnt > _MOST_OF_A_TRIAL * durations.mean():
+    if learnt > _MOST_OF_A_TRIAL * statistics.mean(durations):
         raise SystemExit(f"{workers} workers: a driver needs {learnt:.1f} s to learn what comes during a trial")
     busy = sum(max(0.0, min(end, last) - start) for start, end in zip(starts, lasts, strict=True))
     return float(busy / (workers * last))
