@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainwright.errors import LedgerTooNew
 from trainwright.ledger import FORMAT, Record, State, Status, Writer, facts, fold
-from trainwright.ledger.trials import MAX_RESTARTS
+from trainwright.ledger.trials import MAX_LOSSES, MAX_RESTARTS
 
 thorough = settings(max_examples=80, deadline=None)
 
@@ -71,8 +71,8 @@ def test_ended_hash_tells_sets_of_ended_trials_apart(data, streams):
 # The rules, one example each.
 
 
-def start(trial=0, lease=1):
-    return facts.started(trial, lease, slot="0", devices=["cpu:0"], resumed_epoch=0)
+def start(trial=0, lease=1, resumed_epoch=0):
+    return facts.started(trial, lease, slot="0", devices=["cpu:0"], resumed_epoch=resumed_epoch)
 
 
 def report(loss, *, epoch=1, lease=1, trial=0):
@@ -192,6 +192,18 @@ def test_blamed_losses_abandon_a_trial_and_others_do_not():
     assert told(*blamed).status == "abandoned"
     assert told(*blamed, finish(lease=2)).status == "complete"  # a late result counts even then
     assert told(*blamed[:-2], fail(lease=1), *blamed[-2:]).status == "lost"  # a lease with an end was not lost
+
+
+def test_losses_that_are_nobodys_fault_abandon_a_trial_that_gets_nowhere():
+    """Twenty runs from one and the same checkpoint, or without any; those that got to another one are forgiven."""
+    leases = range(1, MAX_LOSSES + 1)
+    stuck = [record for lease in leases for record in (start(lease=lease), lose(lease))]
+    assert told(*stuck[:-2]).status == "lost"
+    assert told(*stuck).status == "abandoned"
+    assert told(*stuck, finish(lease=2)).status == "complete"  # a late result counts even then
+    assert told(*stuck[:-2], pause(lease=1), *stuck[-2:]).status == "lost"  # a lease with an end was not lost
+    further = [record for n in leases for record in (start(lease=n, resumed_epoch=n // 2), lose(n))]
+    assert told(*further).status == "lost"
 
 
 def test_paused_at_a_rung_has_a_result_and_preempted_has_none():

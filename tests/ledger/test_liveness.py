@@ -56,8 +56,31 @@ def test_another_process_of_the_same_number_is_not_the_writer(liveness):
     assert liveness.dead("w", replace(Writer.here(), process_start="1"), 0) is True
 
 
-def test_a_host_that_was_started_anew_has_no_old_writers(liveness):
-    assert liveness.dead("w", replace(Writer.here(), boot="an-older-one"), 0) is True
+@pytest.mark.parametrize(
+    "place", [{"boot": "of another machine, or an older one"}, {"namespace": "pid:[1]"}, {"namespace": ""}]
+)
+def test_processes_of_another_place_are_told_by_their_beats(liveness, clock, place):
+    """Two machines of one name, two containers on one host: the same process id is another process there."""
+    writer = replace(Writer.here(), process_start="1", **place)
+    assert liveness.dead("w", writer, 0) is None
+    clock.now += 180.0
+    assert liveness.dead("w", writer, 1) is False
+    clock.now += 180.0
+    assert liveness.dead("w", writer, 1) is True
+
+
+def test_a_foreign_proc_tells_nothing(liveness, monkeypatch):
+    """A namespace of its own, but the /proc of the host: no process can be looked at."""
+    here = Writer.here()
+    monkeypatch.setattr(os, "getpid", lambda: here.pid + 1)
+    assert Writer.here().namespace == ""
+    assert liveness.dead("w", here, 0) is None
+
+
+def test_a_writer_of_before_namespaces_were_noted(liveness):
+    body = Writer.here().body()
+    del body["namespace"]
+    assert liveness.dead("w", Writer.of(body), 0) is None
 
 
 def test_whoever_left_is_gone(liveness):

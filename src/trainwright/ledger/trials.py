@@ -5,10 +5,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["MAX_RESTARTS", "Checkpoint", "End", "Failure", "Lease", "Offer", "Report", "Status", "TrialState"]
+__all__ = [
+    "MAX_LOSSES",
+    "MAX_RESTARTS",
+    "Checkpoint",
+    "End",
+    "Failure",
+    "Lease",
+    "Offer",
+    "Report",
+    "Status",
+    "TrialState",
+]
 
 MAX_RESTARTS = 3
 """A trial that may itself have caused the loss of more leases than this is given up."""
+
+MAX_LOSSES = 20
+"""A trial is given up too when so many leases were lost, whoever is to blame, without getting to another checkpoint."""
 
 
 class Status(StrEnum):
@@ -193,6 +207,13 @@ class TrialState:
         return sum(lease.blamed and lease.end is None for lease in self.leases.values())
 
     @property
+    def vain_losses(self) -> int:
+        """How many leases were lost without an end that began at the newest epoch from which one has begun."""
+        newest = max((lease.resumed_epoch for lease in self.leases.values()), default=0)
+        lost = (lease for lease in self.leases.values() if lease.lost and lease.end is None)
+        return sum(lease.resumed_epoch == newest for lease in lost)
+
+    @property
     def seconds(self) -> float:
         """Wall seconds of all leases together."""
         return sum(lease.seconds for lease in self.leases.values())
@@ -214,5 +235,6 @@ class TrialState:
                 return Status.FAILED
             return Status.PAUSED if end.kind == "paused" else Status.ABANDONED
         if self.leases[self.lease].lost:
-            return Status.ABANDONED if self.blamed_losses > MAX_RESTARTS else Status.LOST
+            hopeless = self.blamed_losses > MAX_RESTARTS or self.vain_losses >= MAX_LOSSES
+            return Status.ABANDONED if hopeless else Status.LOST
         return Status.RUNNING

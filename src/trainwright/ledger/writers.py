@@ -21,36 +21,52 @@ def new_writer() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writer:
-    """The process behind a writer identity, as its `joined` record tells it."""
+    """The process behind a writer identity, as its `joined` record tells it.
+
+    `host`, `boot` and `namespace` name the place where `pid` means something: two containers on one host may both have
+    a process 1, and two machines one host name.
+    """
 
     host: str
     boot: str
     pid: int
     process_start: str
+    namespace: str = ""  # "" where it is not known: then the process cannot be looked at
     left: bool = False
 
     @classmethod
     def here(cls) -> "Writer":
         """Return the writer that this process is."""
-        return cls(host=socket.gethostname(), boot=_boot(), pid=os.getpid(), process_start=_start_of(os.getpid()))
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            boot=_boot(),
+            pid=pid,
+            process_start=_start_of(pid),
+            namespace=_namespace(),
+        )
 
     def body(self) -> dict[str, Any]:
         """Return the body of the `joined` record."""
-        return {"host": self.host, "boot": self.boot, "pid": self.pid, "process_start": self.process_start}
+        return {name: getattr(self, name) for name in ("host", "boot", "pid", "process_start", "namespace")}
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "Writer":
         """Return the writer of a `joined` record's body."""
-        return cls(**{name: body[name] for name in ("host", "boot", "pid", "process_start")})
+        place = {name: body[name] for name in ("host", "boot", "pid", "process_start")}
+        return cls(**place, namespace=body.get("namespace", ""))
 
     def gone(self) -> bool | None:
-        """Return whether the process is gone, or None if that cannot be known from this host."""
+        """Return whether the process is gone, or None if that cannot be known from here: beats tell then.
+
+        It cannot from another host, from another container (a pid namespace of its own), or after a restart: that
+        looks like another machine of the same name.
+        """
         if self.left:
             return True
-        if self.host != socket.gethostname():
+        place = (socket.gethostname(), _boot(), _namespace())
+        if not self.namespace or (self.host, self.boot, self.namespace) != place:
             return None
-        if self.boot != _boot():
-            return True  # this host was started anew since
         return _start_of(self.pid) != self.process_start
 
 
@@ -85,6 +101,18 @@ class Liveness:
 def _boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    """Return what names the pid namespace of this process, or "" if it is not the one that /proc shows."""
+    try:
+        shown = os.readlink("/proc/self")  # noqa: PTH115 -- looked at often: no object wanted here
+    except OSError:
+        return "the host's"  # no /proc, so no Linux, which alone has namespaces
+    try:
+        return os.readlink("/proc/self/ns/pid") if shown == str(os.getpid()) else ""  # noqa: PTH115 -- likewise
     except OSError:
         return ""
 
