@@ -180,7 +180,7 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path):
         "ForestSearcher: transfer must be one of 'surrogate', 'generative', 'priors', got 'all'": (
             lambda: tw.ForestSearcher(transfer="all")
         ),
-        "warm_start: the earlier study shares no parameter with this study: x; y": (
+        "warm_start: the earlier study has x, this study y: they share nothing": (
             lambda: tw.ForestSearcher(warm_start=told(3)).ask(View(Space(y=Float(0, 1)), 0), [0])
         ),
         "warm_start: no configuration of the earlier study lies within this study's space": (

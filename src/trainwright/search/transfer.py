@@ -141,7 +141,7 @@ class Recalled:
         if not shared:
             theirs = ", ".join(dict.fromkeys(name for row in experience.rows for name in row))
             ours = ", ".join(column.name for column in space.columns)
-            raise SearchError(f"warm_start: {experience.source} shares no parameter with this study: {theirs}; {ours}")
+            raise SearchError(f"warm_start: {experience.source} has {theirs}, this study {ours}: they share nothing")
         latent, inside = _read_rows(experience.rows, space)
         if not inside.any():
             raise SearchError(f"warm_start: no configuration of {experience.source} lies within this study's space")
