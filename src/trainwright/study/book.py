@@ -165,14 +165,19 @@ class Book:
         for number in sorted(self.state.trials):
             trial = self.state.trials[number]
             abandoned = trial.status is Status.PROPOSED and trial.key and self.orphaned(trial)
-            if abandoned and self.claims.lease(number):
+            if abandoned and self.claims.lease(number) and trial.status is Status.PROPOSED:  # still
                 self.asked.add(number)
                 yield Configuration(params=trial.params, key=trial.key, number=number, origin=trial.origin)
 
     def orphaned(self, trial: TrialState) -> bool:
-        """Whether nobody is left who would go on with a trial that nothing in this process works on."""
+        """Whether nobody is left who would go on with a trial that nothing in this process works on.
+
+        When its holder is found dead all is read that was written by then, and that may tell otherwise.
+        """
         if trial.status is Status.PROPOSED and trial.number in self.asked:
             return False
         if self.offered(trial):
             return True
-        return trial.holder in self._mine or self.claims.dead(trial.holder) is True
+        holder, status = trial.holder, trial.status
+        dead = holder in self._mine or self.claims.dead(holder) is True
+        return dead and (trial.holder, trial.status) == (holder, status)

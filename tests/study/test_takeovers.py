@@ -1,0 +1,79 @@
+"""What is taken over, and when to go: acts rest on what was written last, and nobody waits in vain."""
+
+import subprocess
+import sys
+
+import pytest
+
+import trainwright as tw
+from trainwright.ledger import DirectoryLedger, Status, Writer, facts
+
+SPACE = tw.Space(lr=tw.Float(1e-3, 1e-1, log=True))
+HERE = tw.Local(workers=0)
+pytestmark = pytest.mark.timeout(60)
+
+
+def make(directory, space=SPACE, **settings):
+    return tw.Study(space, objectives="min loss", directory=directory, seed=5, **settings)
+
+
+def joined(study, host):
+    """Return a writer on a host of its own, as another worker of the study."""
+    ledger = DirectoryLedger(study.directory / "ledger")
+    place = Writer(host=host, boot="b", pid=1, process_start="1")
+    ledger.append([facts.joined(place, session=1)])
+    return ledger
+
+
+def begin(study, ledger, number):
+    """Propose and start a trial as that writer."""
+    params = {"lr": 0.01 + 0.01 * number}
+    key = study.space.configuration_of(params).key
+    ledger.claim(f"number/{number}/0", ledger.writer)
+    ledger.append([facts.proposed(number, params=params, key=key, origin={}, seen=0, seen_hash="")])
+    ledger.append([facts.started(number, 1, slot="0", devices=[], resumed_epoch=0)])
+
+
+def train(trial):
+    return trial.params["lr"]
+
+
+# What the dead wrote last.
+
+
+def test_a_trial_that_another_has_taken_over_is_left_to_it(tmp_path, monkeypatch):
+    """Two find a holder dead; the quicker has gone on with its trial when the slower reads on."""
+    with make(tmp_path / "study") as study:
+        holder, quicker = joined(study, "a"), joined(study, "b")
+        begin(study, holder, 0)
+        book = study._book
+        book.refresh()
+        trial = book.state.trials[0]
+        quicker.append([facts.lost(0, 1, why="silent", blame=False)])
+        quicker.append([facts.started(0, 2, slot="1", devices=[], resumed_epoch=0)])
+        monkeypatch.setattr(book.claims._liveness, "dead", lambda name, *_: name == holder.writer)
+        assert not book.orphaned(trial)
+        assert (trial.status, trial.holder) == (Status.RUNNING, quicker.writer)
+
+
+LATE_NEWS = """
+import os, sys
+import trainwright as tw
+study = tw.Study.open(sys.argv[1])
+asked = study.ask(2)
+print("asked", flush=True)
+sys.stdin.readline()
+study.tell(asked[0], loss=1.0)
+os._exit(0)
+"""
+
+
+def test_what_a_dead_loop_told_last_is_not_asked_again(tmp_path):
+    """It is read only when its process is found gone; what it has not told is asked again."""
+    with make(tmp_path / "study") as study:
+        python = [sys.executable, "-c", LATE_NEWS, str(tmp_path / "study")]
+        with subprocess.Popen(python, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == "asked\n"
+            study.refresh()
+            other.communicate("go on\n")
+        assert [configuration.number for configuration in study.ask(2)] == [1, 2]
