@@ -21,8 +21,8 @@ demo: $(VENV)/.base  ## Search 60 small CNNs, select an ensemble, write a report
 	$(BIN)/trainwright run examples/demo/$(DATA).toml
 
 test: $(VENV)/.dev  ## Run the fast tests
-	@echo "== test: the fast suite"
-	$(BIN)/python -m pytest -q
+	@echo "== test: the fast suite, a process per processor"
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test-all: $(VENV)/.more  ## Run all tests, the slow ones too
 	@echo "== test-all: everything, several minutes more than \`make test\`"

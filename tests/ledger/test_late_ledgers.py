@@ -97,7 +97,7 @@ def books(delay, count):
     clock = Clock()
     first = MemoryLedger(clock=clock, visibility_seconds=delay, repeats=3)
     book = Book(first, None)
-    book.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), 0, {})
+    book.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), (), 0, {})
     clock.now += delay
     others = [Book(MemoryLedger(of=first, visibility_seconds=delay, repeats=3), None) for _ in range(count - 1)]
     return [book, *others], clock
