@@ -7,6 +7,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
+from trainwright.study.claims import Claims
 
 SPACE = tw.Space(lr=tw.Float(1e-3, 1e-1, log=True))
 HERE = tw.Local(workers=0)
@@ -77,3 +78,56 @@ def test_what_a_dead_loop_told_last_is_not_asked_again(tmp_path):
             study.refresh()
             other.communicate("go on\n")
         assert [configuration.number for configuration in study.ask(2)] == [1, 2]
+
+
+# When to go.
+
+
+def test_workers_leave_a_space_that_is_used_up(tmp_path):
+    """The numbers that they claimed for nothing keep nobody."""
+    with make(tmp_path / "study", tw.Space(lr=tw.Choice(0.1, 0.2, 0.3))) as study:
+        assert tw.Worker(where=study, train=train, engine=HERE).run(trials=9, progress=False) == 3
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        facts.failed(1, 1, failure="exception", message="no luck"),
+        facts.paused(1, 1, reason="preempted", epoch=0, values={}, wall_seconds=1.0),
+    ],
+)
+def test_news_that_come_while_a_worker_looks_for_work_keep_it(tmp_path, monkeypatch, end):
+    """The other worker left by then: what it failed or did not end is for us to make good."""
+    with make(tmp_path / "study") as study:
+        other = joined(study, "elsewhere")
+        look = Claims.number
+
+        def leaves(claims, *arguments, **named):
+            if study.state.results == 1 and 1 not in study.state.trials:
+                begin(study, other, 1)
+                other.append([end, facts.left()])
+            return look(claims, *arguments, **named)
+
+        monkeypatch.setattr(Claims, "number", leaves)
+        assert tw.Worker(where=study, train=train, engine=HERE).run(trials=2, progress=False) == 2
+
+
+def test_a_driver_stays_for_a_death_that_it_learns_of_at_the_end(tmp_path, monkeypatch):
+    """Its look at the holder decides when it asks whether to go."""
+    with make(tmp_path / "study") as study:
+        other = joined(study, "elsewhere")
+        begin(study, other, 1)
+        study.refresh()
+        asked = []
+        ask = Claims.undecided
+
+        def undecided(claims, limit):
+            asked.append(limit)
+            return ask(claims, limit)
+
+        monkeypatch.setattr(Claims, "undecided", undecided)
+        monkeypatch.setattr("trainwright.study.claims.Liveness.dead", lambda *_: True if asked else None)
+        for pause in ("_GLANCE_SECONDS", "_SOON_SECONDS"):
+            monkeypatch.setattr(f"trainwright.study.claims.{pause}", 0.0)
+        study.run(train, trials=2, engine=HERE, progress=False)
+        assert study.state.results == 2

@@ -198,11 +198,14 @@ class Claims:
         return new
 
     def undecided(self, limit: int | None) -> bool:
-        """Whether it is not known yet if some holder, on another host, of a trial or number below `limit` lives."""
+        """Whether it is not known yet if some holder, on another host, of a trial or number below `limit` lives.
+
+        Or if it is known, but was not told yet: so somebody has to take over what it left.
+        """
         held = (Status.PROPOSED, Status.RUNNING)
         holders = {trial.holder for trial in self._state.trials.values() if trial.status in held}
         holders |= self.waited_for(limit)
-        return any(self.dead(holder) is None for holder in holders)
+        return any(self.dead(holder) is None for holder in holders) or not self._dead <= self._told
 
     def waited_for(self, limit: int | None) -> set[str]:
         """Return who has claimed numbers below `limit`, but not proposed."""

@@ -112,13 +112,15 @@ class Driver:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
         self._granted = 0
         self.book.keep_up()
+        allowed = self._allowed()
         for grant in self.scheduler.policy.plan(self):
             self._start(grant.work.trial, grant.block)
         if self._running:
             self.proposals.prepare()
             self.engine.poll(self, _POLL_SECONDS)
         elif not self._granted:  # else another driver was faster: look again
-            if self._enough() or not self._expects_news():
+            news = bool(self._waiting) or self._allowed() != allowed  # read while we looked for work
+            if self._enough() or not (news or self._expects_news()):
                 return True
             self._await_news()
         self._watch()
@@ -393,7 +395,7 @@ class Driver:
             counts = self.book.state.counts
             if counts[Status.PROPOSED] + counts[Status.RUNNING] + counts[Status.LOST]:
                 return True
-            if self.book.claims.waited_for(limit) or self._contested:
+            if self._contested or (not self.proposals.exhausted and self.book.claims.waited_for(limit)):
                 return True
         return self.book.claims.undecided(limit)
 
