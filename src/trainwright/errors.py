@@ -8,6 +8,7 @@ __all__ = [
     "EnsembleError",
     "InputError",
     "LedgerError",
+    "LedgerFull",
     "LedgerTooNew",
     "MissingExtra",
     "MixedSplitsError",
@@ -87,6 +88,10 @@ class MissingExtra(InputError):
 
 class LedgerError(TrainwrightError):
     """A ledger that cannot be written or read; names the path."""
+
+
+class LedgerFull(LedgerError):
+    """A ledger without room for what was to be written; whoever waits for room may write it again."""
 
 
 class LedgerTooNew(StudyError):

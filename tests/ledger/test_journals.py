@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from trainwright.errors import LedgerError, LedgerTooNew, StudyError
+from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, StudyError
 from trainwright.ledger import FORMAT, DirectoryLedger, Record, blocks, facts
 
 
@@ -271,6 +271,21 @@ def test_a_sync_that_fails_at_a_beat_starts_a_new_writer(ledger, monkeypatch):
     assert ledger.beats([ledger.writer])[ledger.writer] > 0
 
 
+@pytest.mark.parametrize("at", ["beat", "append", "close"])
+def test_what_a_failed_sync_leaves_in_doubt_is_written_again(ledger, monkeypatch, at):
+    """On a network file system a full disk is told by the sync only, and takes the pages with it."""
+    ledger.append([facts.note("lazily synced", "one"), facts.note("lazily synced", "two")])
+    old = journal(ledger)
+    with monkeypatch.context() as patch:
+        inject(patch, "fdatasync", failing(errno.ENOSPC))
+        with pytest.raises(LedgerFull, match="no space left on device"):
+            ledger.append(marks("no")) if at == "append" else ledger.beat() if at == "beat" else ledger.close()
+    old.unlink()
+    ledger.append(marks("three"))
+    ledger.close()
+    assert read(ledger.directory)[0] == ["one", "two", "three"]
+
+
 def test_a_sync_that_fails_at_the_end_is_told(ledger, monkeypatch):
     ledger.append([facts.reported(0, 1, epoch=1, step=None, metrics={"x": 1.0}, wall_seconds=0.0)])
     inject(monkeypatch, "fdatasync", failing(errno.EIO))
@@ -281,7 +296,7 @@ def test_a_sync_that_fails_at_the_end_is_told(ledger, monkeypatch):
 
 def test_beats_that_cannot_be_written(ledger):
     (ledger.directory / "beats").rmdir()
-    with pytest.raises(LedgerError, match=r"cannot write .*beats: No such file or directory"):
+    with pytest.raises(LedgerError, match=r"cannot write .*beats: no such file or directory"):
         ledger.beat()
 
 

@@ -184,9 +184,9 @@ def test_a_ledger_that_vanishes(ledger):
         ledger.append(mark(1))
     with pytest.raises(LedgerError, match=r"cannot read .*: No such file or directory"):
         ledger.read()
-    with pytest.raises(LedgerError, match=r"cannot write .*beats: No such file or directory"):
+    with pytest.raises(LedgerError, match=r"cannot write .*beats: no such file or directory"):
         ledger.beat()
-    with pytest.raises(LedgerError, match=r"cannot claim .*: No such file or directory"):
+    with pytest.raises(LedgerError, match=r"cannot claim .*: no such file or directory"):
         ledger.claim("key", "mine")
 
 

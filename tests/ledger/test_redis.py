@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from servers import CuttingProxy, Server, needs_redis
 
-from trainwright.errors import LedgerError, LedgerTooNew, MissingExtra, StudyError
+from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
 from trainwright.ledger import FORMAT, Record, RedisLedger, blocks, open_ledger
 from trainwright.ledger.conformance import LedgerConformance
 
@@ -293,7 +293,7 @@ def test_a_claim_that_went_back_in_time_is_refused(ledger, server):
 def test_a_full_server_refuses_clearly(ledger, server):
     ledger.append(marks(1))
     server.client().config_set("maxmemory", 1)
-    with pytest.raises(LedgerError, match=r"redis://.*study=digits refuses: .*maxmemory"):
+    with pytest.raises(LedgerFull, match=r"redis://.*study=digits refuses: .*maxmemory"):
         ledger.append(marks(2))
     server.client().config_set("maxmemory", 0)
     ledger.append(marks(3))

@@ -1,5 +1,6 @@
 """`trainwright worker WHERE`: join a study and work on it, beside any number of others."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ def worker(
     workers: Annotated[int | None, typer.Option("--workers", help="Trials at once; else one a GPU.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Which slot to try first (default: as launched).")] = None,
     grace: Annotated[float, typer.Option("--grace", help="Seconds for the running epoch when told to leave.")] = 25.0,
+    give_up: Annotated[float, typer.Option("--give-up", help="Seconds to wait for room on a full disk.")] = 600.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Leave as soon as there is nothing to start.")] = False,
     other_job: Annotated[bool, typer.Option("--other-job", help="Run something else than the others do.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
@@ -34,6 +36,7 @@ def worker(
     from trainwright.engine.devices import visible_gpus
     from trainwright.study import Study, Worker
 
+    sys.path.append(str(Path.cwd()))  # where the module of --train may be
     settings: dict[str, Any] = {"train": train}
     stop_when = None
     if where.endswith((".toml", ".py")):
@@ -50,7 +53,13 @@ def worker(
         settings["engine"] = Local(workers if workers is not None else max(1, len(visible_gpus())))
     with study:
         ours = Worker(
-            where=study, rank=rank, wait=not no_wait, grace_seconds=grace, other_job=other_job, **settings
+            where=study,
+            rank=rank,
+            wait=not no_wait,
+            grace_seconds=grace,
+            give_up_seconds=give_up,
+            other_job=other_job,
+            **settings,
         ).run(trials=trials, wall_seconds=wall_seconds, stop_when=stop_when, progress=not quiet)
         results = study.state.results
         if not quiet:

@@ -42,6 +42,8 @@ class InProcess:
             assignment = self._queue.popleft()
             channel = _Direct(handler, assignment.trial)
             outcome = run_assignment(self._train, assignment, channel, gpu=bool(self._gpus))
+            if channel.trouble is not None:
+                raise channel.trouble
             handler.exited(assignment.trial, outcome)
 
     def close(self) -> None:
@@ -53,6 +55,11 @@ class _Direct:
     def __init__(self, handler: Handler, trial: int) -> None:
         self._handler = handler
         self._trial = trial
+        self.trouble: Exception | None = None
 
     def exchange(self, records: list[Record]) -> bool:
-        return self._handler.facts(self._trial, records)
+        try:
+            return self._handler.facts(self._trial, records)
+        except Exception as error:  # noqa: BLE001 -- the handler's trouble is no failure of the trial: `poll` raises it
+            self.trouble = error
+            return False

@@ -14,7 +14,7 @@ from typing import get_args
 from urllib.parse import quote
 
 from trainwright.errors import LedgerError, LedgerTooNew, StudyError
-from trainwright.ledger.journal import Fsync, JournalRemoved, JournalWriter
+from trainwright.ledger.journal import Fsync, JournalRemoved, JournalWriter, failed
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.reader import JournalReader
 from trainwright.ledger.record import FORMAT, Record
@@ -60,6 +60,7 @@ class DirectoryLedger:
             ) from error
         self._reader = JournalReader(self.directory / "journal", Snapshots(self.directory / "snapshot"))
         self._lock = threading.RLock()
+        self._again: list[Record] = []  # acknowledged, but perhaps not on the disk: written again with the next ones
         self._beats: dict[str, int] = {}  # of every writer that this object was since it was opened
         self._open_writer()
 
@@ -81,7 +82,8 @@ class DirectoryLedger:
         """Write the records as the journal's fsync policy says and return them stamped.
 
         After a failure, or Ctrl-C in the middle of it, the object goes on as a new writer, since what the old file's
-        end looks like is unknown.
+        end looks like is unknown. It writes again what a failed sync has left in doubt. Raises `LedgerError`, on a full
+        disk `LedgerFull`.
         """
         with self._lock:
             writer = self.writer
@@ -94,17 +96,19 @@ class DirectoryLedger:
 
     def _append(self, writer: str, records: Sequence[Record]) -> list[Record]:
         at = time.time()
-        stamped = [record.stamped(writer, self._seq + i, at) for i, record in enumerate(records)]
+        again = self._again
+        stamped = [record.stamped(writer, self._seq + i, at) for i, record in enumerate([*again, *records])]
         try:
             self._journal.append(stamped)
             self._seq += len(stamped)
         except BaseException:
             self._renew()
             raise
-        self._sign = _now()
-        return stamped
+        self._again, self._sign = [], _now()
+        return stamped[len(again) :]
 
     def _renew(self) -> None:
+        self._again = [*self._again, *self._journal.doubtful]
         self._journal.abandon()
         self._open_writer()
 
@@ -124,7 +128,7 @@ class DirectoryLedger:
                 folder.mkdir(exist_ok=True)
                 return token if _link(path, token) else _owner(path)
         except OSError as error:
-            raise LedgerError(f"cannot claim {key} in {self.directory}: {error.strerror or error}") from error
+            raise failed(f"claim {key} in {self.directory}", self.directory, error) from error
 
     def beat(self) -> None:
         """Write this writer's next count, and those of the writers it was, and bring late reports to the disk."""
@@ -136,7 +140,7 @@ class DirectoryLedger:
                     self._beats[writer] += 1
                     (self.directory / "beats" / writer).write_text(str(self._beats[writer]), encoding="ascii")
             except OSError as error:
-                raise LedgerError(f"cannot write {self.directory / 'beats'}: {error.strerror or error}") from error
+                raise failed(f"write {self.directory / 'beats'}", self.directory, error) from error
             try:
                 self._journal.sync()
             except LedgerError:
@@ -172,11 +176,13 @@ class DirectoryLedger:
         """Sync and close the journal; if it is used again, it is as a new writer."""
         with self._lock:
             wrote = self._seq > 0
+            if self._again:
+                self.append([])
             try:
                 self._journal.close()
             finally:
                 self._beats.clear()
-                self._open_writer()
+                self._renew()
             if wrote:
                 self._tidy()
 
@@ -214,11 +220,18 @@ def _study_id(directory: Path) -> str:
 def _link(path: Path, content: str, *, sync: bool = False) -> bool:
     """Put `content` at `path` unless something is there; return whether it was this call that did."""
     temporary = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
-    with temporary.open("xb") as file:
-        file.write(content.encode())
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        with temporary.open("xb") as file:
+            file.write(content.encode())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        return _linked(temporary, path, content)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _linked(temporary: Path, path: Path, content: str) -> bool:
     try:
         os.link(temporary, path)
     except OSError as error:
@@ -229,8 +242,6 @@ def _link(path: Path, content: str, *, sync: bool = False) -> bool:
         if not isinstance(error, FileExistsError):
             raise
         return False
-    finally:
-        temporary.unlink(missing_ok=True)
     return True
 
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainwright.errors import LedgerError
+from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
 
-__all__ = ["END", "Fsync", "JournalRemoved", "JournalWriter", "predecessor", "sync_directory", "writer_of"]
+__all__ = ["END", "Fsync", "JournalRemoved", "JournalWriter", "failed", "predecessor", "sync_directory", "writer_of"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
@@ -50,6 +50,8 @@ class JournalWriter:
         self._bytes = 0
         self._file: int | None = None
         self._unsynced_since: float | None = None
+        self._unsynced: list[Record] = []
+        self.doubtful: list[Record] = []  # acknowledged before a sync that failed: perhaps not on the disk
 
     @property
     def path(self) -> Path:
@@ -76,8 +78,10 @@ class JournalWriter:
             if os.fstat(self._file).st_nlink == 0:
                 raise OSError(errno.ESTALE, "it was removed")
         except OSError as error:
-            kind = JournalRemoved if error.errno == errno.ESTALE else LedgerError
-            raise kind(_failure(self.path, error)) from error
+            failure = failed(f"write {self.path}", self._folder, error)
+            with contextlib.suppress(LedgerError):
+                self.sync()  # what was acknowledged before
+            raise (JournalRemoved(str(failure)) if error.errno == errno.ESTALE else failure) from error
         self._bytes += len(data)
         self._after_write(records)
 
@@ -88,6 +92,8 @@ class JournalWriter:
         urgent = self._fsync == "always" or any(record.kind not in _LAZY_KINDS for record in records)
         if urgent or now - self._unsynced_since > _LAZY_SECONDS:
             self.sync()
+        elif self._fsync != "never":
+            self._unsynced += records
 
     def sync(self) -> None:
         """Bring what was written to the disk, unless the policy leaves that to the system."""
@@ -96,8 +102,9 @@ class JournalWriter:
         try:
             os.fdatasync(self._file)
         except OSError as error:
-            raise LedgerError(_failure(self.path, error)) from error
-        self._unsynced_since = None
+            self.doubtful, self._unsynced_since = self._unsynced, None
+            raise failed(f"write {self.path}", self._folder, error) from error
+        self._unsynced, self._unsynced_since = [], None
 
     def close(self) -> None:
         """Sync the file, write its last line and let go of it."""
@@ -140,11 +147,13 @@ def sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def _failure(path: Path, error: OSError) -> str:
+def failed(what: str, where: Path, error: OSError) -> LedgerError:
+    """Return the error of what could not be done in the folder `where`, with the room that is there."""
     try:
-        free = f"; {shutil.disk_usage(path.parent).free:,} bytes are free there"
+        free = f"; {shutil.disk_usage(where).free:,} bytes are free there"
     except OSError:
         free = ""
-    return (
-        f"cannot write {path}: {(error.strerror or str(error)).lower()}{free}; mend that and run again, nothing is lost"
+    kind = LedgerFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else LedgerError
+    return kind(
+        f"cannot {what}: {(error.strerror or str(error)).lower()}{free}; mend that and run again, nothing is lost"
     )

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from trainwright.errors import LedgerError, LedgerTooNew, MissingExtra, StudyError
+from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.writers import new_writer
@@ -222,7 +222,9 @@ class RedisLedger:
                 elif "STUDYGONE" in str(error) or "STUDYBACK" in str(error):
                     raise LedgerError(self._lost()) from None
                 else:
-                    raise LedgerError(f"{self.url} refuses: {error}") from error
+                    full = isinstance(error, redis.OutOfMemoryError) or "MISCONF" in str(error)  # its memory, its disk
+                    kind = LedgerFull if full else LedgerError
+                    raise kind(f"{self.url} refuses: {error}") from error
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 self._wait_on(error, began)
             time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))  # so that workers do not come back all at once

@@ -9,6 +9,7 @@ from trainwright.errors import StudyError
 from trainwright.ledger import Constraint, Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
 from trainwright.space import Configuration, Space
 from trainwright.study.claims import Claims
+from trainwright.study.patience import Patience
 from trainwright.study.results import first_reference
 
 __all__ = ["ENQUEUED", "Book", "Follower"]
@@ -42,7 +43,10 @@ class Book:
         self._cursor: object = None
         self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
-        self.claims = Claims(ledger, self.state, join=self.join, refresh=self.refresh, mine=self._mine)
+        self.patience = Patience()
+        self.claims = Claims(
+            ledger, self.state, join=self.join, claim=self.claim, refresh=self.refresh, mine=self._mine
+        )
         self._next_read = 0.0
         self._refereed = False  # whether the reference point is fixed, or somebody else fixes it
         self.refresh()
@@ -58,8 +62,7 @@ class Book:
 
     def append(self, *records: Record) -> None:
         """Make the records durable and fold them."""
-        self.join()
-        self._fold(self.ledger.append(records))
+        self._fold(self.patience(lambda: self._written(records)))
         if not self._refereed and self.state.results:
             self._referee()
 
@@ -69,15 +72,26 @@ class Book:
         if self._refereed or (values := first_reference(self.state)) is None:
             return
         self._refereed = True
-        if self.ledger.claim("reference", self.ledger.writer) in self._mine:
-            self._fold(self.ledger.append([facts.note("reference", values)]))
+        if self.claim("reference") in self._mine:
+            self.append(facts.note("reference", values))
+
+    def claim(self, key: str) -> str:
+        """Return the writer that owns `key`: we, unless it was claimed before."""
+        return self.patience(lambda: self.ledger.claim(key, self.ledger.writer))
 
     def join(self) -> None:
         """Say who writes, once for each writer that the ledger makes of us, before its first record or claim."""
+        self.patience(self._join)
+
+    def _join(self) -> None:
         if self.ledger.writer not in self._mine:
             (record,) = self.ledger.append([facts.joined(Writer.here(), session=self.state.sessions + 1)])
             self._mine.add(record.writer)
             self._fold([record])
+
+    def _written(self, records: Sequence[Record]) -> list[Record]:
+        self._join()  # a failed write makes another writer of us
+        return self.ledger.append(records)
 
     def refresh(self) -> None:
         """Read and fold what other writers appended."""
@@ -108,7 +122,7 @@ class Book:
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""
         if self.ledger.writer in self._mine:
-            self._fold(self.ledger.append([facts.left()]))
+            self._fold(self.patience(lambda: self.ledger.append([facts.left()])))
         self._mine.clear()
         self.ledger.close()
 

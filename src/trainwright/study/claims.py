@@ -32,12 +32,14 @@ class Claims:
         state: State,
         *,
         join: Callable[[], None],
+        claim: Callable[[str], str],
         refresh: Callable[[], None],
         mine: Collection[str],
     ) -> None:
         self._ledger = ledger
         self._state = state
         self._join = join  # makes us known before our first claim
+        self._claim = claim  # tells who has a key: we, unless it was claimed before
         self._refresh = refresh  # reads what was written
         self._mine = mine  # the writers that we are and were
         self.slot = 0  # where the draws of numbers start from
@@ -139,7 +141,7 @@ class Claims:
         Returns the turn, or None if somebody else has it, and the owner.
         """
         self._join()
-        while (owner := self._ledger.claim(f"{key}/{turn}", self._ledger.writer)) not in self._mine:
+        while (owner := self._claim(f"{key}/{turn}")) not in self._mine:
             if not self.dead(owner):
                 return None, owner
             turn += 1

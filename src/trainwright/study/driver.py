@@ -35,13 +35,14 @@ class StudyFailed(TrainwrightError):
 class Member:
     """What sets a worker of a team apart from a driver that expects to be alone.
 
-    It has a slot of its own; it waits for what others run, to take it over if they die; and when it is told to leave,
-    its trials have `grace_seconds` to come to the end of their epoch.
+    It has a slot of its own; it waits for what others run, to take it over if they die; when it is told to leave, its
+    trials have `grace_seconds` to come to the end of their epoch; and a full ledger ends it after `give_up_seconds`.
     """
 
     slot: int = 0
     wait: bool = True
     grace_seconds: float = 25.0
+    give_up_seconds: float = 600.0
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import threading
 from contextlib import suppress
 from typing import Self
 
-from trainwright.errors import LedgerError
+from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger import Ledger
 
 __all__ = ["Heart"]
@@ -34,6 +34,8 @@ class Heart:
         while not self._stop.wait(self._ledger.lease_seconds / _BEATS):
             try:
                 self._ledger.beat()
+            except LedgerFull:
+                continue  # what is written next tells it to whoever has the patience
             except LedgerError as error:
                 self._trouble = error  # told by the driver, that knows what to do with it; the next beat may succeed
 

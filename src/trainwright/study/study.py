@@ -33,6 +33,7 @@ from trainwright.study.driver import Driver, Member
 from trainwright.study.followers import RuleFollower, SearchFollower
 from trainwright.study.job import Job
 from trainwright.study.opening import compare, found_ledger, made_ledger
+from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 from trainwright.study.results import By, Results, recommended
@@ -293,6 +294,10 @@ class Study:
         self._book.followers.append(rule)
         self._follow(view)
         with Progress(budget.trials, shown=progress) as shown:
+            if member is not None:
+                self._book.patience = Patience(member.give_up_seconds, shown.say)
+            if (made_by := self._book.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
+                shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
             if self._book.state.trials:
                 shown.resume(self._book.state)
                 shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")
@@ -317,6 +322,7 @@ class Study:
                 driver.run(train)
             finally:
                 self._book.followers = followers
+                self._book.patience = Patience()
 
     # Look.
 

@@ -26,7 +26,9 @@ class Worker:
     any time and be started by anything; `rank` is a hint at which slot to take (default: what the launcher says).
     Each slot has an exploration (kappa) of its own. A worker whose training function or rule differs from the study's
     is refused unless `other_job`. Without work of its own it waits for what others run, to take it over if they die,
-    unless `wait` is False. Told to leave (SIGTERM, Ctrl-C), it gives its trials `grace_seconds` for their epoch.
+    unless `wait` is False. Told to leave (SIGTERM, Ctrl-C), it gives its trials `grace_seconds` for their epoch. While
+    the ledger has no room (a full disk) it stands still and tries again, and ends after `give_up_seconds`; other losses
+    of the ledger end it at once. Workers of another version work together as long as they know the records' format.
     """
 
     where: Study | str | Path
@@ -37,15 +39,16 @@ class Worker:
     rank: int | None = None
     wait: bool = True
     grace_seconds: float = 25.0
+    give_up_seconds: float = 600.0
     other_job: bool = False
 
     def __post_init__(self) -> None:
         if self.rank is not None and (isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 0):
             raise StudyError(f"Worker.rank: got {self.rank!r}; allowed: a whole number >= 0, or None")
-        if isinstance(self.grace_seconds, bool) or not isinstance(self.grace_seconds, int | float):
-            raise StudyError(f"Worker.grace_seconds: got {self.grace_seconds!r}; allowed: a number >= 0")
-        if not 0 <= self.grace_seconds < float("inf"):
-            raise StudyError(f"Worker.grace_seconds: got {self.grace_seconds!r}; allowed: a number >= 0")
+        for name in ("grace_seconds", "give_up_seconds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise StudyError(f"Worker.{name}: got {value!r}; allowed: a number >= 0")
 
     def run(
         self,
@@ -90,7 +93,7 @@ class Worker:
                 self.engine if self.engine is not None else Local(),
                 progress=progress,
                 rank=self.rank if self.rank is not None else rank(),
-                member=Member(wait=self.wait, grace_seconds=self.grace_seconds),
+                member=Member(wait=self.wait, grace_seconds=self.grace_seconds, give_up_seconds=self.give_up_seconds),
             )
         finally:
             if study is not self.where:

@@ -1,0 +1,57 @@
+"""Patience: what a full ledger did not take is written again and again, until there is room or the time is up."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from trainwright.errors import LedgerFull
+
+__all__ = ["Patience"]
+
+_T = TypeVar("_T")
+
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class Patience:
+    """Waits for room for `give_up_seconds` in all, from the first failure to the next success; then never again.
+
+    Whoever waits stands still, and so do the trials that wait for their reports to be taken: nothing that they did is
+    lost, and nothing is done in vain. Ctrl-C ends the waiting.
+    """
+
+    def __init__(self, give_up_seconds: float = 0.0, say: Callable[[str], None] = print) -> None:
+        self._give_up_seconds = give_up_seconds
+        self._say = say
+        self._since: float | None = None
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def __call__(self, write: Callable[[], _T]) -> _T:
+        """Return what `write` returns; raises `LedgerFull` when the time is up."""
+        while True:
+            try:
+                done = write()
+            except LedgerFull as error:
+                self._wait(error)
+                continue
+            if self._since is not None:
+                self._since, self._pause = None, _FIRST_PAUSE_SECONDS
+                self._say("there is room in the ledger again: going on")
+            return done
+
+    def _wait(self, error: LedgerFull) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            if self._give_up_seconds:
+                self._say(f"waiting {self._give_up_seconds:g} s for room, then giving up: {error}")
+        left = self._since + self._give_up_seconds - now
+        if left <= 0:
+            raise error
+        try:
+            time.sleep(min(self._pause, left))
+        except KeyboardInterrupt:
+            self._give_up_seconds = 0.0
+            raise
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
