@@ -1,11 +1,14 @@
 """What is taken over, and when to go: acts rest on what was written last, and nobody waits in vain."""
 
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
 
 import trainwright as tw
+from trainwright.errors import LedgerError
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
 from trainwright.study.claims import Claims
 
@@ -78,6 +81,65 @@ def test_what_a_dead_loop_told_last_is_not_asked_again(tmp_path):
             study.refresh()
             other.communicate("go on\n")
         assert [configuration.number for configuration in study.ask(2)] == [1, 2]
+
+
+# What we did not come to propose.
+
+
+class Interrupted:
+    """Is interrupted at its first proposal."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def ask(self, view, numbers):
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+        return tw.RandomSearcher().ask(view, numbers)
+
+
+class Fickle:
+    """Proposes something else each time."""
+
+    calls = 0
+
+    def ask(self, view, numbers):
+        self.calls += 1
+        return tw.RandomSearcher().ask(view, [number + 100 * self.calls for number in numbers])
+
+
+def test_an_interrupted_run_keeps_no_number(tmp_path):
+    with make(tmp_path / "study", searcher=Interrupted()) as study:
+        with pytest.raises(KeyboardInterrupt):
+            study.run(train, trials=2, engine=HERE, progress=False)
+        study.run(train, trials=2, engine=HERE, progress=False)
+        assert study.state.results == 2
+
+
+def test_an_interrupted_ask_keeps_no_number(tmp_path):
+    with make(tmp_path / "study", searcher=Interrupted()) as study:
+        with pytest.raises(KeyboardInterrupt):
+            study.ask(3)
+        assert [configuration.number for configuration in study.ask(4)] == [0, 1, 2, 3]
+
+
+def test_proposals_that_were_written_though_the_write_failed_are_asked_once(tmp_path, monkeypatch):
+    """The disk had them when its sync failed: they are found again and not made anew."""
+    with make(tmp_path / "study", searcher=Fickle()) as study, monkeypatch.context() as patch:
+
+        def sync(_):
+            patch.undo()
+            raise OSError(errno.EIO, "input/output error")
+
+        study._book.ledger._journal._unsynced_since = -1e9  # so that it is due
+        patch.setattr(os, "fdatasync", sync)
+        with pytest.raises(LedgerError):
+            study.ask(3)
+        asked = study.ask(3)
+        assert len({configuration.number for configuration in asked}) == 3
+        study.refresh()
+        assert [study.state.trials[c.number].params for c in asked] == [c.params for c in asked]
 
 
 # When to go.

@@ -94,8 +94,10 @@ class Claims:
 
     def _won(self, number: int) -> bool:
         turn, owner = self._take_over(f"number/{number}")
+        if turn is not None and owner != self._ledger.writer:
+            self._refresh()  # we had it before a failed write, and perhaps that was written
         if number in self._state.trials:
-            return False  # its dead owner had proposed it, which we had not read yet
+            return False  # its owner, dead by now, had proposed it, which we had not read yet
         if turn is None:
             self._taken[number] = owner
         else:

@@ -57,6 +57,9 @@ class Proposals:
             self.exhausted = True
             self._say(f"every configuration of the space has been tried: {end}")
             return None
+        except BaseException:  # Ctrl-C, too: a number that is kept for nothing is missing in the end
+            claims.release([number])
+            raise
         return number, configuration
 
     def _stopped(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from trainwright.engine import Engine, Local, TrainFunction, script_boundary
-from trainwright.errors import MissingExtra, SpaceExhausted, StudyError, TrialError
+from trainwright.errors import MissingExtra, StudyError, TrialError
 from trainwright.ledger import (
     Constraint,
     Ledger,
@@ -121,12 +121,12 @@ class Study:
         if numbers:
             try:
                 proposals = self._searcher.ask(view, numbers)
-            except SpaceExhausted:
+                proposals = [replace(proposal, number=n) for n, proposal in zip(numbers, proposals, strict=True)]
+                self._book.append(*itertools.starmap(self._book.proposal, zip(numbers, proposals, strict=True)))
+            except BaseException:  # Ctrl-C, too: a number that is kept for nothing is missing in the end
                 self._book.claims.release(numbers)
                 raise
             self._book.asked.update(numbers)
-            proposals = [replace(proposal, number=n) for n, proposal in zip(numbers, proposals, strict=True)]
-            self._book.append(*itertools.starmap(self._book.proposal, zip(numbers, proposals, strict=True)))
             asked += proposals
         return asked if count is not None else asked[0]
 
