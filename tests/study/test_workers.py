@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from trainwright.errors import LedgerError, StudyError
 from trainwright.ledger import DirectoryLedger, Writer, facts
 
 MEMBER = Path(__file__).with_name("team_member.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SPACE = small_study.SPACE
 HERE = tw.Local(workers=0)
 pytestmark = pytest.mark.timeout(3000)
@@ -352,6 +354,33 @@ def test_under_srun(begun, slurm):
     status, _, err = worker(begun, "--trials", "12", "--workers", "0", launcher=("srun", "-n", "2"))
     assert status == 0, err
     check_study(begun, 12, checkpoints=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="no Ray: pip install ray, or `make test-all`")
+def test_as_ray_tasks(tmp_path):
+    """The example; one of its tasks is killed in the middle of a trial, and started again by Ray."""
+    for name in ("workers.py", "workers_ray.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    directory = tmp_path / "runs/ray"
+    environment = {**os.environ, "PYTHONPATH": str(MEMBER.parents[2] / "src")}
+    command = [sys.executable, "workers_ray.py"]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as script:
+        os.kill(wait_until(lambda: _busy(directory)), signal.SIGKILL)
+        _, err = script.communicate(timeout=300)
+    assert script.returncode == 0, err
+    study = check_study(directory, 12, checkpoints=False)
+    assert any(lease.lost for trial in study.trials for lease in trial.leases.values())
+    assert len(study.state.writers) > 3  # who made it, two tasks, and the one that was started again
+
+
+def _busy(directory):
+    """Return a process that holds a running trial, if there is one."""
+    try:
+        study = tw.Study.open(directory)
+    except StudyError:
+        return None
+    return next((study.state.writers[t.holder].pid for t in study.trials if t.status == "running"), None)
 
 
 @pytest.fixture
