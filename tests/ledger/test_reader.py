@@ -261,3 +261,14 @@ def test_an_end_that_cannot_be_written_is_no_error(ledger, monkeypatch):
         ledger.close()
     assert not path.read_bytes().endswith(END)
     assert values(ledger.read()[0]) == [0]
+
+
+def test_a_thorough_look_leaves_out_nobody(ledger, clock):
+    """Of many silent writers one wrote its last and was found gone: whoever takes over from it must know that."""
+    writers, reader, cursor = settled(ledger, clock, 70)
+    clock.now += 65.0
+    cursor = reader.read(cursor)[1]
+    writers[3].append(mark(3))
+    clock.now += 5.0
+    assert reader.read(cursor, most=1000)[0] == []
+    assert values(reader.read(cursor, most=1000, thorough=True)[0]) == [3]

@@ -112,9 +112,11 @@ class DirectoryLedger:
         self._journal.abandon()
         self._open_writer()
 
-    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
+    def read(
+        self, cursor: Cursor | None = None, *, most: int | None = None, thorough: bool = False
+    ) -> tuple[list[Record], Cursor]:
         """Return the records beyond `cursor` (bytes per journal); see `JournalReader` for how soon they are seen."""
-        return self._reader.read(cursor or {}, most)
+        return self._reader.read(cursor or {}, most, thorough=thorough)
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`, after trying to put `token` there."""

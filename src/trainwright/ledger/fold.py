@@ -134,7 +134,9 @@ def fold(records: Iterable[Record], into: State | None = None) -> State:
     return state
 
 
-def blocks(ledger: Ledger, cursor: Cursor | None = None) -> Iterator[tuple[list[Record], Cursor]]:
+def blocks(
+    ledger: Ledger, cursor: Cursor | None = None, *, thorough: bool = False
+) -> Iterator[tuple[list[Record], Cursor]]:
     """Yield the records since `cursor` in blocks, each with the cursor behind it, so that few are held at a time.
 
     From the first full block on the garbage collector rests: what a replay makes stays, and to go through it again and
@@ -143,7 +145,7 @@ def blocks(ledger: Ledger, cursor: Cursor | None = None) -> Iterator[tuple[list[
     collects = gc.isenabled()
     try:
         while True:
-            records, after = ledger.read(cursor, most=_BLOCK)
+            records, after = ledger.read(cursor, most=_BLOCK, thorough=thorough)
             if records or after is not cursor:
                 yield records, after
             if len(records) < _BLOCK:

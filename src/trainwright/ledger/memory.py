@@ -69,8 +69,14 @@ class MemoryLedger:
             store.appended.extend([store.clock()] * len(stamped))
         return stamped
 
-    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
-        """Return the records since `cursor` (a count)."""
+    def read(
+        self,
+        cursor: Cursor | None = None,
+        *,
+        most: int | None = None,
+        thorough: bool = False,  # noqa: ARG002 -- the protocol has it; here every read is
+    ) -> tuple[list[Record], Cursor]:
+        """Return the records since `cursor` (a count); every read is `thorough`."""
         store, start = self._store, cursor or 0
         with store.lock:
             visible = max(start, self._visible())

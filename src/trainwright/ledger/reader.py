@@ -66,23 +66,26 @@ class JournalReader:
         self._time = -1
         self._changed = self._listed = -_LIST_SECONDS
 
-    def read(self, places: dict[str, int], most: int | None = None) -> tuple[list[Record], dict[str, int]]:
+    def read(
+        self, places: dict[str, int], most: int | None = None, *, thorough: bool = False
+    ) -> tuple[list[Record], dict[str, int]]:
         """Return the whole records beyond `places` (journal to bytes), in order per writer, and the new places.
 
-        With `most` it stops after about so many records; fewer than `most` are all that there are.
+        With `most` it stops after about so many records; fewer than `most` are all that there are: of silent journals
+        in a crowd too, if `thorough`.
         """
         after: dict[str, int] = {}
         records: list[Record] = []
         if most is not None:
             self._collect(places, after, records, most)  # what the last look has found
         if most is None or len(records) < most:
-            self._look()
+            self._look(thorough)
             self._collect(places, after, records, most)
         return records, {**places, **after} if after else places
 
     # Looking.
 
-    def _look(self) -> None:
+    def _look(self, thorough: bool) -> None:
         """Find out which journals there are and how long they have become."""
         now = time.monotonic()
         try:
@@ -93,7 +96,7 @@ class JournalReader:
                 self._list(now)
         except OSError as error:
             raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        crowd = len(self._open) > _CROWD
+        crowd = len(self._open) > _CROWD and not thorough
         for journal in self._open:
             if journal.ended:
                 continue

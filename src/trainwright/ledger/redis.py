@@ -110,8 +110,14 @@ class RedisLedger:
         self._changes += 1
         return answer
 
-    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
-        """Return the records behind the stream's entry `cursor`."""
+    def read(
+        self,
+        cursor: Cursor | None = None,
+        *,
+        most: int | None = None,
+        thorough: bool = False,  # noqa: ARG002 -- the protocol has it; here every read is
+    ) -> tuple[list[Record], Cursor]:
+        """Return the records behind the stream's entry `cursor`; every read is `thorough`."""
         records: list[Record] = []
         while True:
             wanted = _ENTRIES if most is None else min(most, _ENTRIES)

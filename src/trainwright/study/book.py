@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -45,7 +46,12 @@ class Book:
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
         self.patience = Patience()
         self.claims = Claims(
-            ledger, self.state, join=self.join, claim=self.claim, refresh=self.refresh, mine=self._mine
+            ledger,
+            self.state,
+            join=self.join,
+            claim=self.claim,
+            refresh=partial(self.refresh, thorough=True),
+            mine=self._mine,
         )
         self._next_read = 0.0
         self._refereed = False  # whether the reference point is fixed, or somebody else fixes it
@@ -93,9 +99,9 @@ class Book:
         self._join()  # a failed write makes another writer of us
         return self.ledger.append(records)
 
-    def refresh(self) -> None:
-        """Read and fold what other writers appended."""
-        for records, cursor in blocks(self.ledger, self._cursor):
+    def refresh(self, *, thorough: bool = False) -> None:
+        """Read and fold what other writers appended; if `thorough`, also of those that were silent for long."""
+        for records, cursor in blocks(self.ledger, self._cursor, thorough=thorough):
             self._cursor = cursor
             self._fold(records)
 
