@@ -9,7 +9,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import LedgerError
-from trainwright.ledger import DirectoryLedger, Status, Writer, facts
+from trainwright.ledger import DirectoryLedger, Liveness, Status, Writer, facts
 from trainwright.study.claims import Claims
 
 SPACE = tw.Space(lr=tw.Float(1e-3, 1e-1, log=True))
@@ -98,6 +98,27 @@ def test_a_dead_one_in_a_crowd_is_read_to_its_end(tmp_path, monkeypatch):
         study.run(train, trials=1, engine=HERE, progress=False)
         assert sorted(study.trials[0].leases) == [1]
         assert study.trials[0].values == {"loss": 1.0}
+
+
+def test_a_writer_that_was_only_silent_may_come_back(tmp_path, monkeypatch):
+    """A network was down for longer than a lease: what it has done since is its own."""
+    with make(tmp_path / "study") as study:
+        other = joined(study, "elsewhere")
+        begin(study, other, 0)
+        study.refresh()
+        for name, value in {"_GLANCE_SECONDS": 0.0, "_SOON_SECONDS": 0.0, "_LOOKS": 1e9}.items():
+            monkeypatch.setattr(f"trainwright.study.claims.{name}", value)
+        now = [0.0]
+        claims = study._book.claims
+        claims._liveness = Liveness(180.0, lambda: now[0])
+        assert claims.dead(other.writer) is None
+        now[0] += 181.0
+        assert claims.newly_dead() == {other.writer}
+        assert claims.dead(other.writer) is True
+        other.beat()
+        assert claims.dead(other.writer) is False
+        now[0] += 181.0
+        assert claims.newly_dead() == {other.writer}
 
 
 # What we did not come to propose.

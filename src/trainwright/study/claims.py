@@ -49,7 +49,8 @@ class Claims:
         self._held: set[int] = set()  # numbers that we have claimed, but not proposed
         self._taken: dict[int, str] = {}  # numbers that others have claimed, but not proposed; and who
         self._dead: set[str] = set()
-        self._told: set[str] = set()  # those of them that `newly_dead` has told
+        self._silent: set[str] = set()  # those of them of whom only their silence tells it: they may come back
+        self._told: set[str] = set()  # those of the dead that `newly_dead` has told
         self._liveness = Liveness(ledger.lease_seconds)
         self._looked: dict[str, tuple[float, bool | None]] = {}  # when at a writer's beats, and what they told
 
@@ -161,7 +162,7 @@ class Claims:
         """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""
         if writer in self._mine:
             return False
-        if writer in self._dead:
+        if writer in self._dead and writer not in self._silent:
             return True
         known = self._state.writers.get(writer)
         now = time.monotonic()
@@ -177,8 +178,13 @@ class Claims:
             if now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
                 verdict = self._liveness.dead(writer, known, self._ledger.beats([writer])[writer])
                 self._looked[writer] = now, verdict
-        if verdict and known is not None:
+        if verdict is False and writer in self._silent:  # it was cut off, or stood still, and goes on
+            for names in (self._dead, self._told, self._silent):
+                names.discard(writer)
+        if verdict and known is not None and writer not in self._dead:
             self._dead.add(writer)
+            if gone is None:
+                self._silent.add(writer)
             self._refresh()  # it may have written more before it died than we have read
         return verdict
 
