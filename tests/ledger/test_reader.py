@@ -272,3 +272,16 @@ def test_a_thorough_look_leaves_out_nobody(ledger, clock):
     clock.now += 5.0
     assert reader.read(cursor, most=1000)[0] == []
     assert values(reader.read(cursor, most=1000, thorough=True)[0]) == [3]
+
+
+def test_what_cannot_be_found_for_a_moment_is_read_later(ledger, clock):
+    """A network file system may show a moved journal neither in its old place nor in its new one yet."""
+    writers, reader, cursor = settled(ledger, clock, 1)
+    writers[0].append(mark(1))
+    path = ledger.directory / "journal" / f"{writers[0].writer}.jsonl"
+    hidden = path.rename(path.with_suffix(".hidden"))
+    journal = reader._reader._journals[path.name]
+    journal.size = hidden.stat().st_size
+    assert reader.read(cursor)[0] == []
+    hidden.rename(path)
+    assert values(reader.read(cursor)[0]) == [1]

@@ -181,7 +181,7 @@ class JournalReader:
                 hole = data.find(b"\0")  # a page that has not arrived yet on a network file system
                 whole = data.rfind(b"\n", 0, hole if hole >= 0 else len(data)) + 1
                 if not whole:
-                    journal.torn = (place, journal.size, hole >= 0)
+                    journal.torn = (place, journal.size, hole >= 0 or not data)
                     break
                 journal.torn = _WHOLE
                 lines = data[: whole - 1].split(b"\n")
