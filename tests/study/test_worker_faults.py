@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ import small_study
 from scripts import check_study, log_of, wait_until
 
 import trainwright as tw
-from trainwright.errors import LedgerFull, LedgerTooNew
+from trainwright.checkpoint import store
+from trainwright.errors import LedgerFull, LedgerTooNew, TrainwrightError
 from trainwright.ledger import DirectoryLedger, Record, Status, Writer, facts
 
 sys.path.append(str(Path(__file__).parents[1] / "ledger"))  # where the tests of ledgers keep their servers
@@ -90,9 +92,14 @@ def worker(directory, *arguments, with_="", launcher=()):
 
 
 def at_work(directory, *workers, lines):
-    """Wait until so many epochs more were begun."""
-    goal = len(log_of(directory)) + lines
-    wait_until(lambda: len(log_of(directory)) >= goal or not all(worker.alive for worker in workers))
+    """Wait until so many epochs more were begun, and each worker has begun one."""
+    before = len(log_of(directory))
+
+    def begun():
+        new = log_of(directory)[before:]
+        return len(new) >= lines and len({line.pid for line in new}) >= len(workers)
+
+    wait_until(lambda: begun() or not all(worker.alive for worker in workers))
     assert all(worker.alive for worker in workers), [worker.said for worker in workers]
 
 
@@ -159,19 +166,20 @@ def test_clocks_two_hours_apart(begun):
 # A full disk.
 
 FULL = """
-os_write, flag = os.write, sys.argv.pop()
-def write(handle, data):
+real, flag = os.write, sys.argv.pop()
+def full(handle, *data):
     if os.path.exists(flag) and "/journal/" in os.readlink(f"/proc/self/fd/{handle}"):
         raise OSError(28, "No space left on device")
-    return os_write(handle, data)
-os.write = write
+    return real(handle, *data)
+os.write = full
 """
 
 
-def test_a_worker_waits_for_room(begun, tmp_path):
+@pytest.mark.parametrize("call", ["write", pytest.param("fdatasync", marks=pytest.mark.slow)])
+def test_a_worker_waits_for_room(begun, tmp_path, call):
     """It stands still, says so once, and goes on where it was when there is room: nothing lost, nothing twice."""
     flag = tmp_path / "full"
-    with worker(begun, "--trials", "8", str(flag), with_=FULL) as waiting:
+    with worker(begun, "--trials", "8", str(flag), with_=FULL.replace("os.write", f"os.{call}")) as waiting:
         at_work(begun, waiting, lines=3)
         flag.touch()
         wait_until(lambda: "waiting" in waiting.said)
@@ -184,7 +192,7 @@ def test_a_worker_waits_for_room(begun, tmp_path):
         len(re.findall(r"waiting 600 s for room, then giving up: cannot write .*: no space left on device; ", said))
         == 1
     )
-    assert "there is room in the ledger again: going on\n" in said
+    assert "there is room again: going on\n" in said
     check_nothing_twice(begun, 8)
 
 
@@ -224,6 +232,49 @@ def test_without_patience_a_full_disk_fails_no_trial(tmp_path, monkeypatch):
         assert study.trials[1].preempted
         assert ours.run(trials=3, progress=False) == 3
         assert study.state.counts["failed"] == 0
+
+
+@pytest.fixture
+def no_room_for_checkpoints(torch, monkeypatch):
+    """Let the fourth and the next few writes of a checkpoint's files find no room; return how many have failed."""
+    real, calls, failed = store._write, iter(range(10**9)), []
+
+    def write(path, content):
+        if 3 < next(calls) <= 6:
+            failed.append(path)
+            raise OSError(28, "No space left on device")
+        real(path, content)
+
+    monkeypatch.setattr(store, "_write", write)
+    return failed
+
+
+def run_with_checkpoints(directory, **settings):
+    with make(directory) as study:
+        worker = tw.Worker(where=study, train=small_study.train_with_torch, engine=HERE, scheduler=tw.FixedEpochs(4))
+        replace(worker, **settings).run(trials=2, progress=False)
+
+
+def test_a_checkpoint_without_room_fails_no_trial(tmp_path, no_room_for_checkpoints):
+    """The trial is paused and goes on from the checkpoint before, once there is room."""
+    run_with_checkpoints(tmp_path / "study")
+    assert len(no_room_for_checkpoints) == 3
+    study = check_study(tmp_path / "study", 2)
+    assert study.state.counts["failed"] == 0
+    assert [lease.end.reason for lease in study.trials[0].leases.values()] == ["preempted"] * 3 + ["completed"]
+
+
+def test_a_worker_gives_up_on_checkpoints(tmp_path, no_room_for_checkpoints):
+    del no_room_for_checkpoints
+    with pytest.raises(
+        TrainwrightError, match=r"cannot save the checkpoint .*: no space left on device; the one before"
+    ):
+        run_with_checkpoints(tmp_path / "study", give_up_seconds=0)
+    with make(tmp_path / "study") as study:
+        assert study.trials[0].preempted
+        assert study.trials[0].checkpoints
+    run_with_checkpoints(tmp_path / "study")
+    check_study(tmp_path / "study", 2)
 
 
 def test_a_disk_that_is_really_full(tmp_path):
@@ -272,20 +323,20 @@ def server(tmp_path):
 def test_redis_restarted_with_its_data(tmp_path, server):
     """Both workers wait for it and go on: nothing lost, nothing twice."""
     directory = begin(tmp_path / "study", ledger=server.url("s"))
-    with worker(directory, "--trials", "12") as one, worker(directory, "--trials", "12") as other:
-        at_work(directory, one, other, lines=4)
+    with worker(directory, "--trials", "24") as one, worker(directory, "--trials", "24") as other:
+        at_work(directory, lines=4)
         server.kill()
         time.sleep(0.3)
         server.start()
         one.ends()
         other.ends()
-    check_nothing_twice(directory, 12)
+    check_nothing_twice(directory, 24)
 
 
 def test_redis_restarted_without_its_data(tmp_path, server):
     """Both workers end with one sentence, and make nothing anew."""
     directory = begin(tmp_path / "study", ledger=server.url("s"))
-    with worker(directory, "--trials", "99") as one, worker(directory, "--trials", "99") as other:
+    with worker(directory, "--trials", "9999") as one, worker(directory, "--trials", "9999") as other:
         at_work(directory, one, other, lines=4)
         server.forget()
         server.start()

@@ -15,6 +15,7 @@ from trainwright.study.book import Book
 from trainwright.study.budget import Budget
 from trainwright.study.followers import RuleFollower
 from trainwright.study.heart import Heart
+from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 from trainwright.train import Assignment
@@ -23,6 +24,7 @@ __all__ = ["Driver", "Member", "StudyFailed"]
 
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
+_NO_ROOM = "no_room"
 _HOPELESS = 10
 """So many failures without one success end a run."""
 
@@ -84,6 +86,7 @@ class Driver:
         self._free: list[int] = []
         self._granted = 0  # trials handed to the policy in its present plan
         self._leaving = False
+        self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
         self._started = self._watched = time.monotonic()
 
     def run(self, train: TrainFunction) -> None:
@@ -281,6 +284,8 @@ class Driver:
         if running.superseded or self._leaving:
             return False
         for record in records:
+            if record.kind == "checkpointed":
+                self._room.found_room()
             if record.kind == "reported":
                 self._judge(trial, running, record.body["epoch"], record.body["metrics"])
         return isinstance(running.verdict, Continue) and running.refusal is None
@@ -313,16 +318,19 @@ class Driver:
         self._notice(trial, running)
         self.book.append(*outcome.records, self._end(trial, running, outcome))
         state = self.book.state.trials[trial]
-        if state.status is Status.LOST and not self._leaving:
+        if self._open(trial) and not self._leaving:
             self._waiting.append(trial)
         self.progress.ended(self.book.state, state)
+        if isinstance(outcome, Raised) and outcome.failure == _NO_ROOM:
+            self._room.wait(TrainwrightError(outcome.message))
         self._give_up_if_hopeless(state)
 
     def _end(self, number: int, running: _Running, outcome: Outcome) -> Record:
         lease, seconds = running.lease, outcome.seconds
         if isinstance(outcome, Quiet) and running.superseded:
             return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
-        if isinstance(outcome, Quiet) and self._leaving and isinstance(running.verdict, Continue):
+        leaves = isinstance(outcome, Quiet) and self._leaving and isinstance(running.verdict, Continue)
+        if leaves or (isinstance(outcome, Raised) and outcome.failure == _NO_ROOM):
             return self._pause(number, lease, seconds)
         if running.refusal is not None:
             return facts.failed(number, lease, failure="bad_objective", message=running.refusal, wall_seconds=seconds)

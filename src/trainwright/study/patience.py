@@ -1,10 +1,10 @@
-"""Patience: what a full ledger did not take is written again and again, until there is room or the time is up."""
+"""Patience: what a full disk did not take is written again and again, until there is room or the time is up."""
 
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from trainwright.errors import LedgerFull
+from trainwright.errors import LedgerFull, TrainwrightError
 
 __all__ = ["Patience"]
 
@@ -33,14 +33,19 @@ class Patience:
             try:
                 done = write()
             except LedgerFull as error:
-                self._wait(error)
+                self.wait(error)
                 continue
-            if self._since is not None:
-                self._since, self._pause = None, _FIRST_PAUSE_SECONDS
-                self._say("there is room in the ledger again: going on")
+            self.found_room()
             return done
 
-    def _wait(self, error: LedgerFull) -> None:
+    def found_room(self) -> None:
+        """Take note of a success."""
+        if self._since is not None:
+            self._since, self._pause = None, _FIRST_PAUSE_SECONDS
+            self._say("there is room again: going on")
+
+    def wait(self, error: TrainwrightError) -> None:
+        """Wait a while after a failure, longer after each; raise it when the time is up."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
