@@ -231,3 +231,22 @@ def test_a_driver_stays_for_a_death_that_it_learns_of_at_the_end(tmp_path, monke
             monkeypatch.setattr(f"trainwright.study.claims.{pause}", 0.0)
         study.run(train, trials=2, engine=HERE, progress=False)
         assert study.state.results == 2
+
+
+def test_a_worker_reads_on_before_it_gives_up(tmp_path, monkeypatch):
+    """Ten have failed and it knows of no success: it may only not have read of one yet."""
+    with make(tmp_path / "study") as study:
+        other = joined(study, "elsewhere")
+
+        def fails(trial):
+            if trial.number == 0:
+                begin(study, other, 5)
+                end = facts.finished(5, 1, reason="completed", values={"loss": 1.0}, wall_seconds=1.0)
+                other.append([end, facts.left()])
+            if study.state.counts["failed"] < 10:
+                raise ValueError("no luck")
+            return 1.0
+
+        monkeypatch.setattr("trainwright.study.book.Book.keep_up", lambda _: None)
+        study.run(fails, trials=2, engine=HERE, progress=False)
+        assert (study.state.results, study.state.counts["failed"]) == (2, 10)

@@ -378,6 +378,8 @@ class Driver:
         failed = counts[Status.FAILED]
         if trial.status is not Status.FAILED:
             return
+        if failed >= _HOPELESS and not self.book.state.results:
+            self.book.refresh()  # others may have had success since we read
         if failed >= self.budget.max_failures or (failed >= _HOPELESS and not self.book.state.results):
             why = trial.failure.message if trial.failure is not None else ""
             raise StudyFailed(f"{failed} trials have failed, {self.book.state.results} have a result; the last: {why}")
