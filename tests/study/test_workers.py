@@ -177,6 +177,17 @@ def test_a_worker_that_is_told_to_leave_ends_its_epoch(tmp_path, torch):
     check_study(directory, 1)
 
 
+def interrupted(trial):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_trial_in_the_workers_own_process_is_not_waited_for(tmp_path):
+    with make(tmp_path / "study") as study:
+        with pytest.raises(KeyboardInterrupt):
+            tw.Worker(where=study, train=interrupted, engine=HERE, grace_seconds=1e6).run(trials=1, progress=False)
+        assert study.state.counts["paused"] == 1
+
+
 def elsewhere(study):
     """Return a writer on a host of its own, as another worker of the study."""
     ledger = DirectoryLedger(study.directory / "ledger")

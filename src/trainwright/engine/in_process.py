@@ -1,9 +1,10 @@
 """The engine for debugging: trials run one after another in the calling process, where breakpoints work."""
 
+import time
 from collections import deque
 from pathlib import Path
 
-from trainwright.engine._engine import Block, Handler, TrainFunction
+from trainwright.engine._engine import Block, Handler, Quiet, TrainFunction
 from trainwright.engine._run import run_assignment
 from trainwright.ledger import Record
 from trainwright.train import Assignment
@@ -18,6 +19,8 @@ class InProcess:
         self._train: TrainFunction | None = None
         self._queue: deque[Assignment] = deque()
         self._gpus = gpus
+        self._interrupted: int | None = None  # the trial that Ctrl-C has ended, until a poll tells so
+        self._since = 0.0
 
     @property
     def slots(self) -> int:
@@ -37,11 +40,19 @@ class InProcess:
         self._queue.append(assignment)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:  # noqa: ARG002 -- the work is the waiting
-        """Run one assignment to its end."""
-        if self._queue and self._train is not None:
+        """Run one assignment to its end; of one that Ctrl-C has ended, tell so."""
+        if self._interrupted is not None:
+            trial, self._interrupted = self._interrupted, None
+            handler.exited(trial, Quiet(seconds=time.monotonic() - self._since))
+        elif self._queue and self._train is not None:
             assignment = self._queue.popleft()
             channel = _Direct(handler, assignment.trial)
-            outcome = run_assignment(self._train, assignment, channel, gpu=bool(self._gpus))
+            self._since = time.monotonic()
+            try:
+                outcome = run_assignment(self._train, assignment, channel, gpu=bool(self._gpus))
+            except KeyboardInterrupt:
+                self._interrupted = assignment.trial
+                raise
             if channel.trouble is not None:
                 raise channel.trouble
             handler.exited(assignment.trial, outcome)
@@ -49,6 +60,7 @@ class InProcess:
     def close(self) -> None:
         """Forget what was not started."""
         self._queue.clear()
+        self._interrupted = None
 
 
 class _Direct:
