@@ -32,16 +32,16 @@ _SOCKET_SECONDS = 15.0
 # Every change is one script: it looks whether the study is the one that we opened (ARGV[1]), and how many changes of
 # this writer (ARGV[2]) the server has made. If that is fewer than the writer knows of (ARGV[3]), the server has gone
 # back in time. If it is more, this very change was made and only the answer was lost: it is not made again.
-_GUARD = """
+_LOOK = """
 local study = redis.call('GET', KEYS[1])
 if not study or cjson.decode(study)['study'] ~= ARGV[1] then return redis.error_reply('STUDYGONE') end
 local made, known = tonumber(redis.call('HGET', KEYS[2], ARGV[2]) or '0'), tonumber(ARGV[3])
 if made < known then return redis.error_reply('STUDYBACK') end
-if made == known then redis.call('HSET', KEYS[2], ARGV[2], known + 1) end
 """
+_GUARD = _LOOK + "if made == known then redis.call('HSET', KEYS[2], ARGV[2], known + 1) end\n"
 _APPEND = _GUARD + "if made == known then redis.call('XADD', KEYS[3], '*', 'r', ARGV[4]) end return 1"
 _CLAIM = _GUARD + "redis.call('HSETNX', KEYS[3], ARGV[4], ARGV[5]) return redis.call('HGET', KEYS[3], ARGV[4])"
-_BEAT = _GUARD + "if made == known then redis.call('HINCRBY', KEYS[3], ARGV[2], 1) end return 1"
+_BEAT = _LOOK + "for i = 4, #ARGV do redis.call('HINCRBY', KEYS[3], ARGV[i], 1) end return 1"  # one too many is no harm
 
 
 class RedisLedger:
@@ -79,10 +79,12 @@ class RedisLedger:
         self._append = self._server.register_script(_APPEND)
         self._claim = self._server.register_script(_CLAIM)
         self._beat = self._server.register_script(_BEAT)
+        self._writers: list[str] = []  # that this object was since it was opened
         self._open_writer()
 
     def _open_writer(self) -> None:
         self.writer = new_writer()
+        self._writers.append(self.writer)
         self._seq = self._changes = 0
 
     def append(self, records: Sequence[Record]) -> list[Record]:
@@ -100,15 +102,17 @@ class RedisLedger:
             return stamped
 
     def _change(self, script: Any, key: str, *arguments: Any) -> Any:
-        keys = [self._keys["study"], self._keys["changes"], self._keys[key]]
-        call = partial(script, keys=keys, args=[self.study_id, self.writer, self._changes, *arguments])
         try:
-            answer = self._trying(call)
+            answer = self._call(script, key, *arguments)
         except BaseException:
             self._open_writer()
             raise
         self._changes += 1
         return answer
+
+    def _call(self, script: Any, key: str, *arguments: Any) -> Any:
+        keys = [self._keys["study"], self._keys["changes"], self._keys[key]]
+        return self._trying(partial(script, keys=keys, args=[self.study_id, self.writer, self._changes, *arguments]))
 
     def read(
         self,
@@ -149,9 +153,9 @@ class RedisLedger:
             return owner.decode()
 
     def beat(self) -> None:
-        """Count a beat."""
+        """Count a beat of this writer, and of those that it was: what they began goes on."""
         with self._lock:
-            self._change(self._beat, "beats")
+            self._call(self._beat, "beats", *self._writers)
 
     def beats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
@@ -168,6 +172,7 @@ class RedisLedger:
         """Let go of the connections; if it is used again, it is as a new writer."""
         with self._lock:
             self._server.close()
+            self._writers.clear()
             self._open_writer()
 
     # The study.
