@@ -370,16 +370,19 @@ def container():
     return CONTAINER
 
 
-def test_two_containers_of_one_name(begun, container):
+def test_two_containers_of_one_name(tmp_path, container):
     """The worker of each is process 1 on a host of one name: neither takes the other for gone."""
-    budget = ("--trials", "10")
-    with worker(begun, *budget, launcher=container) as one, worker(begun, *budget, launcher=container) as other:
-        one.ends()
-        other.ends()
+    epochs = 60  # more than a second: time enough to look at each other
+    begun, budget = begin(tmp_path / "study", epochs=epochs), ("--trials", "6")
+    with worker(begun, *budget, launcher=container) as one:
+        at_work(begun, one, lines=1)
+        with worker(begun, *budget, launcher=container) as other:
+            one.ends()
+            other.ends()
     with tw.Study.open(begun) as study:
         places = [(writer.pid, writer.namespace) for writer in study.state.writers.values() if writer.pid == 1]
     assert len(places) == len(set(places)) == 2
-    check_nothing_twice(begun, 10)
+    check_nothing_twice(begun, 6, epochs)
 
 
 # A worker that is stopped for longer than its lease.
