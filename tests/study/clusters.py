@@ -49,10 +49,12 @@ def one_node_slurm(folder):
     path = folder / "slurm.conf"
     ports = {"controller": _free_port(), "daemon": _free_port()}
     path.write_text(_CONFIGURATION.format(host=host, folder=folder, cpus=os.cpu_count(), **ports))
-    if not Path("/run/munge/munge.socket.2").exists():
+    if (
+        subprocess.run([str(shutil.which("munge")), "-n"], capture_output=True, check=False).returncode != 0
+    ):  # nobody behind its socket
         Path("/run/munge").mkdir(exist_ok=True)
         shutil.chown("/run/munge", "munge", "munge")
-        subprocess.run([shutil.which("runuser"), "-u", "munge", "--", "munged"], check=True)
+        subprocess.run([shutil.which("runuser"), "-u", "munge", "--", "munged", "--force"], check=True)
     environment = {"SLURM_CONF": str(path)}
     everything = {**os.environ, **environment}
     servers = [
