@@ -181,8 +181,10 @@ class TrialState:
     @property
     def preempted(self) -> bool:
         """Whether the trial is paused only because its run was interrupted, and goes on when there is room."""
+        if self.status is not Status.PAUSED:
+            return False
         end = self.end
-        return self.status is Status.PAUSED and end is not None and end.reason == "preempted"
+        return end is not None and end.reason == "preempted"
 
     @property
     def failure(self) -> Failure | None:

@@ -185,7 +185,8 @@ class Claims:
             self._dead.add(writer)
             if gone is None:
                 self._silent.add(writer)
-            self._refresh()  # it may have written more before it died than we have read
+            if not known.left:
+                self._refresh()  # it may have written more before it died than we have read
         return verdict
 
     def newly_dead(self) -> set[str]:

@@ -194,11 +194,11 @@ class Driver:
         """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
         for number in sorted(numbers):
             trial = self.book.state.trials[number]
-            if number in self._running or number in self._waiting:
+            if trial.status.ended or number in self._running or number in self._waiting:
                 continue
             if trial.status in {Status.RUNNING, Status.PROPOSED} and not self.book.orphaned(trial):
                 continue
-            if not trial.key and not trial.status.ended:  # its proposal is damaged: nobody knows what to run
+            if not trial.key:  # its proposal is damaged: nobody knows what to run
                 self.book.append(
                     facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
                 )
