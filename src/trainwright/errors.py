@@ -4,6 +4,15 @@ import difflib
 from collections.abc import Collection
 
 __all__ = [
+    "CheckpointConfigError",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointFormatError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "CheckpointSpaceError",
+    "CheckpointStateError",
+    "CheckpointVersionError",
     "EngineError",
     "EnsembleError",
     "InputError",
@@ -67,6 +76,42 @@ class ScheduleError(InputError):
 
 class EngineError(InputError):
     """Work that an engine cannot run: a function that it cannot ship, devices that are not there."""
+
+
+class CheckpointError(TrainwrightError):
+    """A checkpoint that could not be saved, found or restored."""
+
+
+class CheckpointNotFoundError(CheckpointError, InputError):
+    """A path that holds no checkpoint, or a step that was never committed or was dropped."""
+
+
+class CheckpointVersionError(CheckpointError, InputError):
+    """A checkpoint written by a newer version of Trainwright."""
+
+
+class CheckpointMismatchError(CheckpointError, InputError):
+    """A checkpoint of another model, of other shapes or dtypes, of another trial, or made in another environment."""
+
+
+class CheckpointStateError(CheckpointError, InputError):
+    """State that cannot be saved, or a manager that is used out of turn."""
+
+
+class CheckpointConfigError(CheckpointError, InputError):
+    """Settings of checkpointing that are out of range or contradict each other."""
+
+
+class CheckpointFormatError(CheckpointError, InputError):
+    """A format that is unknown or cannot hold what it is given, or a file that is none of that format."""
+
+
+class CheckpointSpaceError(CheckpointError, InputError):
+    """A folder for checkpoints that cannot be written or has no room."""
+
+
+class CheckpointCorruptError(CheckpointError):
+    """Files that are not what their manifest says, and no good checkpoint before them."""
 
 
 class EnsembleError(InputError):
