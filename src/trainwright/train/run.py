@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from trainwright.checkpoint import capture_random, restore_random
 from trainwright.errors import TrialError
-from trainwright.train.seeding import random_states, restore_random_states
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ class Run:
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "random": random_states(),
+            "random": capture_random(),
         }
         if self.schedule is not None:
             state["schedule"] = self.schedule.state_dict()
@@ -73,7 +73,7 @@ class Run:
             self.schedule.load_state_dict(state["schedule"])
         if self._generator is not None:
             self._generator.set_state(state["loader"].cpu())
-        restore_random_states(state["random"])
+        restore_random(state["random"])
 
 
 class _Placed:

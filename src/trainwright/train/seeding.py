@@ -1,4 +1,4 @@
-"""The random states of one process: seeded per trial, saved and restored with its checkpoints."""
+"""Seeding all generators of a process, torch's too when it is not loaded yet."""
 
 import importlib.util
 import random
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
-__all__ = ["random_states", "restore_random_states", "seed_all"]
+__all__ = ["seed_all"]
 
 
 def seed_all(seed: int) -> None:
@@ -51,32 +50,3 @@ class _SeedTorch(MetaPathFinder):
 
             spec.loader.exec_module = load_and_seed  # type: ignore[method-assign]  # of this one loader object
         return spec
-
-
-def random_states() -> dict[str, Any]:
-    """Return the states of all global generators as tensors and plain values."""
-    import torch
-
-    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 -- likewise
-    version, internal, gauss_next = random.getstate()
-    states = {
-        "python": [version, list(internal), gauss_next],
-        "numpy": [str(name), torch.from_numpy(np.array(keys)), int(position), int(has_gauss), float(gauss)],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
-
-
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Put the generators back where `random_states` found them."""
-    import torch
-
-    version, internal, gauss_next = states["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    name, keys, position, has_gauss, gauss = states["numpy"]
-    np.random.set_state((name, keys.cpu().numpy(), position, has_gauss, gauss))  # noqa: NPY002 -- likewise
-    torch.set_rng_state(states["torch"].cpu())
-    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
-        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
