@@ -1,0 +1,157 @@
+"""What follows the last save: a requeue by a fake and by a real Slurm, a command, and the end that Slurm tells."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainwright.checkpoint.hooks import CommandHook, SlurmRequeue, end_of_allocation
+from trainwright.errors import CheckpointConfigError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
+from clusters import one_node_slurm
+
+JOB = """#!/bin/sh
+#SBATCH --requeue --output {folder}/out.txt --open-mode append --time 5
+echo run $SLURM_RESTART_COUNT
+exec {python} -c '
+import os, time
+from trainwright.checkpoint.hooks import SlurmRequeue, end_of_allocation
+print(round(end_of_allocation(os.environ, ask=True) - time.time(), -1), flush=True)
+print("status", SlurmRequeue()(), flush=True)
+time.sleep(60)
+'
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Return a function that puts a shell script on the path under a name."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def write(name, *lines):
+        path = tmp_path / name
+        path.write_text("\n".join(["#!/bin/sh", *lines]))
+        path.chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Be job 17, requeued twice."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+
+
+class TestSlurmRequeue:
+    def test_requeues_its_job(self, program, job, tmp_path):
+        program("scontrol", f'echo "$@" > {tmp_path}/said')
+        assert SlurmRequeue()() == 0
+        assert (tmp_path / "said").read_text() == "requeue 17\n"
+
+    @pytest.mark.parametrize(
+        ("lines", "why"),
+        [
+            (
+                ["echo 'slurm_requeue error: Job is disabled' >&2", "exit 1"],
+                "`scontrol requeue 17` says: slurm_requeue error",
+            ),
+            (["exec sleep 60"], "says: nothing within 0.2 s"),
+        ],
+    )
+    def test_a_refusal(self, program, job, lines, why):
+        """It is told, with what to do, and the status asks to be tried again."""
+        program("scontrol", *lines)
+        with pytest.warns(UserWarning, match=rf"^the job is not requeued: .*{why}.*; submit it again to go on$"):
+            assert SlurmRequeue(timeout_seconds=0.2)() == 75
+
+    def test_no_scontrol(self, job, monkeypatch):
+        monkeypatch.setenv("PATH", "")
+        with pytest.warns(UserWarning, match="says: no such file or directory"):
+            assert SlurmRequeue()() == 75
+
+    def test_not_for_ever(self, program, job):
+        """At the limit nothing is called."""
+        program("scontrol", "exit 0")
+        assert SlurmRequeue(max_restarts=3)() == 0
+        with pytest.warns(UserWarning, match="job 17 was requeued 2 times, max_restarts is 2"):
+            assert SlurmRequeue(max_restarts=2)() == 75
+
+    def test_outside_of_slurm(self, monkeypatch):
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        with pytest.warns(UserWarning, match=r"this is no Slurm job \(SLURM_JOB_ID is not set\)"):
+            assert SlurmRequeue()() == 75
+
+    def test_refusals(self):
+        with pytest.raises(CheckpointConfigError, match="max_restarts: got -1; allowed: >= 0"):
+            SlurmRequeue(max_restarts=-1)
+        with pytest.raises(CheckpointConfigError, match=r"SlurmRequeue.timeout_seconds: got 0; allowed"):
+            SlurmRequeue(timeout_seconds=0)
+
+    @pytest.mark.slow
+    def test_a_real_slurm(self, tmp_path, monkeypatch):
+        """A batch job requeues itself: Slurm counts one restart and holds it for the next run."""
+        missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
+        if missing or os.geteuid() != 0:
+            pytest.skip(f"no {missing[0]}; install slurmctld slurmd slurm-client munge" if missing else "needs root")
+        script = tmp_path / "job.sh"
+        script.write_text(JOB.format(folder=tmp_path, python=sys.executable))
+        with one_node_slurm(tmp_path) as environment:
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            subprocess.run([shutil.which("sbatch"), str(script)], check=True, capture_output=True)
+            out, shown = tmp_path / "out.txt", ""
+            for _ in range(200):
+                shown = subprocess.run(
+                    [shutil.which("scontrol"), "show", "job", "1"], check=True, capture_output=True, text=True
+                ).stdout  # fmt: skip
+                if "Restarts=1" in shown and "status 0" in out.read_text():
+                    break
+                time.sleep(0.3)
+            assert "Restarts=1" in shown
+            assert out.read_text().splitlines()[:3] == ["run", "300.0", "status 0"]
+
+
+class TestCommandHook:
+    def test_runs_a_command(self, tmp_path):
+        assert CommandHook(["touch", str(tmp_path / "done")])() == 0
+        assert (tmp_path / "done").exists()
+
+    def test_its_status_is_ours(self):
+        """What it said is told."""
+        with pytest.warns(UserWarning, match=r"the command after the last checkpoint failed with 3: no room$"):
+            assert CommandHook(["sh", "-c", "echo no room >&2; exit 3"])() == 3
+
+    @pytest.mark.parametrize("command", ["sbatch job.sh", []])
+    def test_refusals(self, command):
+        with pytest.raises(CheckpointConfigError, match=r"CommandHook.command: got .*; allowed: a list of words"):
+            CommandHook(command)
+
+
+class TestEndOfAllocation:
+    def test_as_slurm_set_it(self):
+        assert end_of_allocation({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "1700000000"}) == 1.7e9
+
+    @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_END_TIME": "NONE"}])
+    def test_unknown(self, environment):
+        assert end_of_allocation(environment) is None
+        assert end_of_allocation(environment, ask=True) is None
+
+    def test_asked_again(self, program):
+        """The limit was raised: the controller knows; if it does not answer, the job's start does."""
+        environment = {
+            "SLURM_JOB_ID": "17",
+            "SLURM_JOB_END_TIME": "1700000000",
+            "PATH": os.environ["PATH"],
+            "TZ": "UTC",
+        }
+        program("squeue", 'test "$*" = "--noheader --jobs 17 --format %e" && echo 2030-01-01T00:00:00')
+        assert end_of_allocation(environment, ask=True) == pytest.approx(1893456000, abs=86_400)
+        for answer in ("echo N/A", "exit 1"):
+            program("squeue", answer)
+            assert end_of_allocation(environment, ask=True) == 1.7e9
