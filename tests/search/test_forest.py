@@ -311,7 +311,12 @@ def test_many_rows_are_thinned():
 def test_objectives_are_weighted_anew_for_each_trial():
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
     view = View(space, 0, objectives=2)
-    done = play(ForestSearcher(), view, 60, lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]])
+    done = play(
+        ForestSearcher(scalarisation="linear"),
+        view,
+        60,
+        lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]],
+    )
     weights = np.array([c.origin["weights"] for c in done[3:]])
     assert weights.sum(axis=1) == pytest.approx(1.0)
     assert len(np.unique(weights[:, 0])) == 57
@@ -376,7 +381,10 @@ def test_inactive_parameters_are_no_obstacle():
     [
         ({"kind": "boosted"}, "kind must be one of 'extra', 'bagging', 'forest', 'subspace', got 'boosted'"),
         ({"acquisition": "LCB"}, "acquisition must be one of 'UCBd', 'UCB', 'EId', 'EI', 'PId', 'PI', got 'LCB'"),
-        ({"scalarisation": "sum"}, "scalarisation must be one of 'linear', 'chebyshev', 'augmented', 'pbi'"),
+        (
+            {"scalarisation": "sum"},
+            "scalarisation must be one of 'dominance', 'linear', 'chebyshev', 'augmented', 'pbi'",
+        ),
         ({"weights": (1.0, -1.0)}, "weights must be numbers >= 0, one per objective and not all 0, got (1.0, -1.0)"),
         ({"trees": 0}, "trees must be an integer >= 1, got 0"),
         ({"period": 2.5}, "period must be an integer >= 1, got 2.5"),

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
+from trainwright.search._dominance import Dominance, dominated_shares
 from trainwright.search._scalarise import SCALARISATIONS, Scalarisation, penalised, simplex
 from trainwright.search.view import View
 
@@ -59,7 +60,16 @@ class Forest:
 
     def __init__(self, growth: Growth, view: View, recalled: Array | None = None) -> None:
         self.growth = growth
-        self._recalled = np.zeros((view.objectives, 0)) if recalled is None else recalled
+        self._dominance = (
+            Dominance(view.objectives, view.bounds)
+            if view.objectives > 1 and growth.scalarisation == "dominance"
+            else None
+        )
+        objectives = 1 if self._dominance is not None else view.objectives
+        bounds = view.bounds if self._dominance is None else np.full(1, np.inf)  # of what `_losses` holds
+        self._recalled = np.zeros((objectives, 0)) if recalled is None else recalled
+        if recalled is not None and self._dominance is not None:
+            self._recalled = dominated_shares(recalled.T)[None, :]
         self.count = 0  # rows taken
         columns = view.space.columns
         self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
@@ -71,23 +81,23 @@ class Forest:
         self._revision = view.revision
         self._finite = 0
         self._scaled = 0  # rows whose targets are on the scale of the moment
-        self._least = np.full(view.objectives, np.inf)
+        self._least = np.full(view.objectives, np.inf)  # of each objective
         self._stuck = 0
         self._delta = growth.delta
 
-        trees, objectives, outcomes, room = growth.trees, view.objectives, len(view.bounds), 64
+        trees, outcomes, room = growth.trees, len(bounds), 64
         self._M = np.zeros((room, d))
-        self._losses = np.zeros((room, outcomes))
+        self._losses = np.zeros((room, outcomes))  # or one column: how many rows dominate each
         self._failed = np.zeros(room, np.bool_)
         self._deltas = np.zeros(room)
         self._order = np.zeros((outcomes, room), np.int32)  # finite rows by loss
         self._targets = np.zeros((outcomes, room))  # on the scale of all rows
-        self._bounds, self._limits = view.bounds, np.full(outcomes, np.inf)  # of losses, of targets
+        self._bounds, self._limits = bounds, np.full(outcomes, np.inf)  # of losses, of targets
         self._bads = np.full(outcomes, 0.5)
         nothing = np.zeros((outcomes, 0))
         self._scale_of_growth = _Scale(limits=self._limits, bads=self._bads, losses=nothing, targets=nothing)
         self._growth_targets = np.zeros((outcomes, room))  # on the scale that held when each row came
-        self._plain = objectives == 1 and not np.isfinite(view.bounds).any()
+        self._plain = objectives == 1 and not np.isfinite(bounds).any()
         self._y = np.zeros(0)  # what the leaves are valued by
         self._born = np.zeros(trees, np.int64)  # rows from which each tree was planted
         self._due = np.zeros(trees, np.int64)  # rows from which it will be planted next
@@ -119,11 +129,14 @@ class Forest:
         self._reserve(count)
         self._M[start:count, :-1] = view.space.model_matrix(view.rows[start:])
         self._M[start:count, -1] = view.progress[start:]
-        self._losses[start:count] = view.outcomes[start:]
         self._failed[start:count] = view.failed[start:]
+        if self._dominance is None:
+            self._losses[start:count] = view.outcomes[start:]
+        else:
+            self._dominance.take(view.outcomes[start:], start)
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
-        self._anneal(view.complete, start, count)
+        self._anneal(view, start, count)
         born = self._born.copy()
         for t in np.flatnonzero(self._due <= count):
             born[t], self._due[t] = self._sizes_around(int(t), count)
@@ -140,7 +153,7 @@ class Forest:
                 self._rank(start, size)
                 self._set_scale(size)
                 new = size
-            self._place(new, stop)
+            self._place(new, stop, size)
             self._rank(new, stop)
             scale = self._scale_of_growth
             _trees.grow(
@@ -164,6 +177,12 @@ class Forest:
 
     def _rank(self, start: int, stop: int) -> None:
         """Take rows into the order of the losses."""
+        if self._dominance is not None:
+            self._dominance.enter(self._failed, start, stop, self._losses[:, 0])
+            told = np.flatnonzero(~self._failed[:stop])
+            self._finite = len(told)
+            self._order[0, : len(told)] = told[np.argsort(self._losses[told, 0], kind="stable")]
+            return
         rows = start + np.flatnonzero(~self._failed[start:stop])
         if not len(rows):
             return
@@ -185,10 +204,13 @@ class Forest:
             targets=np.take_along_axis(self._targets, order, axis=1),
         )
 
-    def _place(self, start: int, stop: int) -> None:
+    def _place(self, start: int, stop: int, size: int) -> None:
+        """Place rows among the first `size`, on whose scale the trees grow."""
         from trainwright.search import _targets
 
         scale = self._scale_of_growth
+        if self._dominance is not None:
+            self._dominance.count(self._failed, size, start, stop, self._losses[:, 0])
         _targets.place(
             self._losses, self._failed, scale.losses, scale.targets, scale.bads, start, stop, self._growth_targets
         )
@@ -270,16 +292,19 @@ class Forest:
 
     def _choose(self, t: int, size: int) -> None:
         """Mark with leaf 0 the rows from which to plant tree `t`: the first `size`, or the most telling of them."""
-        most, objectives = self.growth.max_rows, self._mix.shape[1]
+        most, losses = self.growth.max_rows, self._losses if self._dominance is None else self._dominance.rows
+        mix = np.ones(1)
         if self.growth.weights is not None:
-            self._mix[t] = self.growth.weights
-        elif objectives > 1:
-            self._mix[t] = simplex(rng(self._seed, "tree-weights", size, t), objectives)
+            mix = np.array(self.growth.weights)
+        elif len(self._least) > 1:
+            mix = simplex(rng(self._seed, "tree-weights", size, t), len(self._least))
+        if self._mix.shape[1] > 1:
+            self._mix[t] = mix
         members = self._w[t, :size] > 0.0
         if size > most:
             appeal = rng(self._seed, "rows", t).random(size)  # for those of no distinction: by chance
-            ranks = np.argsort(np.argsort(self._losses[:size, :objectives], axis=0, kind="stable"), axis=0)
-            appeal[np.argsort(ranks @ self._mix[t], kind="stable")[: most // 5]] = 2.0
+            ranks = np.argsort(np.argsort(losses[:size, : len(mix)], axis=0, kind="stable"), axis=0)
+            appeal[np.argsort(ranks @ mix, kind="stable")[: most // 5]] = 2.0
             appeal[size - most // 5 :] = 2.0
             members[np.argsort(-appeal, kind="stable")[most:]] = False
         self._leaf_of[t, :size] = np.where(members, 0, -1)
@@ -295,10 +320,10 @@ class Forest:
             old = self._recalled.shape[1]
             self._w[:, max(start, old) : count][:, self._failed[max(start, old) : count]] = 0.0
 
-    def _anneal(self, complete: NDArray[np.bool_], start: int, count: int) -> None:
+    def _anneal(self, view: View, start: int, count: int) -> None:
         """Note the delta that holds at each new row; a search that finds nothing better splits finer."""
-        ended = np.flatnonzero(complete[start:count] & ~self._failed[start:count])
-        losses = self._losses[start + ended, : len(self._least)]
+        ended = np.flatnonzero(view.complete[start:count] & ~view.failed[start:count])
+        losses = view.losses[start + ended]
         least = np.minimum.accumulate(np.concatenate([self._least[None, :], losses]))
         better = np.any(least[1:] < least[:-1], axis=1)
         self._least = least[-1]

@@ -84,8 +84,10 @@ class ForestSearcher:
     patience: int = 10  # finished trials without a new best after which delta shrinks to a fifth
     scaler: Scaler = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
     failures: Failures = "worst"  # the target of a failed trial
-    scalarisation: Scalarisation = "linear"  # of several objectives, each scaled
-    weights: tuple[float, ...] | None = None  # of the objectives; None = drawn for each trial
+    scalarisation: Scalarisation = (
+        "dominance"  # of several objectives: how many trials dominate one; or a weighted form
+    )
+    weights: tuple[float, ...] | None = None  # of the objectives in a weighted form; None = drawn for each trial
     max_rows: int = 10_000  # per tree: the best, the newest, and a sample of the rest
     warm_start: EarlierStudy | Experience | Mapping[str, Any] | str | Path | None = field(default=None, hash=False)
     transfer: Transfer = "surrogate"  # its trials are told; generative: its best make candidates; priors: its best one
@@ -111,6 +113,11 @@ class ForestSearcher:
             raise SearchError(f"ForestSearcher: delta must be a number >= 0, got {self.delta!r}")
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked(self.weights))
+            if self.scalarisation == "dominance" and len(self.weights or ()) > 1:
+                raise SearchError(
+                    f"ForestSearcher: weights={self.weights!r} need a form that weighs, scalarisation='dominance' "
+                    "does not; give scalarisation='linear' or 'augmented' too"
+                )
         if self.warm_start is not None:  # read once, so that what comes to that study later changes nothing here
             object.__setattr__(self, "warm_start", Experience.of(self.warm_start, self.transfer))
 
@@ -142,7 +149,7 @@ class ForestSearcher:
         for place, number in enumerate(numbers[1:], start=1):
             kappas[place] *= rng(view.seed, "kappa", number).standard_exponential()
         rows = self._choose(view, weights, kappas, numbers, taken)
-        mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
+        mix = {"weights": weights.tolist()} if len(weights) > 1 else {}
         return [
             replace(found, number=number, origin={"searcher": "forest", "kappa": kappa, **mix})
             for found, number, kappa in zip(view.space.configurations(rows), numbers, kappas.tolist(), strict=True)
@@ -176,6 +183,8 @@ class ForestSearcher:
         return kappa
 
     def _weigh(self, view: View, number: int) -> Array:
+        if self.scalarisation == "dominance":
+            return np.ones(1)
         if self.weights is None:
             return simplex(rng(view.seed, "weights", number), view.objectives)
         if len(self.weights) != view.objectives:
