@@ -74,14 +74,16 @@ class TensorRecord:
 class Manifest:
     """What a checkpoint is.
 
-    `step` counts optimizer steps, `epoch` the epochs done, `samples_seen` the samples trained on. `parent` is the
-    digest of the manifest that the run went on from. `ties` maps names to the name under which their tensor is stored.
+    `step` counts optimizer steps, `epoch` the epochs done, `samples_seen` the samples trained on, `serial` the
+    checkpoints of its folder in the order in which they were saved. `parent` is the digest of the manifest that the run
+    went on from. `ties` maps names to the name under which their tensor is stored.
     `screen` is "good" or "suspect", `report` what the trial reported with it, `times` are in seconds.
     """
 
     step: int
     epoch: int = 0
     samples_seen: int = 0
+    serial: int = 0
     study: str = ""
     trial: int | None = None
     lease: int = 0

@@ -1,0 +1,101 @@
+"""The settings of checkpointing."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainwright.errors import CheckpointConfigError
+
+__all__ = ["CheckpointConfig", "Retention", "Screen"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """Which checkpoints are kept: the `last` newest, the `best` by `metric`, every n-th step, and all that are pinned.
+
+    The newest good one is always kept.
+    """
+
+    last: int = 2
+    best: int = 0
+    metric: str = ""  # of `save(metrics=...)`; "-accuracy" for one that should be high
+    every_steps: int = 0  # 0: none
+
+    def __post_init__(self) -> None:
+        for name, least in (("last", 1), ("best", 0), ("every_steps", 0)):
+            _whole(f"Retention.{name}", getattr(self, name), least)
+        if self.best and not self.metric:
+            raise CheckpointConfigError(
+                f"Retention.best: got {self.best} without a metric; give metric='val_loss', or '-accuracy' for one "
+                "that should be high"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screen:
+    """What is looked at before a checkpoint is published."""
+
+    on_nonfinite: Literal["refuse", "raise"] = "refuse"  # NaN or infinity in weights or optimizer: skip it, or stop
+    deviations: float = 8.0  # a norm that is further from its running median, in robust deviations, makes it suspect
+    history: int = 20  # saves over which norms are followed
+
+    def __post_init__(self) -> None:
+        _one_of("Screen.on_nonfinite", self.on_nonfinite, ("refuse", "raise"))
+        _positive("Screen.deviations", self.deviations)
+        _whole("Screen.history", self.history, 3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """How a `Manager` saves.
+
+    `interval`: "auto" (from what saves cost and how often runs are lost), a float for seconds, an int for steps.
+    `staging`: "lazy" copies weights and optimizer state beside the next forward and backward pass, "eager" at once.
+    `writer`: "auto" is a thread, and a process from 1 GiB on. `buffers` bound the memory: so often the state.
+    `when_busy`: "wait" for a free buffer or "skip" the save. `on_error`: "warn" and train on, until `max_failures` in
+    a row, or "raise". `budget_bytes` bounds what all kept checkpoints take.
+    """
+
+    interval: Literal["auto"] | float | int = "auto"
+    mtbf_seconds: float = 86_400.0  # mean time between losses of the run, for interval="auto"
+    staging: Literal["lazy", "eager"] = "lazy"
+    writer: Literal["auto", "thread", "process", "sync"] = "auto"
+    buffers: int = 1
+    when_busy: Literal["wait", "skip"] = "wait"
+    retention: Retention = field(default_factory=Retention)
+    budget_bytes: int | None = None
+    screen: Screen | None = field(default_factory=Screen)
+    on_error: Literal["warn", "raise"] = "warn"
+    max_failures: int = 3
+
+    def __post_init__(self) -> None:
+        interval = self.interval
+        if interval != "auto" and (isinstance(interval, bool | str) or not math.isfinite(interval) or interval <= 0):
+            raise CheckpointConfigError(
+                f"CheckpointConfig.interval: got {interval!r}; allowed: 'auto', seconds > 0 as a float such as 600.0, "
+                "or steps >= 1 as an int"
+            )
+        _positive("CheckpointConfig.mtbf_seconds", self.mtbf_seconds)
+        _one_of("CheckpointConfig.staging", self.staging, ("lazy", "eager"))
+        _one_of("CheckpointConfig.writer", self.writer, ("auto", "thread", "process", "sync"))
+        _whole("CheckpointConfig.buffers", self.buffers, 1)
+        _one_of("CheckpointConfig.when_busy", self.when_busy, ("wait", "skip"))
+        if self.budget_bytes is not None:
+            _whole("CheckpointConfig.budget_bytes", self.budget_bytes, 1)
+        _one_of("CheckpointConfig.on_error", self.on_error, ("warn", "raise"))
+        _whole("CheckpointConfig.max_failures", self.max_failures, 1)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise CheckpointConfigError(f"{name}: got {value!r}; allowed: {', '.join(map(repr, allowed))}")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CheckpointConfigError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise CheckpointConfigError(f"{name}: got {value!r}; allowed: a finite number > 0")

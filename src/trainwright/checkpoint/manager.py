@@ -1,0 +1,365 @@
+"""Manager: saves the state of a training beside the training, and puts it back."""
+
+import errno
+import math
+import secrets
+import statistics
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trainwright.checkpoint.config import CheckpointConfig
+from trainwright.checkpoint.differences import Mode, settle
+from trainwright.checkpoint.files import FileLayer
+from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
+from trainwright.checkpoint.flags import capture_flags, restore_flags
+from trainwright.checkpoint.loading import compare_state, load_state
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.owner import DirectoryOwner, Owner
+from trainwright.checkpoint.publish import Published, remove_leftovers, set_aside
+from trainwright.checkpoint.restoring import (
+    Restored,
+    bad_ones,
+    homes,
+    lineage,
+    mark_start,
+    read_state,
+    records_by_name,
+    verify,
+)
+from trainwright.checkpoint.retention import retain
+from trainwright.checkpoint.rng import capture_random, restore_random
+from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
+from trainwright.checkpoint.state import RESERVED, capture, decode
+from trainwright.checkpoint.writer import Job, write_checkpoint
+from trainwright.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    CheckpointSpaceError,
+    CheckpointStateError,
+)
+
+__all__ = ["Manager"]
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_STEPS_KNOWN = 64  # over which a usual step's time is taken
+
+
+class Manager:
+    """Keeps the checkpoints of one training: of a trial, or in a plain folder.
+
+    `owner` is a `tw.Trial` or a folder. `state` names what is kept: anything with `state_dict` and `load_state_dict`, a
+    generator of torch, a tensor, or a value of JSON. The global generators, counters, flags and the fingerprint of the
+    environment are kept with it. `files` may replace the operations on the file system.
+    """
+
+    def __init__(
+        self,
+        owner: Owner | Path | str,
+        *,
+        config: CheckpointConfig | None = None,
+        files: FileLayer | None = None,
+        **state: Any,
+    ) -> None:
+        reserved = sorted(RESERVED & state.keys())
+        if reserved or not state:
+            raise CheckpointStateError(
+                f"Manager: got {', '.join(reserved) or 'no state'}; allowed: items such as model=model, optimizer="
+                f"optimizer, under other names than {', '.join(sorted(RESERVED))}, which a checkpoint brings itself"
+            )
+        capture(state)  # refuses now, not at the first save, what cannot be kept
+        self.config = config or CheckpointConfig()
+        self.steps = 0
+        """The optimizer steps done: those that `step` counted, and those before the restored checkpoint."""
+        self._owner: Owner = DirectoryOwner(owner) if isinstance(owner, Path | str) else owner
+        self._layer = files or FileLayer()
+        self._state = state
+        self._folder = self._owner.checkpoint_directory()
+        self._owner.claim_checkpoints()
+        self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
+        self._check_folder()
+        self._saver = Saver(self.config, self._write)
+        self._records: list[SaveRecord] = []
+        self._kept: list[Published] | None = None  # newest first
+        self._pins: set[Path] = set()
+        self._serial = 0
+        self._parent: str | None = None
+        self._fingerprint: dict[str, Any] | None = None
+        self._failures = self._skipped = 0
+        self._last_saved = time.monotonic()
+        self._last_saved_step = 0
+        self._usual: deque[float] = deque(maxlen=_STEPS_KNOWN)
+        self._step_began: float | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def history(self) -> list[SaveRecord]:
+        """Every save that ended, in order."""
+        self._settle()
+        return list(self._records)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of memory held for snapshots: at most `config.buffers` times the state."""
+        return self._saver.buffer_bytes
+
+    def save(
+        self, *, wait: bool = False, metrics: Mapping[str, float] | None = None, pin: str | None = None
+    ) -> SaveHandle:
+        """Save now; with `wait` the checkpoint is there when this returns.
+
+        `metrics` decide what retention calls best; `pin` gives a reason to keep it whatever retention says. A save that
+        fails warns or raises as `config.on_error` says: at once with `wait`, else at the next call. Raises
+        `CheckpointStateError` after `close`.
+        """
+        if self._closed:
+            raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
+        self._settle()
+        kept = self._known()
+        captured = capture(
+            {
+                **self._state,
+                "counters": {"step": self.steps},
+                "flags": capture_flags(),
+                "rng": capture_random(),
+            }
+        )
+        manifest = Manifest(
+            step=self.steps,
+            epoch=self._owner.epoch,
+            samples_seen=next((v.samples_seen for v in self._state.values() if hasattr(v, "samples_seen")), 0),
+            serial=max([self._serial, *(one.manifest.serial for one in kept)]) + 1,
+            study=str(self._owner.identity.get("study", "")),
+            trial=self._owner.identity.get("trial"),
+            lease=self._owner.lease,
+            parent=self._parent,
+            pin=pin,
+            report=self._report(metrics),
+            fingerprint=self._environment(),
+            versions={name: version(name) for name in ("trainwright", "torch")},
+            times={"saved_at": time.time()},
+            ties=captured.ties,
+        )
+        self._serial = manifest.serial
+        self._last_saved, self._last_saved_step = time.monotonic(), self.steps
+        handle = self._saver.save(captured, manifest, self._home, wait=wait)
+        if handle.committed.done():
+            self._settle()
+        return handle
+
+    def restore(self, step: int | None = None, *, mode: Mode = "exact", check: bool = True) -> Restored | None:
+        """Load the newest good checkpoint, or that of `step`, into the items; None if nothing was ever saved.
+
+        With `check` every byte is compared with its digest first. A damaged checkpoint is set aside, and the one before
+        is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of `step`,
+        and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
+        """
+        started = time.perf_counter()
+        self._saver.drain()
+        self._settle()
+        line = list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
+        for place, published in enumerate(line):
+            if step is not None and published.manifest.step != step:
+                continue
+            try:
+                if check:
+                    verify(published)
+                restored = self._load(published, mode, started)
+            except CheckpointCorruptError as error:
+                if set_aside(self._layer, published.path, "bad") is not None:
+                    self._owner.damaged(published.path, str(error))
+                continue
+            self._kept = line[place:]
+            self._begin(published)
+            return restored
+        if step is not None:
+            steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
+            raise CheckpointNotFoundError(f"{self._folder}: no good checkpoint of step {step}; there are: {steps}")
+        bad = bad_ones(self._folder, self._owner.lease)
+        if bad:
+            raise CheckpointCorruptError(
+                f"{self._folder}: every checkpoint is damaged and set aside, one as {bad[0]}; to train from the start, "
+                "remove what is set aside or give another folder"
+            )
+        self._kept = []
+        self._begin(None)
+        return None
+
+    def step(self) -> None:
+        """Count an optimizer step, and save if it is time to; call it after each, last in the loop."""
+        now = time.perf_counter()
+        self.steps += 1
+        under_way = self._saver.under_way
+        if self._step_began is not None:
+            took = now - self._step_began
+            if under_way is None:
+                self._usual.append(took)
+            elif self._usual:
+                under_way.slowdown_seconds += took - statistics.median(self._usual)
+        if self._saver.redo or self.should_save():
+            self._saver.redo = False
+            self.save()
+        else:
+            self._settle()
+        self._step_began = time.perf_counter()
+
+    def should_save(self) -> bool:
+        """Whether a save is due: so many steps or seconds after the last one as `config.interval` says."""
+        interval = self.config.interval
+        if isinstance(interval, int):
+            return self.steps - self._last_saved_step >= interval
+        seconds = 600.0 if interval == "auto" else interval
+        return time.monotonic() - self._last_saved >= seconds
+
+    def drain(self) -> None:
+        """Wait for every save under way."""
+        self._saver.drain()
+        self._settle()
+
+    def close(self) -> None:
+        """Wait for every save under way and let go of memory and threads. Saves nothing; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._saver.close()
+            self._settle()
+
+    def _load(self, published: Published, mode: Mode, started: float) -> Restored:
+        captured = capture(self._state)
+        tree, read = read_state(published, {name: captured.tensors[name] for name in captured.loadable})
+        own = {name: tree[name] for name in RESERVED if name in tree}
+        items = {name: value for name, value in tree.items() if name not in own}
+        found = compare_state(self._state, items, records_by_name(published.manifest))
+        found += compare_fingerprints(published.manifest.fingerprint, self._environment())
+        what = str(published.path)
+        settle(found, mode=mode, what=what)
+        tensors = read()
+        found += restore_flags(own["flags"])
+        settle(found, mode=mode, what=what)
+        values = load_state(self._state, items, tensors)
+        found += restore_random(decode(own["rng"], tensors))
+        self.steps = own["counters"]["step"]
+        return Restored(
+            path=published.path,
+            manifest=published.manifest,
+            differences=settle(found, mode=mode, what=what),
+            values=values,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _begin(self, published: Published | None) -> None:
+        """Go on from a checkpoint, or from nothing."""
+        self._parent = None if published is None else published.manifest.digest
+        self._last_saved, self._last_saved_step = time.monotonic(), self.steps
+        if self._owner.lease:
+            self._layer.make_folder(self._home)
+            mark_start(self._layer, self._home, published)
+        for number, home in homes(self._folder, self._owner.lease):
+            remove_leftovers(self._layer, home, temporary=0 < number < self._owner.lease)
+        if published is not None:
+            self._owner.resumed(published)
+
+    def _known(self) -> list[Published]:
+        if self._kept is None:  # nothing was restored: what is there counts for retention all the same
+            self._kept = list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
+        return self._kept
+
+    def _write(self, handle: SaveHandle, job: Job, memory: memoryview) -> Published:
+        """Publish a checkpoint, and drop what need not stay; in the writer's thread."""
+        try:
+            published = self._published(job, memory)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            kind = CheckpointSpaceError if error.errno in _NO_ROOM else CheckpointError
+            raise kind(
+                f"cannot save the checkpoint of step {handle.step} in {self._home}: {reason}; the one before is kept"
+            ) from error
+        kept = [published, *self._known()]
+        self._owner.committed(
+            published,
+            blocking_seconds=handle.blocking_seconds,
+            persist_seconds=time.time() - job.manifest.times["saved_at"],
+        )
+        self._kept = self._retained(kept)
+        return published
+
+    def _published(self, job: Job, memory: memoryview) -> Published:
+        try:
+            return write_checkpoint(self._layer, job, memory)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+        self._kept = self._retained(self._known())
+        return write_checkpoint(self._layer, job, memory)
+
+    def _retained(self, checkpoints: list[Published]) -> list[Published]:
+        choice = retain(checkpoints, self.config.retention, pins=self._pins, budget_bytes=self.config.budget_bytes)
+        for dropped in choice.drop:
+            trash = set_aside(self._layer, dropped.path, "trash")
+            if trash is not None:
+                self._layer.remove(trash)
+        return list(choice.keep)
+
+    def _settle(self) -> None:
+        """Take note of the saves that ended; warn or raise about those that failed."""
+        for handle in self._saver.ended():
+            self._records.append(handle.record())
+            error = handle.committed.exception()
+            if error is None:
+                self._failures = self._skipped = 0
+                continue
+            if handle.verdict == "skipped":
+                self._skipped += 1
+                if self._skipped == 2:
+                    warnings.warn(
+                        "two checkpoints in a row were skipped, since the one before was still being written: save "
+                        "less often, or give CheckpointConfig(when_busy='wait')",
+                        stacklevel=3,
+                    )
+                continue
+            self._failures += 1
+            if self.config.on_error == "raise" or self._failures >= self.config.max_failures:
+                raise error
+            warnings.warn(str(error), stacklevel=3)
+
+    def _environment(self) -> dict[str, Any]:
+        if self._fingerprint is None:
+            self._fingerprint = capture_fingerprint()
+        return self._fingerprint
+
+    def _report(self, metrics: Mapping[str, float] | None) -> dict[str, Any]:
+        report = dict(self._owner.report)
+        numbers = report.get("metrics", {}) if metrics is None else metrics
+        report["metrics"] = {name: _plain(float(value)) for name, value in numbers.items()}
+        return report
+
+    def _check_folder(self) -> None:
+        """Refuse a folder that cannot be written, before hours are trained."""
+        probe = self._home / f".probe-{secrets.token_hex(4)}"
+        try:
+            self._layer.make_folder(self._home)
+            self._layer.make_folder(probe)
+            probe.rmdir()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise CheckpointSpaceError(
+                f"{self._home}: checkpoints cannot be written there: {reason}; give a folder that can"
+            ) from error
+
+
+def _plain(number: float) -> float | str:
+    """Return a number as JSON has it: NaN and infinities as words."""
+    return number if math.isfinite(number) else str(number)

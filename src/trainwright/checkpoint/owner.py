@@ -1,0 +1,84 @@
+"""Whose checkpoints a manager keeps: a plain folder's, or a trial's; the manager knows no more than this."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainwright.checkpoint.publish import Published
+
+__all__ = ["DirectoryOwner", "Owner"]
+
+
+class Owner(Protocol):
+    """What a manager asks of the one whose state it keeps."""
+
+    @property
+    def lease(self) -> int:
+        """The run of the owner, from 1: its checkpoints lie in a folder of their own; 0 if runs are not told apart."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Who it is, as manifests tell it: `study` and `trial`; empty if a folder is all there is."""
+
+    @property
+    def epoch(self) -> int:
+        """The epochs that are done."""
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What is to be kept of its last report, as plain values."""
+
+    def checkpoint_directory(self) -> Path:
+        """Return the folder of all its checkpoints. May refuse."""
+
+    def claim_checkpoints(self) -> None:
+        """Refuse a second manager."""
+
+    def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
+        """Take note of a checkpoint that is there now; called in the writer's thread."""
+
+    def damaged(self, path: Path, why: str) -> None:
+        """Take note of a checkpoint that was set aside."""
+
+    def resumed(self, published: Published) -> None:
+        """Go on from where this checkpoint was saved."""
+
+
+class DirectoryOwner:
+    """A plain folder of checkpoints, for a training outside of any study."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.epoch = 0
+
+    @property
+    def lease(self) -> int:
+        """Runs are not told apart."""
+        return 0
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Nothing but the folder."""
+        return {}
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """Nothing is reported."""
+        return {}
+
+    def checkpoint_directory(self) -> Path:
+        """Return the folder."""
+        return self.folder
+
+    def claim_checkpoints(self) -> None:
+        """Let several managers use the folder: each publishes under names of its own."""
+
+    def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
+        """Keep no record but the folder itself."""
+
+    def damaged(self, path: Path, why: str) -> None:
+        """Keep no record but the folder that was set aside."""
+
+    def resumed(self, published: Published) -> None:
+        """Go on counting epochs."""
+        self.epoch = published.manifest.epoch

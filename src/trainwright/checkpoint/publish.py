@@ -1,0 +1,115 @@
+"""Publishing a checkpoint: written under a temporary name, synced, manifest last, and there by one rename.
+
+FOLDER/step-000000001200/            a folder with a valid manifest is a checkpoint; a step saved again is -...1200.2
+FOLDER/.tmp-step-000000001200.1.ab/  being written, by lease 1
+FOLDER/.bad-step-000000001200-cd/    damaged, set aside
+FOLDER/.trash-step-000000001200-ef/  dropped, being removed
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwright.checkpoint.files import FileLayer
+from trainwright.checkpoint.manifest import MANIFEST, Manifest
+
+__all__ = ["Published", "found", "publish", "remove_leftovers", "set_aside", "step_name", "write_file"]
+
+_NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?\Z")
+_MOST_TRIES = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A checkpoint that is there: its folder and its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder."""
+    return f"step-{step:012d}"
+
+
+def found(home: Path) -> list[Path]:
+    """Return the folders in `home` that are named as checkpoints, newest step first; their manifests may be damaged."""
+    if not home.is_dir():
+        return []
+    named = ((_NAME.fullmatch(path.name), path) for path in home.iterdir())
+    return [
+        path
+        for _, _, path in sorted(
+            ((int(match[1]), int(match[2] or 1), path) for match, path in named if match is not None), reverse=True
+        )
+    ]
+
+
+def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable[[Path], Manifest]) -> Published:
+    """Let `write` fill a temporary folder and return the manifest; then make it the checkpoint of `step`.
+
+    Raises `OSError` if it cannot be done; nothing is left of it then, and what was there before still is.
+    """
+    temporary = home / f".tmp-{step_name(step)}.{lease}.{secrets.token_hex(4)}"
+    try:
+        layer.make_folder(temporary)
+        manifest = write(temporary)
+        write_file(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.encoded())])
+        layer.rename(temporary / f"{MANIFEST}.tmp", temporary / MANIFEST)
+        layer.sync_folder(temporary)
+        path = _renamed(layer, temporary, home / step_name(step))
+        layer.sync_folder(home)
+    except OSError:
+        layer.remove(temporary)
+        raise
+    return Published(path=path, manifest=manifest)
+
+
+def write_file(layer: FileLayer, path: Path, pieces: Iterable[memoryview]) -> None:
+    """Write and sync a new file."""
+    handle = layer.create(path)
+    try:
+        for piece in pieces:
+            layer.write(handle, piece)
+        layer.sync(handle)
+    finally:
+        layer.close(handle)
+
+
+def set_aside(layer: FileLayer, path: Path, mark: str) -> Path | None:
+    """Rename a checkpoint's folder out of the way, as `.bad-...` or `.trash-...`; None if it was gone or may not be."""
+    aside = path.with_name(f".{mark}-{path.name}-{secrets.token_hex(4)}")
+    with suppress(OSError):
+        layer.rename(path, aside)
+        return aside
+    return None
+
+
+def remove_leftovers(layer: FileLayer, home: Path, *, temporary: bool) -> None:
+    """Remove what was dropped, and with `temporary` what was never published: only if its writers are gone."""
+    if not home.is_dir():
+        return
+    for path in home.iterdir():
+        if path.name.startswith(".trash-") or (temporary and path.name.startswith(".tmp-")):
+            layer.remove(path)
+
+
+def _renamed(layer: FileLayer, source: Path, target: Path) -> Path:
+    """Rename to the first free of step-N, step-N.2, ...: a name is never used twice."""
+    for number in range(1, _MOST_TRIES):
+        path = target if number == 1 else target.with_name(f"{target.name}.{number}")
+        if path.exists():
+            continue
+        try:
+            layer.rename(source, path)
+        except FileExistsError:  # another writer was faster
+            continue
+        except OSError as error:
+            if path.exists() and source.exists():  # likewise: a folder that is not empty is told in several ways
+                continue
+            raise error from None
+        return path
+    raise FileExistsError(f"{target} was saved {_MOST_TRIES} times")

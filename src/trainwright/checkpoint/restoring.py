@@ -1,0 +1,165 @@
+"""Finding the checkpoint to go on from: the newest good one of the lineage; what is damaged is set aside."""
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainwright.checkpoint.differences import Difference
+from trainwright.checkpoint.files import FileLayer
+from trainwright.checkpoint.integrity import damages
+from trainwright.checkpoint.manifest import Manifest, TensorRecord
+from trainwright.checkpoint.publish import Published, found, set_aside, write_file
+from trainwright.checkpoint.shards import read_into
+from trainwright.checkpoint.writer import STATE
+from trainwright.errors import CheckpointCorruptError, CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Restored", "bad_ones", "homes", "lineage", "mark_start", "read_state", "records_by_name", "verify"]
+
+_START = "start.json"
+"""In a lease's folder: the checkpoint that it went on from. What earlier leases publish later is not of its line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """What was restored: the checkpoint, what differs from when it was saved, and the plain values among the items.
+
+    `values` has the items that cannot change in place, such as numbers.
+    """
+
+    path: Path
+    manifest: Manifest
+    differences: tuple[Difference, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that were done."""
+        return self.manifest.step
+
+    @property
+    def epoch(self) -> int:
+        """The epochs that were done."""
+        return self.manifest.epoch
+
+
+def homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
+    """Return the folders of checkpoints of this run and of earlier ones, with their leases, newest first."""
+    if not lease:
+        return [(0, folder)]
+    numbered = (
+        (int(path.name.removeprefix("lease-")), path)
+        for path in folder.glob("lease-*")
+        if path.name.removeprefix("lease-").isdigit()
+    )
+    return sorted(((number, path) for number, path in numbered if number <= lease), reverse=True)
+
+
+def lineage(layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None]) -> Iterator[Published]:
+    """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is set aside.
+
+    What an earlier lease published after a later one had gone on from it is passed over: it is of no line.
+    """
+    bound: tuple[float, float] = (lease, math.inf)
+    for number, home in homes(folder, lease):
+        whole = []
+        for path in found(home):
+            try:
+                whole.append(Published(path=path, manifest=Manifest.read(path)))
+            except CheckpointCorruptError as error:
+                if path.exists():  # else another run drops it as we look
+                    set_aside(layer, path, "bad")
+                    damaged(path, str(error))
+        for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
+            if (number, published.manifest.serial) <= bound:
+                yield published
+        bound = min(bound, _start(home))
+
+
+def mark_start(layer: FileLayer, home: Path, published: Published | None) -> None:
+    """Write down what the run of a lease goes on from; nothing: anew."""
+    came_from = (published.manifest.lease, published.manifest.serial) if published is not None else (0, 0)
+    temporary = home / f".{_START}.{secrets.token_hex(4)}"
+    content = json.dumps({"lease": came_from[0], "serial": came_from[1]}).encode()
+    try:
+        write_file(layer, temporary, [memoryview(content)])
+        layer.rename(temporary, home / _START)
+    except OSError:  # no room: then more than the line may be seen, and nothing less
+        temporary.unlink(missing_ok=True)
+
+
+def bad_ones(folder: Path, lease: int) -> list[Path]:
+    """Return what was set aside as damaged in this run and earlier ones."""
+    return [path for _, home in homes(folder, lease) for path in home.glob(".bad-*")]
+
+
+def _start(home: Path) -> tuple[float, float]:
+    try:
+        start = json.loads((home / _START).read_bytes())
+        return start["lease"], start["serial"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return math.inf, math.inf
+
+
+def verify(published: Published) -> None:
+    """Raise `CheckpointCorruptError` at the first byte that is not as its manifest says."""
+    for damage in damages(published.path, published.manifest):
+        raise CheckpointCorruptError(f"{published.path}: {damage}")
+
+
+def records_by_name(manifest: Manifest) -> dict[str, TensorRecord]:
+    """Return a manifest's tensors by every name that they have."""
+    records = {record.name: record for record in manifest.tensors}
+    return records | {alias: records[name] for alias, name in manifest.ties.items()}
+
+
+def read_state(
+    published: Published, places: "Mapping[str, torch.Tensor]"
+) -> "tuple[dict[str, Any], Callable[[], dict[str, torch.Tensor]]]":
+    """Return the tree, and a function that reads all tensors: into `places` where one fits, else into new memory.
+
+    The tree's file is checked; the tensors' only by `verify`.
+    """
+    damage = next(damages(published.path, published.manifest, files=frozenset({STATE})), None)
+    if damage is not None:
+        raise CheckpointCorruptError(f"{published.path}: {damage}")
+    tree = json.loads((published.path / STATE).read_bytes())
+    return tree, lambda: _read_tensors(published, places)
+
+
+def _read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+    wanted: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    for record in published.manifest.tensors:
+        dtype = getattr(torch, record.dtype)
+        place = places.get(record.name)
+        if (
+            place is None
+            or place.dtype != dtype
+            or tuple(place.shape) != record.shape
+            or place.device.type != "cpu"
+            or not place.is_contiguous()
+        ):
+            place = torch.empty(record.shape, dtype=dtype)
+        tensors[record.name] = place
+        if len(record.shards) != 1:
+            raise CheckpointError(
+                f"{published.path}: {record.name} lies in {len(record.shards)} pieces, saved by "
+                f"{published.manifest.world_size} ranks; restore it at that number of ranks"
+            )
+        wanted.setdefault(record.shards[0].file, []).append((record.shards[0].start, place))
+    for file, parts in wanted.items():
+        try:
+            read_into(published.path / file, parts)
+        except (OSError, EOFError) as error:
+            raise CheckpointCorruptError(f"{published.path / file} cannot be read: {error}") from error
+    return tensors | {alias: tensors[name] for alias, name in published.manifest.ties.items()}

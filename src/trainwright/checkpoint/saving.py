@@ -1,0 +1,225 @@
+"""Saver: takes snapshots, writes them in the background with bounded memory, and accounts for what that cost."""
+
+import math
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint.config import CheckpointConfig
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.publish import Published
+from trainwright.checkpoint.screen import Norms, norms_of
+from trainwright.checkpoint.shards import layout_of
+from trainwright.checkpoint.staging import Buffer, Snapshot
+from trainwright.checkpoint.state import Captured
+from trainwright.checkpoint.writer import Job
+from trainwright.errors import CheckpointError
+
+__all__ = ["SaveHandle", "SaveRecord", "Saver"]
+
+
+@dataclass(slots=True, eq=False)
+class SaveHandle:
+    """A save under way.
+
+    `staged` is done when the snapshot is complete, with whether it is one; `committed` when the checkpoint is there,
+    or holds the `CheckpointError` that says why there is none. `verdict` is "" until then.
+    """
+
+    step: int
+    bytes: int = 0
+    staged: "Future[bool]" = field(default_factory=Future)
+    committed: "Future[Published]" = field(default_factory=Future)
+    blocking_seconds: float = 0.0
+    persist_seconds: float = 0.0
+    slowdown_seconds: float = 0.0
+    verdict: str = ""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the checkpoint; waits for the commit, and raises what went wrong."""
+        return self.committed.result().manifest
+
+    def record(self) -> "SaveRecord":
+        """Return the account of this save."""
+        return SaveRecord(
+            step=self.step,
+            bytes=self.bytes,
+            blocking_seconds=self.blocking_seconds,
+            persist_seconds=self.persist_seconds,
+            slowdown_seconds=self.slowdown_seconds,
+            verdict=self.verdict,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveRecord:
+    """What one save cost and how it ended.
+
+    `blocking_seconds` training stood still, by `slowdown_seconds` the steps beside it took longer; `persist_seconds`
+    went by until the commit. `verdict`: "good", "suspect: ..." with tensors, "skipped", or "failed: ..." with why.
+    """
+
+    step: int
+    bytes: int = 0
+    blocking_seconds: float = 0.0
+    persist_seconds: float = 0.0
+    slowdown_seconds: float = 0.0
+    tier: str = "local"
+    verdict: str = "good"
+
+
+class Saver:
+    """Saves snapshots one after the other, at most `config.buffers` at a time.
+
+    `write` makes a job durable from memory and returns the checkpoint; what it raises is the save's failure.
+    """
+
+    def __init__(self, config: CheckpointConfig, write: Callable[[SaveHandle, Job, memoryview], Published]) -> None:
+        self._config = config
+        self._write = write
+        self._buffers = [Buffer() for _ in range(config.buffers)]
+        self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+        for buffer in self._buffers:
+            self._free.put(buffer)
+        self._stager = ThreadPoolExecutor(1, thread_name_prefix="trainwright staging")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="trainwright writing")
+        self._staging: list[tuple[SaveHandle, Snapshot]] = []
+        self._hooks: dict[int, Any] = {}
+        self._norms = None if config.screen is None else Norms(config.screen)
+        self._open: list[SaveHandle] = []
+        self.eager = config.staging == "eager"
+        self.redo = False
+        """Whether a snapshot came to nothing because its tensors changed meanwhile."""
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes held for snapshots."""
+        return sum(buffer.size for buffer in self._buffers)
+
+    def save(self, captured: Captured, manifest: Manifest, home: Path, *, wait: bool) -> SaveHandle:
+        """Take a snapshot and write it; with `wait` it is over when this returns."""
+        started = time.perf_counter()
+        handle = SaveHandle(manifest.step)
+        self._open.append(handle)
+        try:
+            buffer = self._free.get(block=wait or self._config.when_busy == "wait")
+        except queue.Empty:
+            handle.staged.set_result(False)
+            return _failed(handle, "skipped", "the save before was still being written")
+        layout = layout_of(captured.tensors)
+        handle.bytes = layout.size
+        snapshot = Snapshot(captured, layout, buffer.reserve(layout.size)[: layout.size])
+        snapshot.copy_small()
+        job = Job(home=home, manifest=manifest, tree=captured.tree, layout=layout, screened=captured.lazy)
+        synchronous = self._config.writer == "sync"
+        if wait or synchronous or self.eager or not captured.optimizers:
+            snapshot.work()
+            handle.staged.set_result(True)
+            if synchronous:
+                self._persist(handle, buffer, job, started)
+            else:
+                self._writer.submit(self._persist, handle, buffer, job, started)
+                if wait:
+                    handle.committed.exception()
+        else:
+            self._staging.append((handle, snapshot))
+            for optimizer in captured.optimizers:
+                if id(optimizer) not in self._hooks:
+                    self._hooks[id(optimizer)] = optimizer.register_step_pre_hook(self._before_step)
+            self._stager.submit(self._stage, handle, buffer, snapshot, job, started)
+        handle.blocking_seconds = time.perf_counter() - started
+        return handle
+
+    @property
+    def under_way(self) -> SaveHandle | None:
+        """The save that is being staged or written; None between saves."""
+        return next((handle for handle in self._open if not handle.committed.done()), None)
+
+    def ended(self) -> list[SaveHandle]:
+        """Return the saves that ended since the last call."""
+        done = [handle for handle in self._open if handle.committed.done()]
+        self._open = [handle for handle in self._open if handle not in done]
+        return done
+
+    def drain(self) -> None:
+        """Wait until every save so far is over."""
+        for handle in self._open:
+            handle.committed.exception()
+
+    def close(self) -> None:
+        """Finish what is under way and let go of threads, hooks and memory."""
+        self._stager.shutdown()
+        self._writer.shutdown()
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self._buffers.clear()
+
+    def _before_step(self, *_: object) -> None:
+        """Let no optimizer change what is still being copied; a hook of its `step`."""
+        while self._staging:
+            handle, snapshot = self._staging.pop()
+            started = time.perf_counter()
+            snapshot.work()
+            handle.staged.result()
+            handle.blocking_seconds += time.perf_counter() - started
+
+    def _stage(self, handle: SaveHandle, buffer: Buffer, snapshot: Snapshot, job: Job, started: float) -> None:
+        try:
+            snapshot.work()
+            changed = snapshot.changed()
+        except Exception as error:  # noqa: BLE001 -- whatever a device may raise: nobody must wait for ever
+            self._free.put(buffer)
+            _failed(handle, f"failed: {error}", str(error), error)
+            handle.staged.set_result(False)
+            return
+        if changed:
+            self.eager = self.redo = True
+            self._free.put(buffer)
+            shown = ", ".join(changed[:3])
+            _failed(
+                handle,
+                f"failed: {shown} changed while it was copied",
+                f"{shown} changed outside of the optimizer's step while it was copied; it is saved again at the next "
+                "step, and at once from now on: give CheckpointConfig(staging='eager')",
+            )
+            handle.staged.set_result(False)
+            return
+        handle.staged.set_result(True)
+        self._writer.submit(self._persist, handle, buffer, job, started)
+
+    def _persist(self, handle: SaveHandle, buffer: Buffer, job: Job, started: float) -> None:
+        memory = buffer.reserve(job.layout.size)[: job.layout.size]
+        try:
+            verdict, manifest = "good", job.manifest
+            if self._norms is not None:
+                norms = norms_of(job.layout, memory, job.screened)
+                spoilt = [name for name, norm in norms.items() if math.isnan(norm)]
+                if spoilt:
+                    shown = ", ".join(spoilt[:3]) + (", ..." if len(spoilt) > 3 else "")
+                    raise CheckpointError(f"step {handle.step} is not saved: {shown} holds values that are not finite")
+                suspects = self._norms.suspects(norms)
+                if suspects:
+                    verdict = f"suspect: {', '.join(suspects[:3])}"
+                    manifest = replace(manifest, screen="suspect")
+            published = self._write(handle, replace(job, manifest=manifest), memory)
+        except Exception as error:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
+            handle.persist_seconds = time.perf_counter() - started
+            self._free.put(buffer)
+            _failed(handle, f"failed: {error}", str(error), error)
+            return
+        handle.persist_seconds = time.perf_counter() - started
+        handle.verdict = verdict
+        self._free.put(buffer)
+        handle.committed.set_result(published)
+
+
+def _failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:
+    handle.verdict = verdict
+    handle.committed.set_exception(error if isinstance(error, CheckpointError) else CheckpointError(sentence))
+    return handle
