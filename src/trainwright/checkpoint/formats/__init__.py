@@ -1,0 +1,53 @@
+"""File formats of checkpoints, all behind one protocol."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from trainwright.checkpoint.formats.dcp import Dcp
+from trainwright.checkpoint.formats.hdf5 import Hdf5
+from trainwright.checkpoint.formats.npz import Npz
+from trainwright.checkpoint.formats.protocol import Capabilities, Format, Slices, Stored, TensorInfo
+from trainwright.checkpoint.formats.safetensors import SafeTensors
+from trainwright.checkpoint.formats.torch_zip import TorchZip
+from trainwright.errors import CheckpointFormatError, CheckpointNotFoundError, closest
+
+__all__ = [
+    "FORMATS",
+    "Capabilities",
+    "Dcp",
+    "Format",
+    "Hdf5",
+    "Npz",
+    "SafeTensors",
+    "Slices",
+    "Stored",
+    "TensorInfo",
+    "TorchZip",
+    "format_named",
+    "format_of",
+]
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {one.name: one for one in (TorchZip(), SafeTensors(), Dcp(), Hdf5(), Npz())}
+)
+"""Every format by name, with its default settings."""
+
+
+def format_named(name: str) -> Format:
+    """Return the format of that name."""
+    if name not in FORMATS:
+        raise CheckpointFormatError(f"format: got {name!r}; allowed: {', '.join(FORMATS)}{closest(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def format_of(path: Path) -> Format:
+    """Return the format that a file or folder is in, told by its content."""
+    if not path.exists():
+        raise CheckpointNotFoundError(f"checkpoint: got {path}, which is not there; allowed: a checkpoint's path")
+    for one in FORMATS.values():
+        if one.recognises(path):
+            return one
+    raise CheckpointFormatError(
+        f"checkpoint: got {path}, whose beginning is of no known format; allowed: {', '.join(FORMATS)}"
+    )

@@ -1,0 +1,213 @@
+"""The formats that ship with the package pass the conformance class; files of other programs are read too."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+from trainwright.checkpoint.formats import FORMATS, Dcp, Hdf5, Npz, SafeTensors, TorchZip, format_named, format_of
+from trainwright.checkpoint.formats.conformance import FormatConformance, bits, equal_bits
+from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointNotFoundError
+
+
+class TestTorchZip(FormatConformance):
+    def make(self):
+        return TorchZip()
+
+    def hide_pickles(self, folder, payload):
+        torch.save({"x": torch.ones(2)}, folder / "plain.pt")
+        with zipfile.ZipFile(folder / "plain.pt") as source, zipfile.ZipFile(folder / "hidden.pt", "w") as target:
+            for entry in source.namelist():
+                target.writestr(entry, payload() if entry.endswith("data.pkl") else source.read(entry))
+        (folder / "plain.pt").unlink()
+
+
+class TestSafeTensors(FormatConformance):
+    def make(self):
+        return SafeTensors()
+
+
+class TestDcp(FormatConformance):
+    many = 500  # a record of DCP is a file of torch's own: some milliseconds each
+
+    def make(self):
+        return Dcp()
+
+    def hide_pickles(self, folder, payload):
+        Dcp().write(folder / "hidden", {"x": torch.ones(2)})
+        metadata = pickle.loads((folder / "hidden" / ".metadata").read_bytes())
+        place = next(iter(metadata.storage_data.values()))
+        (folder / "hidden" / place.relative_path).write_bytes(b"\0" * place.offset + payload())
+
+
+class TestHdf5(FormatConformance):
+    many = 1000
+
+    def make(self):
+        return Hdf5()
+
+
+class TestNpz(FormatConformance):
+    def make(self):
+        return Npz()
+
+    def hide_pickles(self, folder, payload):
+        header = (
+            b"\x93NUMPY\x01\x00F\x00" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(69) + b"\n"
+        )
+        with zipfile.ZipFile(folder / "hidden.npz", "w") as target:
+            target.writestr("x.npy", header + payload())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [TestDcp, TestHdf5])
+def test_ten_thousand_tensors(kind):
+    checks = kind()
+    checks.many = FormatConformance.many
+    checks.test_many_small()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [TestTorchZip, TestSafeTensors, TestDcp, TestHdf5, TestNpz])
+def test_more_than_two_gib(kind):
+    kind().check_large()
+
+
+@pytest.mark.parametrize("kind", [Hdf5, Npz])
+def test_compression_warns_of_its_cost(kind, tmp_path):
+    with pytest.warns(UserWarning, match="8 % smaller and its writing 40 to 55 times longer"):
+        kind(compress=True).write(tmp_path / "small", {"zeros": torch.zeros(1000, 10), "number": torch.tensor(1)})
+    kind().write(tmp_path / "large", {"zeros": torch.zeros(1000, 10), "number": torch.tensor(1)})
+    sizes = [(tmp_path / name).stat().st_size for name in ("small", "large")]
+    assert sizes[0] < sizes[1] / 2
+    assert equal_bits(kind().read(tmp_path / "small")["zeros"], torch.zeros(1000, 10))
+
+
+def test_names_of_formats(tmp_path):
+    assert set(FORMATS) == {"torch", "safetensors", "dcp", "hdf5", "npz"}
+    assert format_named("dcp").capabilities.sharded
+    with pytest.raises(
+        CheckpointFormatError, match=r"got 'safetensor'; allowed: torch, .* \(did you mean 'safetensors'"
+    ):
+        format_named("safetensor")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(CheckpointFormatError, match="of no known format; allowed: torch, safetensors"):
+        format_of(tmp_path / "text")
+    with pytest.raises(CheckpointNotFoundError, match="not there"):
+        format_of(tmp_path / "nothing")
+
+
+STATE = {"w": bits("float32", (3, 2)), "b": bits("bfloat16", (4,))}
+
+
+class TestFilesOfOthers:
+    """What other programs write is read, and what we write is read by them."""
+
+    def test_torch_nested(self, tmp_path):
+        """A nested state has dotted names; plain values are metadata; what is neither is said."""
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "shape": torch.Size([2])}
+        torch.save({**saved, "kind": torch.float32}, tmp_path / "one.pt")
+        with TorchZip().open(tmp_path / "one.pt") as stored:
+            assert {"model.weight", "optimizer.state.0.exp_avg", "optimizer.state.1.step"} <= set(stored)
+            assert stored.metadata["epoch"] == "3"
+            assert stored.metadata["optimizer.param_groups.0.lr"] == "0.001"
+            assert stored.lost == ("kind",)
+            assert equal_bits(stored["model.weight"], model.weight.data)
+
+    def test_torch_clash(self, tmp_path):
+        torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, tmp_path / "one.pt")
+        with pytest.raises(CheckpointFormatError, match="two tensors that have this dotted name"):
+            TorchZip().names(tmp_path / "one.pt")
+
+    def test_torch_trusted(self, tmp_path):
+        """With trust, and a warning, a file may hold objects; they are no tensors."""
+        torch.save({"w": torch.ones(2), "path": Path("x")}, tmp_path / "one.pt")
+        with pytest.raises(CheckpointFormatError, match=r"asks for code to be executed .* \(--trust\)"):
+            TorchZip().read(tmp_path / "one.pt")
+        with (
+            pytest.warns(UserWarning, match="trust=True, the code that its pickle names is executed"),
+            TorchZip(trust=True).open(tmp_path / "one.pt") as stored,
+        ):
+            assert (list(stored), stored.lost) == (["w"], ("path",))
+
+    def test_ours_in_torch(self, tmp_path):
+        TorchZip().write(tmp_path / "one.pt", STATE)
+        found = torch.load(tmp_path / "one.pt", weights_only=True)
+        assert all(equal_bits(found[name], tensor) for name, tensor in STATE.items())
+
+    def test_safetensors(self, tmp_path):
+        safetensors.torch.save_file(STATE, tmp_path / "theirs", {"format": "pt"})
+        found = SafeTensors().read(tmp_path / "theirs")
+        assert all(equal_bits(found[name], tensor) for name, tensor in STATE.items())
+        assert SafeTensors().metadata(tmp_path / "theirs") == {"format": "pt"}
+        SafeTensors().write(tmp_path / "ours", STATE)
+        found = safetensors.torch.load_file(tmp_path / "ours")
+        assert all(equal_bits(found[name], tensor) for name, tensor in STATE.items())
+
+    def test_hdf5(self, tmp_path):
+        """Groups become slashes; byte orders are turned; text is refused."""
+        with h5py.File(tmp_path / "theirs", "w") as file:
+            file["layer/kernel"] = np.arange(6, dtype=">f4").reshape(2, 3)
+            file["%41"] = np.int8(3)
+        found = Hdf5().read(tmp_path / "theirs")
+        assert torch.equal(found["layer/kernel"], torch.arange(6.0).reshape(2, 3))
+        assert found["%41"].dtype == torch.int8
+        with h5py.File(tmp_path / "text", "w") as file:
+            file["words"] = "hello"
+        with pytest.raises(CheckpointFormatError, match="'words': got a dataset of object, which is no tensor"):
+            Hdf5().names(tmp_path / "text")
+        Hdf5().write(tmp_path / "ours", STATE)
+        with h5py.File(tmp_path / "ours") as file:
+            assert np.array_equal(file["w"][()], STATE["w"].numpy(), equal_nan=True)
+
+    def test_npz(self, tmp_path):
+        np.savez(tmp_path / "theirs.npz", **{"a/b": np.arange(6, dtype=">i4"), "f": np.asfortranarray(np.eye(3, 2))})
+        found = Npz().read(tmp_path / "theirs.npz")
+        assert torch.equal(found["a/b"], torch.arange(6, dtype=torch.int32))
+        assert torch.equal(found["f"], torch.eye(3, 2, dtype=torch.float64))
+        np.savez(tmp_path / "text.npz", words=np.array(["hello"]))
+        with pytest.raises(CheckpointFormatError, match="'words': got an array of <U5, which is no tensor"):
+            Npz().names(tmp_path / "text.npz")
+        Npz().write(tmp_path / "ours.npz", STATE)
+        with np.load(tmp_path / "ours.npz") as file:
+            assert np.array_equal(file["w"], STATE["w"].numpy(), equal_nan=True)
+
+    def test_dcp(self, tmp_path):
+        """DCP itself reads our folders; of its own, values that are no tensors become metadata."""
+        Dcp().write(tmp_path / "ours", STATE)
+        target = {name: torch.empty_like(tensor) for name, tensor in STATE.items()}
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.load(target, checkpoint_id=tmp_path / "ours", no_dist=True)
+        assert all(equal_bits(target[name], tensor) for name, tensor in STATE.items())
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.save({"model": STATE, "epoch": 3, "path": Path("x")}, checkpoint_id=tmp_path / "theirs")
+        with Dcp().open(tmp_path / "theirs") as stored:
+            assert equal_bits(stored["model.w"], STATE["w"])
+            assert (stored.metadata, stored.lost) == ({"epoch": "3"}, ("path",))
+
+
+def test_flipped_bit_in_npz(tmp_path):
+    """A zip has checksums: a flipped bit in an array of ours is damage, never another value."""
+    Npz().write(tmp_path / "one.npz", {"w": torch.zeros(1000)})
+    content = bytearray((tmp_path / "one.npz").read_bytes())
+    content[2000] ^= 1
+    (tmp_path / "one.npz").write_bytes(content)
+    with pytest.raises(CheckpointCorruptError, match="'w': truncated or damaged"):
+        Npz().read(tmp_path / "one.npz")
+
+
+def test_version_of_torch_is_kept(tmp_path):
+    """DCP promises nothing across versions, so a folder says which one wrote it."""
+    Dcp().write(tmp_path / "one", {"w": torch.ones(1)})
+    content = b"".join(file.read_bytes() for file in (tmp_path / "one").glob("*.distcp"))
+    assert f'"torch": "{torch.__version__}"'.encode() in content
