@@ -12,7 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trainwright.checkpoint.formats import FORMATS, Dcp, Hdf5, Npz, SafeTensors, TorchZip, format_named, format_of
-from trainwright.checkpoint.formats.conformance import FormatConformance, bits, equal_bits
+from trainwright.checkpoint.formats.conformance import FormatConformance, bits
+from trainwright.checkpoint.formats.tensors import equal_bits
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointNotFoundError
 
 

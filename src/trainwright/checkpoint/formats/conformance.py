@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from trainwright.checkpoint.formats import FORMATS
 from trainwright.checkpoint.formats.protocol import Format
-from trainwright.checkpoint.formats.tensors import DTYPES
+from trainwright.checkpoint.formats.tensors import DTYPES, equal_bits
 from trainwright.errors import CheckpointError, CheckpointFormatError, CheckpointMismatchError
 
-__all__ = ["FormatConformance", "bits", "equal_bits"]
+__all__ = ["FormatConformance", "bits"]
 
 _shared = settings(
     deadline=None,
@@ -52,14 +52,6 @@ def bits(dtype: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     size = prod(shape) * getattr(torch, dtype).itemsize
     raw = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 256, size, np.uint8)
     return torch.from_numpy(raw).view(getattr(torch, dtype)).reshape(shape) if size else _empty(dtype, shape)
-
-
-def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors have one dtype, one shape and the same bits: NaN equals NaN, 0 is not -0."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    flat = [tensor.contiguous().reshape(-1) for tensor in (one, other)]
-    return not one.numel() or torch.equal(flat[0].view(torch.uint8), flat[1].view(torch.uint8))
 
 
 class FormatConformance:

@@ -18,6 +18,7 @@ __all__ = [
     "NATIVE",
     "as_array",
     "as_tensor",
+    "equal_bits",
     "escape",
     "infos_of",
     "plain",
@@ -89,8 +90,18 @@ def plain(tensor: "Tensor") -> "Tensor":
     Writing a view would otherwise write all of the storage that it looks into.
     """
     own = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    whole = own.untyped_storage().nbytes() == own.numel() * own.element_size()
-    return own if whole else own.clone()
+    whole = own.untyped_storage().nbytes() == own.nbytes
+    return own if whole and own.numel() else own.clone()  # one without values may lie where another begins
+
+
+def equal_bits(one: "Tensor", other: "Tensor") -> bool:
+    """Tell whether two tensors have one dtype, one shape and the same bits: NaN equals NaN, 0 is not -0."""
+    import torch
+
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    flat = [tensor.contiguous().reshape(-1) for tensor in (one, other)]
+    return not one.numel() or torch.equal(flat[0].view(torch.uint8), flat[1].view(torch.uint8))
 
 
 def infos_of(tensors: "Mapping[str, Tensor]", capabilities: Capabilities, format_name: str) -> dict[str, TensorInfo]:
