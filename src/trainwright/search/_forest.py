@@ -8,16 +8,17 @@ from numpy.typing import NDArray
 
 from trainwright.randomness import rng
 from trainwright.search._dominance import Dominance, dominated_shares
-from trainwright.search._scalarise import SCALARISATIONS, Scalarisation, penalised, simplex
+from trainwright.search._scalarise import SCALARISATIONS, penalised, simplex
 from trainwright.search.view import View
 
-__all__ = ["Failures", "Forest", "Growth", "Kind", "Refit", "Scaler", "simplex"]
+__all__ = ["Failures", "Forest", "Growth", "Kind", "Refit", "Scaler", "Target", "simplex"]
 
 Array = NDArray[np.float64]
 Kind = Literal["extra", "bagging", "forest", "subspace"]
 Refit = Literal["grow", "always"]
 Scaler = Literal["quantile-uniform", "minmax", "minmaxlog", "log", "identity"]
 Failures = Literal["worst", "mean", "ignore"]
+Target = Literal["dominance", "linear", "chebyshev", "augmented", "pbi", "quadratic"]  # of several objectives
 
 _STEP = 1.1  # "grow" plants tree t afresh at the sizes floor(1.1^(k + t/T))
 _SCALES = 1.02  # and scales the targets afresh at the sizes floor(1.02^k); what comes between is placed among them
@@ -34,7 +35,7 @@ class Growth:
     refit: Refit
     scaler: Scaler
     failures: Failures
-    scalarisation: Scalarisation
+    scalarisation: Target
     weights: tuple[float, ...] | None
     delta: float
     patience: int
@@ -272,7 +273,8 @@ class Forest:
         if self._plain:
             return targets[:1, :count]
         Y = penalised(targets[:, :count], weights.shape[1], limits)
-        y = SCALARISATIONS[self.growth.scalarisation](Y, weights) if len(Y) > 1 else Y
+        form = self.growth.scalarisation
+        y = Y if len(Y) == 1 or form == "dominance" else SCALARISATIONS[form](Y, weights)
         failed = self._failed[:count].copy()
         failed[: self._recalled.shape[1]] = False
         if failed.any() and not failed[:basis].all():  # as the worst of all in this scalar, not in each objective

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 __all__ = ["SCALARISATIONS", "Scalarisation", "penalised", "simplex"]
 
 Array = NDArray[np.float64]
-Scalarisation = Literal["dominance", "linear", "chebyshev", "augmented", "pbi", "quadratic"]
+Scalarisation = Literal["linear", "chebyshev", "augmented", "pbi", "quadratic"]
 
 _AUGMENTED, _ACROSS, _QUADRATIC = 0.001, 5.0, 10.0
 _PENALTY = 2.0

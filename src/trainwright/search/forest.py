@@ -1,8 +1,8 @@
 """Bayesian optimisation with a forest of extremely randomised trees, in milliseconds per proposal.
 
 Trees: Geurts et al., Machine Learning 63 (2006). A confidence bound on the epistemic variance with a kappa that decays
-periodically, and batches with exponential kappas (qUCBd): Égelé et al., arXiv 2207.00479. Several objectives by a
-random scalarisation for each trial (D-MoBO): arXiv 2309.14936. Plain asynchronous UCB (schedule="constant",
+periodically, and batches with exponential kappas (qUCBd): Égelé et al., arXiv 2207.00479. Several objectives by
+dominance (see `_dominance`), or by a random scalarisation for each trial (D-MoBO): arXiv 2309.14936. Plain asynchronous UCB (schedule="constant",
 pending="ignore"): arXiv 2603.13501. What earlier studies teach: see `transfer`.
 
 What an ask must do, for n rows, T = 10 trees, d = 10 columns: draw and settle 1,000 + 2 * 385 rows (about 0.5 ms of
@@ -24,8 +24,8 @@ from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search._acquire import ACQUISITIONS, APPETITES, SCHEDULES, Acquisition, Schedule
 from trainwright.search._candidates import Moves
-from trainwright.search._forest import Failures, Forest, Growth, Kind, Refit, Scaler
-from trainwright.search._scalarise import Scalarisation, simplex
+from trainwright.search._forest import Failures, Forest, Growth, Kind, Refit, Scaler, Target
+from trainwright.search._scalarise import simplex
 from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.transfer import EarlierStudy, Experience, Recalled, Transfer
@@ -53,7 +53,7 @@ _WORDS = {
     "design": get_args(Design),
     "scaler": get_args(Scaler),
     "failures": get_args(Failures),
-    "scalarisation": get_args(Scalarisation),
+    "scalarisation": get_args(Target),
     "transfer": get_args(Transfer),
 }
 
@@ -84,9 +84,7 @@ class ForestSearcher:
     patience: int = 10  # finished trials without a new best after which delta shrinks to a fifth
     scaler: Scaler = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
     failures: Failures = "worst"  # the target of a failed trial
-    scalarisation: Scalarisation = (
-        "dominance"  # of several objectives: how many trials dominate one; or a weighted form
-    )
+    scalarisation: Target = "dominance"  # of several objectives: how many dominate a trial; or a weighted form
     weights: tuple[float, ...] | None = None  # of the objectives in a weighted form; None = drawn for each trial
     max_rows: int = 10_000  # per tree: the best, the newest, and a sample of the rest
     warm_start: EarlierStudy | Experience | Mapping[str, Any] | str | Path | None = field(default=None, hash=False)
