@@ -2,8 +2,8 @@
 
 Trees: Geurts et al., Machine Learning 63 (2006). A confidence bound on the epistemic variance with a kappa that decays
 periodically, and batches with exponential kappas (qUCBd): Égelé et al., arXiv 2207.00479. Several objectives by
-dominance (see `_dominance`), or by a random scalarisation for each trial (D-MoBO): arXiv 2309.14936. Plain asynchronous UCB (schedule="constant",
-pending="ignore"): arXiv 2603.13501. What earlier studies teach: see `transfer`.
+dominance (see `_dominance`), or by a random scalarisation for each trial (D-MoBO): arXiv 2309.14936. Plain asynchronous
+UCB (schedule="constant", pending="ignore"): arXiv 2603.13501. What earlier studies teach: see `transfer`.
 
 What an ask must do, for n rows, T = 10 trees, d = 10 columns: draw and settle 1,000 + 2 * 385 rows (about 0.5 ms of
 array work, whatever n), walk each down T trees of depth about 2 ln n (230,000 steps at n = 1,000, some 2.5 ns each
