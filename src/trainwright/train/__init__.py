@@ -1,5 +1,6 @@
 """Inside a trial: reporting, epochs, devices, seeds, checkpoints."""
 
+from trainwright.train.loader import Loader
 from trainwright.train.optuna import ObjectiveTrial, OptunaObjective, from_optuna
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
@@ -8,6 +9,7 @@ from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, as_num
 __all__ = [
     "Assignment",
     "Channel",
+    "Loader",
     "ObjectiveTrial",
     "OptunaObjective",
     "Run",

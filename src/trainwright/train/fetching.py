@@ -1,0 +1,104 @@
+"""A data set as loader workers see it: asked for a batch, each sample is made under a seed of its own.
+
+Python's, NumPy's and torch's global generators are seeded from (seed, epoch, index, repeat) before each sample, so what
+it looks like depends on no worker, no rank, no batch and nothing that happened before.
+"""
+
+import hashlib
+import os
+import random
+import signal
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Request", "Samples", "calm", "sample_key", "seed_generators", "undisturbed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One batch of one rank: the samples' indices, and the place of the batch in its epoch."""
+
+    epoch: int
+    place: int
+    indices: Sequence[int]
+    repeats: Sequence[int] | None
+
+
+class Samples:
+    """A map-style data set behind the requests of a loader."""
+
+    def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._sample_key = sample_key(seed, "sample")
+        self._batch_key = sample_key(seed, "batch")
+
+    def __getitem__(self, request: Request) -> Any:
+        with undisturbed():
+            samples = []
+            repeats = request.repeats or [0] * len(request.indices)
+            for index, repeat in zip(request.indices, repeats, strict=True):
+                seed_generators(self._sample_key, request.epoch, index, repeat)
+                samples.append(self._dataset[index])
+            # a collate function may draw as well, as those that mix the samples of a batch do
+            seed_generators(self._batch_key, request.epoch, request.place, 0)
+            return self._collate(samples)
+
+
+def sample_key(seed: int, purpose: str) -> bytes:
+    """Return the key of a stream of seeds."""
+    return hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=16).digest()
+
+
+def seed_generators(key: bytes, epoch: int, index: int, repeat: int) -> None:
+    """Seed the global generators of this process; torch's and NumPy's take 32 bits of it."""
+    import torch
+
+    digest = hashlib.blake2b(struct.pack("<3q", epoch, index, repeat), key=key, digest_size=16).digest()
+    python, numpy, pytorch = struct.unpack("<QII", digest)
+    random.seed(python)
+    np.random.seed(numpy)  # noqa: NPY002 -- the global generators are the ones that augmentations draw from
+    torch.default_generator.manual_seed(pytorch)  # not torch.manual_seed: it seeds CUDA too, and takes longer
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the training process as it was, where it fetches by itself; with one thread, as a worker has."""
+    import torch
+
+    if torch.utils.data.get_worker_info() is not None:
+        yield
+        return
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- likewise
+    pytorch, threads = torch.get_rng_state(), torch.get_num_threads()
+    if threads != 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads != 1:
+            torch.set_num_threads(threads)
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 -- likewise
+        torch.set_rng_state(pytorch)
+
+
+def calm(_: int) -> None:
+    """Make a worker deaf to the signals by which an allocation ends; only its parent's SIGTERM still ends it."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # macOS has no way to see who sent a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_parent, daemon=True).start()
+
+
+def _obey_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

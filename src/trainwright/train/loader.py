@@ -1,0 +1,205 @@
+"""A loader whose batches are a function of (seed, epoch, place): resumed in mid-epoch by two integers.
+
+Neither the number of workers, nor what they had fetched ahead, nor the number of ranks changes a sample or its
+augmentation: the order is a keyed permutation, and every sample is made under a seed of its own.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainwright.checkpoint import Difference, Effect
+from trainwright.errors import TrialError
+from trainwright.train.fetching import Request, Samples, calm
+from trainwright.train.sampling import InOrder, Order, Shuffled, Weighted
+
+if TYPE_CHECKING:
+    from trainwright.train.trial import Trial
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """The batches of a map-style data set, cut for this rank, in an order of each epoch's own.
+
+    A pass over it is one epoch. After `load_state_dict` the first pass goes on behind the last batch that was handed
+    out before the checkpoint; a pass that is left early counts as done. `epoch` counts from 1, as trials do.
+
+    `global_batch` is the number of samples of all ranks together: rank r of W takes the r-th W-th of it, whatever W is.
+    The seed is the trial's, or `seed`. `weights` draws with replacement. `workers` processes fetch ahead; with 0 the
+    training process does it itself, and its generators stay as they were. Workers ignore SIGTERM: their parent ends
+    them. Rank and world size are those of torch.distributed where it is in use, or as given.
+
+    Not covered: generators that the data set keeps for itself, and CUDA's within it. `__getitems__` is not used.
+    Raises `TrialError` for settings that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        trial: "Trial | None" = None,
+        seed: int | None = None,
+        workers: int = 0,
+        shuffle: bool = True,
+        weights: Sequence[float] | None = None,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        persistent_workers: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        import torch
+
+        if (trial is None) == (seed is None):
+            raise TrialError("Loader needs one seed: give trial=trial, or seed=0")
+        self._seed = int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
+        rank, world = _place(rank, world_size)
+        if global_batch < 1 or global_batch % world:
+            raise TrialError(f"global_batch must be a positive multiple of the world size {world}, got {global_batch}")
+        self.global_batch = global_batch
+        order = _order(dataset, shuffle, weights, self._seed)
+        if not drop_last and 0 < order.size % global_batch < world:
+            raise TrialError(
+                f"the last batch of an epoch has {order.size % global_batch} samples for {world} ranks; give "
+                f"drop_last=True, or a global_batch that leaves more over than {global_batch}"
+            )
+        self._plan = _Plan(order=order, batch=global_batch, drop_last=drop_last, rank=rank, world=world)
+        fingerprint = getattr(dataset, "fingerprint", None)
+        self._facts = {
+            "dataset": [order.size, fingerprint if isinstance(fingerprint, str) else None],
+            "order": type(order).__name__,
+            "global_batch": global_batch,
+            "seed": self._seed,
+        }
+        self._pass: object | None = None
+        collate = collate_fn or torch.utils.data.default_collate
+        self._loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            Samples(dataset, self._seed, collate),  # type: ignore[arg-type]  # asked by request, not by number
+            sampler=self._plan,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            pin_memory=pin_memory and torch.cuda.is_available(),
+            persistent_workers=persistent_workers and workers > 0,
+            worker_init_fn=calm,
+            generator=torch.Generator(),  # else each pass would draw from the global one
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in work, or the next one between two passes."""
+        return self._plan.epoch
+
+    @property
+    def samples(self) -> int:
+        """How many samples of the epoch, over all ranks, have been handed out."""
+        return self._plan.samples
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._end(self._pass)  # one that was left without being closed
+        this = self._pass = object()
+        try:
+            for batch in self._loader:
+                self._plan.samples = min(self._plan.samples + self.global_batch, self._plan.order.size)
+                yield batch
+                if self._pass is not this:  # a checkpoint was restored, or another pass begun
+                    return
+        finally:
+            self._end(this)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and how many of its samples were handed out, and what they were counted in."""
+        return {"epoch": self.epoch, "samples": self.samples, **self._facts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` stood, at any number of workers and ranks; warns if the samples will be others."""
+        if differences := self.differences(state):
+            warnings.warn("; ".join(map(str, differences)), stacklevel=2)
+        self._plan.epoch, self._plan.samples = state["epoch"], min(state["samples"], self._plan.order.size)
+        self._pass = None
+
+    def differences(self, state: Mapping[str, Any]) -> list[Difference]:
+        """Return why the samples after `load_state_dict(state)` would not be those of the run that was saved."""
+        return [
+            Difference(item=f"loader.{name}", saved=state.get(name), now=now, effect=Effect.SAMPLES)
+            for name, now in self._facts.items()
+            if state.get(name) != now
+        ]
+
+    def _end(self, this: object | None) -> None:
+        if this is not None and this is self._pass:
+            self._pass = None
+            self._plan.epoch, self._plan.samples = self._plan.epoch + 1, 0
+
+
+@dataclass(kw_only=True)
+class _Plan:
+    """What is still to be fetched for this rank: a sampler for torch, begun anew with each pass.
+
+    Apart from the loader, so that no circle of references keeps workers alive.
+    """
+
+    order: Order
+    batch: int
+    drop_last: bool
+    rank: int
+    world: int
+    epoch: int = 1
+    samples: int = 0
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.order.size, self.batch)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Request]:
+        epoch, size = self.epoch, self.order.size
+        for start in range(self.samples, size, self.batch):
+            count = min(self.batch, size - start)
+            if count < self.batch and self.drop_last:
+                return
+            first, end = (start + count * rank // self.world for rank in (self.rank, self.rank + 1))
+            indices, repeats = self.order(epoch, np.arange(first, end))
+            yield Request(epoch, first, indices.tolist(), None if repeats is None else repeats.tolist())
+
+
+def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: int) -> Order:
+    try:
+        size = len(dataset)
+    except TypeError as error:
+        raise TrialError(
+            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}; give "
+            "tw.train.StreamLoader an iterable one"
+        ) from error
+    if size < 1:
+        raise TrialError("Loader got a data set without samples; give one with at least one")
+    if weights is None:
+        return Shuffled(size, seed) if shuffle else InOrder(size)
+    if len(weights) != size:
+        raise TrialError(f"weights must be one a sample: got {len(weights)} for {size} samples")
+    return Weighted(weights, seed)
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    import torch.distributed as dist
+
+    if rank is None and world_size is None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if (rank is None) != (world_size is None):
+        raise TrialError(f"give both rank and world_size, or none; got rank={rank!r}, world_size={world_size!r}")
+    rank, world_size = rank or 0, 1 if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise TrialError(f"rank must be in 0..world_size-1, got rank={rank} of world_size={world_size}")
+    return rank, world_size
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
