@@ -19,7 +19,7 @@ import small_study
 from scripts import check_study, log_of, wait_until
 
 import trainwright as tw
-from trainwright.checkpoint import store
+from trainwright.checkpoint.files import FileLayer
 from trainwright.errors import LedgerFull, LedgerTooNew, TrainwrightError
 from trainwright.ledger import DirectoryLedger, Record, Status, Writer, facts
 
@@ -236,16 +236,16 @@ def test_without_patience_a_full_disk_fails_no_trial(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_room_for_checkpoints(torch, monkeypatch):
-    """Let the fourth and the next few writes of a checkpoint's files find no room; return how many have failed."""
-    real, calls, failed = store._write, iter(range(10**9)), []
+    """Let the second checkpoint and the next two attempts at it find no room; return how often that was."""
+    real, calls, failed = FileLayer.rename, iter(range(10**9)), []
 
-    def write(path, content):
-        if 3 < next(calls) <= 6:
-            failed.append(path)
+    def rename(self, source, target):
+        if target.name == "manifest.json" and 0 < next(calls) <= 6:  # each is tried again at once
+            failed.append(target)
             raise OSError(28, "No space left on device")
-        real(path, content)
+        real(self, source, target)
 
-    monkeypatch.setattr(store, "_write", write)
+    monkeypatch.setattr(FileLayer, "rename", rename)
     return failed
 
 
@@ -258,7 +258,7 @@ def run_with_checkpoints(directory, **settings):
 def test_a_checkpoint_without_room_fails_no_trial(tmp_path, no_room_for_checkpoints):
     """The trial is paused and goes on from the checkpoint before, once there is room."""
     run_with_checkpoints(tmp_path / "study")
-    assert len(no_room_for_checkpoints) == 3
+    assert len(no_room_for_checkpoints) == 6
     study = check_study(tmp_path / "study", 2)
     assert study.state.counts["failed"] == 0
     assert [lease.end.reason for lease in study.trials[0].leases.values()] == ["preempted"] * 3 + ["completed"]

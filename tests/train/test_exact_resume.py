@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from trainwright.checkpoint import capture_random
 from trainwright.engine import Quiet, Returned
 from trainwright.engine._run import run_assignment
 from trainwright.train import Assignment
@@ -64,7 +65,12 @@ class Training:
             schedule.step()
             self.trained.append(epoch)
             trial.report(val_loss=math.fsum(losses), rate=schedule.get_last_lr()[0])
-        self.final = run.state()
+        self.final = state_of(run)
+
+
+def state_of(run):
+    kept = {name: getattr(item, "state_dict", getattr(item, "get_state", None))() for name, item in run.items().items()}
+    return {**kept, "random": capture_random()}
 
 
 def loss_of(model, batch):
@@ -164,7 +170,8 @@ def test_a_damaged_checkpoint_costs_one_epoch(tmp_path, undisturbed):
     training.interrupt = (4, 0)
     with pytest.raises(KeyboardInterrupt):
         lease(1, training, ledger, tmp_path)
-    (tmp_path / "checkpoints/trial-000003/lease-1/epoch-000003/state.pt").write_bytes(b"damaged")
+    newest = tmp_path / "checkpoints/trial-000003/lease-1/step-000000000012"
+    (newest / "rank-00000.safetensors").write_bytes(b"damaged")
     training.interrupt, known = None, ledger.reports.pop(3)
     lease(2, training, ledger, tmp_path)
     assert training.trained == [1, 2, 3, 3, 4]
@@ -197,4 +204,4 @@ def test_a_trial_that_was_stopped_meanwhile_ends_in_prepare(tmp_path):
 def test_two_checkpoints_are_kept(tmp_path):
     lease(1, Training(own_generator=False), Ledger(), tmp_path)
     kept = sorted(path.name for path in (tmp_path / "checkpoints/trial-000003/lease-1").iterdir())
-    assert kept == ["epoch-000003", "epoch-000004"]
+    assert kept == ["start.json", "step-000000000012", "step-000000000016"]

@@ -274,5 +274,8 @@ class TestPrepare:
         trial.report(val_loss=1.0, step=4)
         checkpointed, reported = channel.batches[0]
         assert (checkpointed.kind, reported.kind) == ("checkpointed", "reported")
-        assert checkpointed.body["path"] == "checkpoints/trial-000017/lease-2/epoch-000001"
-        assert (tmp_path / checkpointed.body["path"] / "state.pt").stat().st_size == checkpointed.body["bytes"]
+        assert checkpointed.body["path"] == "checkpoints/trial-000017/lease-2/step-000000000000"
+        folder = tmp_path / checkpointed.body["path"]
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+        assert sizes.keys() == {"manifest.json", "rank-00000.safetensors", "state.json"}
+        assert sum(sizes.values()) - sizes["manifest.json"] == checkpointed.body["bytes"]

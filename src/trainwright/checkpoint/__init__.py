@@ -4,20 +4,19 @@ from trainwright.checkpoint.config import CheckpointConfig, Retention, Screen
 from trainwright.checkpoint.differences import Difference, Effect
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
-from trainwright.checkpoint.owner import DirectoryOwner, Owner
+from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner, Saves
 from trainwright.checkpoint.publish import Published
 from trainwright.checkpoint.restoring import Restored
 from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, SaveRecord
-from trainwright.checkpoint.store import CheckpointStore, Saved
 
 __all__ = [
     "CheckpointConfig",
-    "CheckpointStore",
     "Difference",
     "DirectoryOwner",
     "Effect",
     "FileRecord",
+    "HasCheckpoints",
     "Manager",
     "Manifest",
     "Owner",
@@ -26,7 +25,7 @@ __all__ = [
     "Retention",
     "SaveHandle",
     "SaveRecord",
-    "Saved",
+    "Saves",
     "Screen",
     "ShardRecord",
     "TensorRecord",

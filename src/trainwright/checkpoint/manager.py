@@ -8,7 +8,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,10 +16,10 @@ from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.differences import Mode, settle
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
-from trainwright.checkpoint.flags import capture_flags, restore_flags
+from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
 from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.owner import DirectoryOwner, Owner
+from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
 from trainwright.checkpoint.publish import Published, remove_leftovers, set_aside
 from trainwright.checkpoint.restoring import (
     Restored,
@@ -61,7 +60,7 @@ class Manager:
 
     def __init__(
         self,
-        owner: Owner | Path | str,
+        owner: Owner | HasCheckpoints | Path | str,
         *,
         config: CheckpointConfig | None = None,
         files: FileLayer | None = None,
@@ -77,11 +76,11 @@ class Manager:
         self.config = config or CheckpointConfig()
         self.steps = 0
         """The optimizer steps done: those that `step` counted, and those before the restored checkpoint."""
-        self._owner: Owner = DirectoryOwner(owner) if isinstance(owner, Path | str) else owner
+        self._owner = _owner_of(owner)
         self._layer = files or FileLayer()
         self._state = state
         self._folder = self._owner.checkpoint_directory()
-        self._owner.claim_checkpoints()
+        self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
         self._check_folder()
         self._saver = Saver(self.config, self._write)
@@ -129,7 +128,7 @@ class Manager:
         if self._closed:
             raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
         self._settle()
-        kept = self._known()
+        kept, environment = self._known(), self._environment()
         captured = capture(
             {
                 **self._state,
@@ -149,8 +148,8 @@ class Manager:
             parent=self._parent,
             pin=pin,
             report=self._report(metrics),
-            fingerprint=self._environment(),
-            versions={name: version(name) for name in ("trainwright", "torch")},
+            fingerprint=environment,
+            versions={name: str(environment[name]) for name in ("trainwright", "torch")},
             times={"saved_at": time.time()},
             ties=captured.ties,
         )
@@ -184,7 +183,7 @@ class Manager:
                     self._owner.damaged(published.path, str(error))
                 continue
             self._kept = line[place:]
-            self._begin(published)
+            self._begin(restored)
             return restored
         if step is not None:
             steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
@@ -247,7 +246,7 @@ class Manager:
         what = str(published.path)
         settle(found, mode=mode, what=what)
         tensors = read()
-        found += restore_flags(own["flags"])
+        found += restore_flags(own["flags"]) if mode == "exact" else compare_flags(own["flags"], capture_flags())
         settle(found, mode=mode, what=what)
         values = load_state(self._state, items, tensors)
         found += restore_random(decode(own["rng"], tensors))
@@ -260,17 +259,18 @@ class Manager:
             seconds=time.perf_counter() - started,
         )
 
-    def _begin(self, published: Published | None) -> None:
+    def _begin(self, restored: Restored | None) -> None:
         """Go on from a checkpoint, or from nothing."""
-        self._parent = None if published is None else published.manifest.digest
+        manifest = None if restored is None else restored.manifest
+        self._parent = None if manifest is None else manifest.digest
         self._last_saved, self._last_saved_step = time.monotonic(), self.steps
         if self._owner.lease:
             self._layer.make_folder(self._home)
-            mark_start(self._layer, self._home, published)
+            mark_start(self._layer, self._home, manifest)
         for number, home in homes(self._folder, self._owner.lease):
             remove_leftovers(self._layer, home, temporary=0 < number < self._owner.lease)
-        if published is not None:
-            self._owner.resumed(published)
+        if restored is not None:
+            self._owner.resumed(restored)
 
     def _known(self) -> list[Published]:
         if self._kept is None:  # nothing was restored: what is there counts for retention all the same
@@ -330,8 +330,13 @@ class Manager:
                         stacklevel=3,
                     )
                 continue
-            self._failures += 1
-            if self.config.on_error == "raise" or self._failures >= self.config.max_failures:
+            refused = handle.verdict.startswith("refused")
+            self._failures += not refused
+            if self.config.screen is not None and refused:
+                stops = self.config.screen.on_nonfinite == "raise"
+            else:
+                stops = self.config.on_error == "raise" or self._failures >= self.config.max_failures
+            if stops:
                 raise error
             warnings.warn(str(error), stacklevel=3)
 
@@ -341,7 +346,7 @@ class Manager:
         return self._fingerprint
 
     def _report(self, metrics: Mapping[str, float] | None) -> dict[str, Any]:
-        report = dict(self._owner.report)
+        report = dict(self._owner.last_report)
         numbers = report.get("metrics", {}) if metrics is None else metrics
         report["metrics"] = {name: _plain(float(value)) for name, value in numbers.items()}
         return report
@@ -358,6 +363,12 @@ class Manager:
             raise CheckpointSpaceError(
                 f"{self._home}: checkpoints cannot be written there: {reason}; give a folder that can"
             ) from error
+
+
+def _owner_of(given: Owner | HasCheckpoints | Path | str) -> Owner:
+    if isinstance(given, Path | str):
+        return DirectoryOwner(given)
+    return given.checkpoint_owner() if hasattr(given, "checkpoint_owner") else given
 
 
 def _plain(number: float) -> float | str:

@@ -5,8 +5,28 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.checkpoint.publish import Published
+from trainwright.checkpoint.restoring import Restored
 
-__all__ = ["DirectoryOwner", "Owner"]
+__all__ = ["DirectoryOwner", "HasCheckpoints", "Owner", "Saves"]
+
+
+class Saves(Protocol):
+    """What an owner may ask of its manager."""
+
+    steps: int
+
+    def save(self, *, wait: bool = False) -> Any:
+        """Save now."""
+
+    def close(self) -> None:
+        """Finish what is under way."""
+
+
+class HasCheckpoints(Protocol):
+    """Whatever has checkpoints, such as a trial."""
+
+    def checkpoint_owner(self) -> "Owner":
+        """Return what a manager speaks with."""
 
 
 class Owner(Protocol):
@@ -25,14 +45,14 @@ class Owner(Protocol):
         """The epochs that are done."""
 
     @property
-    def report(self) -> Mapping[str, Any]:
-        """What is to be kept of its last report, as plain values."""
+    def last_report(self) -> Mapping[str, Any]:
+        """What is to be kept of its last report, as plain values, the numbers under `metrics`."""
 
     def checkpoint_directory(self) -> Path:
         """Return the folder of all its checkpoints. May refuse."""
 
-    def claim_checkpoints(self) -> None:
-        """Refuse a second manager."""
+    def claim_checkpoints(self, saves: Saves) -> None:
+        """Take note of the one manager, and refuse a second."""
 
     def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
         """Take note of a checkpoint that is there now; called in the writer's thread."""
@@ -40,7 +60,7 @@ class Owner(Protocol):
     def damaged(self, path: Path, why: str) -> None:
         """Take note of a checkpoint that was set aside."""
 
-    def resumed(self, published: Published) -> None:
+    def resumed(self, restored: Restored) -> None:
         """Go on from where this checkpoint was saved."""
 
 
@@ -62,7 +82,7 @@ class DirectoryOwner:
         return {}
 
     @property
-    def report(self) -> Mapping[str, Any]:
+    def last_report(self) -> Mapping[str, Any]:
         """Nothing is reported."""
         return {}
 
@@ -70,7 +90,7 @@ class DirectoryOwner:
         """Return the folder."""
         return self.folder
 
-    def claim_checkpoints(self) -> None:
+    def claim_checkpoints(self, saves: Saves) -> None:
         """Let several managers use the folder: each publishes under names of its own."""
 
     def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
@@ -79,6 +99,6 @@ class DirectoryOwner:
     def damaged(self, path: Path, why: str) -> None:
         """Keep no record but the folder that was set aside."""
 
-    def resumed(self, published: Published) -> None:
+    def resumed(self, restored: Restored) -> None:
         """Go on counting epochs."""
-        self.epoch = published.manifest.epoch
+        self.epoch = restored.epoch

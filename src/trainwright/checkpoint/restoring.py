@@ -83,9 +83,9 @@ def lineage(layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path,
         bound = min(bound, _start(home))
 
 
-def mark_start(layer: FileLayer, home: Path, published: Published | None) -> None:
+def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
     """Write down what the run of a lease goes on from; nothing: anew."""
-    came_from = (published.manifest.lease, published.manifest.serial) if published is not None else (0, 0)
+    came_from = (manifest.lease, manifest.serial) if manifest is not None else (0, 0)
     temporary = home / f".{_START}.{secrets.token_hex(4)}"
     content = json.dumps({"lease": came_from[0], "serial": came_from[1]}).encode()
     try:

@@ -61,7 +61,8 @@ class SaveRecord:
     """What one save cost and how it ended.
 
     `blocking_seconds` training stood still, by `slowdown_seconds` the steps beside it took longer; `persist_seconds`
-    went by until the commit. `verdict`: "good", "suspect: ..." with tensors, "skipped", or "failed: ..." with why.
+    went by until the commit. `verdict`: "good", "suspect: ..." with tensors, "skipped", "refused: ..." by the screen,
+    or "failed: ...".
     """
 
     step: int
@@ -202,7 +203,11 @@ class Saver:
                 spoilt = [name for name, norm in norms.items() if math.isnan(norm)]
                 if spoilt:
                     shown = ", ".join(spoilt[:3]) + (", ..." if len(spoilt) > 3 else "")
-                    raise CheckpointError(f"step {handle.step} is not saved: {shown} holds values that are not finite")
+                    sentence = f"step {handle.step} is not saved: {shown} holds values that are not finite"
+                    handle.persist_seconds = time.perf_counter() - started
+                    self._free.put(buffer)
+                    _failed(handle, f"refused: {sentence}", sentence)
+                    return
                 suspects = self._norms.suspects(norms)
                 if suspects:
                     verdict = f"suspect: {', '.join(suspects[:3])}"

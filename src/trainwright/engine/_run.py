@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.engine._engine import Outcome, Quiet, Raised, Returned, TrainFunction
-from trainwright.errors import InputError, ObjectiveError, TrainwrightError
+from trainwright.errors import CheckpointError, InputError, ObjectiveError
 from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
 
 __all__ = ["run_assignment"]
@@ -60,7 +60,11 @@ def _kind(error: BaseException) -> str:
     if isinstance(error, ObjectiveError):
         return "bad_objective"
     cause = error.__cause__
-    if type(error) is TrainwrightError and isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if (
+        isinstance(error, CheckpointError)
+        and isinstance(cause, OSError)
+        and cause.errno in {errno.ENOSPC, errno.EDQUOT}
+    ):
         return "no_room"
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):

@@ -79,9 +79,32 @@ def reported(
     return Record(kind="reported", trial=trial, lease=lease, body=body)
 
 
-def checkpointed(trial: int, lease: int, *, epoch: int, path: str, size: int, digest: str) -> Record:
-    """Return the record of a checkpoint of `size` bytes at `path`, relative to the study's folder."""
-    body = {"epoch": epoch, "path": path, "bytes": size, "digest": digest}
+def checkpointed(
+    trial: int,
+    lease: int,
+    *,
+    epoch: int,
+    path: str,
+    size: int,
+    digest: str,
+    step: int = 0,
+    blocking_seconds: float = 0.0,
+    persist_seconds: float = 0.0,
+) -> Record:
+    """Return the record of a checkpoint of `size` bytes at `path`, relative to the study's folder.
+
+    Training stood still for `blocking_seconds` (as far as known at the commit); the checkpoint was there after
+    `persist_seconds`.
+    """
+    body = {
+        "epoch": epoch,
+        "step": step,
+        "path": path,
+        "bytes": size,
+        "digest": digest,
+        "blocking_seconds": round(blocking_seconds, 6),
+        "persist_seconds": round(persist_seconds, 6),
+    }
     return Record(kind="checkpointed", trial=trial, lease=lease, body=body)
 
 

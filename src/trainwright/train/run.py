@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint import capture_random, restore_random
+from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ class Run:
         self.model = model.to(device)
         self.optimizer = optimizer
         self.schedule = schedule
+        self._loader = loader
         self._placed = None if loader is None else _Placed(loader, device)
         self._loss = loss
-        self._generator = getattr(loader, "generator", None)
+        self._count: Callable[[], None] = lambda: None
 
     @property
     def loader(self) -> "_Placed":
@@ -50,30 +51,25 @@ class Run:
         loss = self._loss(self.model, batch)
         loss.backward()
         self.optimizer.step()
+        self._count()
         return loss.detach()
 
-    def state(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs, between two epochs."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "random": capture_random(),
-        }
-        if self.schedule is not None:
-            state["schedule"] = self.schedule.state_dict()
-        if self._generator is not None:
-            state["loader"] = self._generator.get_state()
-        return state
+    def items(self) -> dict[str, Any]:
+        """Return what a resumed run needs, by name; the global generators come with every checkpoint."""
+        loader = self._loader if hasattr(self._loader, "load_state_dict") else getattr(self._loader, "generator", None)
+        found = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule, "loader": loader}
+        return {name: item for name, item in found.items() if item is not None}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Put everything back; the random states last, so that loading leaves no trace in them."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        if self._generator is not None:
-            self._generator.set_state(state["loader"].cpu())
-        restore_random(state["random"])
+    def count_steps(self, manager: Manager) -> None:
+        """Let a manager know of each step of the optimizer, whoever calls it."""
+
+        def count(*_: Any) -> None:
+            manager.steps += 1
+
+        if hasattr(self.optimizer, "register_step_post_hook"):
+            self.optimizer.register_step_post_hook(count)
+        else:  # an optimizer of the user's own: `step` is all that is seen of it
+            self._count = count
 
 
 class _Placed:

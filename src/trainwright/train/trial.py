@@ -11,15 +11,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainwright.checkpoint import CheckpointStore, Saved
-from trainwright.errors import TrialError
+from trainwright.checkpoint import CheckpointConfig, Manager, Owner, Restored
+from trainwright.errors import CheckpointError, TrialError
 from trainwright.ledger import Record, facts
+from trainwright.train.keeping import TrialCheckpoints
 from trainwright.train.run import Run
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "as_number"]
+
+
+_PREPARED = CheckpointConfig(writer="sync", on_error="raise")
+"""Of the manager that `prepare` makes: a report waits for its checkpoint anyway."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +68,7 @@ class Trial:
     gpu: bool = False
     scratch: dict[str, Any] = field(default_factory=dict)
     _run: Run | None = None
+    _checkpoints: TrialCheckpoints | None = None
     _epoch: int = 0  # the last one done
     _reported: int = 0  # the last one reported in this run, or restored
     _in_work: int = 0  # the one that epochs() has handed out
@@ -119,15 +125,15 @@ class Trial:
         for epoch in range(self._epoch + 1, last + 1):
             self._in_work = epoch
             yield epoch
-            self._epoch = max(self._epoch, epoch)  # an epoch without a report still passes
+            self._pass(epoch)  # an epoch without a report still passes
 
     def report(self, *, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
         """Report the metrics of an epoch (from 1; default: the one in work). May end the trial here, quietly.
 
-        With `prepare`, a checkpoint of this epoch is saved first, so that no reported epoch is ever repeated: report
-        last in an epoch, for what comes after is not in it. An epoch counts once: a second report of it, or of an older
-        one, is ignored with a warning; one beyond `max_epochs` ends the trial. `step` counts optimizer steps. Raises
-        `TrialError` if a metric is no number or nothing is reported.
+        With `prepare`, or a `Manager` of this trial, a checkpoint of this epoch is saved first, so that no reported
+        epoch is ever repeated: report last in an epoch, for what comes after is not in it. An epoch counts once: a
+        second report of it, or of an older one, is ignored with a warning; one beyond `max_epochs` ends the trial.
+        `step` counts optimizer steps. Raises `TrialError` if a metric is no number or nothing is reported.
         """
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
@@ -143,9 +149,12 @@ class Trial:
         record = facts.reported(
             self.number, self.assignment.lease, epoch=at, step=steps, metrics=numbers, wall_seconds=seconds
         )
-        self._reported, self._epoch = at, max(self._epoch, at)
-        if self._run is not None and self.assignment.directory is not None:
-            self._save(at, steps, numbers)
+        self._reported = at
+        self._pass(at)
+        kept = self._checkpoints
+        if kept is not None and kept.manager is not None:
+            kept.last_report = {"epoch": at, "step": steps, "metrics": numbers}
+            kept.manager.save(wait=True)
         self._last = numbers
         self._send([record])
 
@@ -166,15 +175,23 @@ class Trial:
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
         self._run = Run(model, optimizer, loader, loss=loss, schedule=schedule, device=self.device)
-        found = self._store().restore(self.device) if self.assignment.directory is not None else None
-        if found is not None:
-            saved, state = found
-            self._run.restore(state)
-            self._epoch = self._reported = saved.epoch
-            self._last = saved.report["metrics"]  # all there is to tell if no epoch is left to do
-            if saved.epoch > self.assignment.reported_epoch:
-                self._catch_up(saved)
+        if self.assignment.directory is not None:
+            manager = Manager(self, config=_PREPARED, **self._run.items())
+            self._run.count_steps(manager)
+            manager.restore(mode="best_effort")
         return self._run
+
+    def checkpoint_owner(self) -> Owner:
+        """Return this trial as a `Manager` sees it. Raises `TrialError` if the study keeps nothing on disk."""
+        if self._checkpoints is None:
+            self._checkpoints = TrialCheckpoints(
+                trial=self.number,
+                lease=self.assignment.lease,
+                study=self._study(),
+                tell=self._waiting.append,
+                go_on=self._go_on,
+            )
+        return self._checkpoints
 
     def library_directory(self) -> Path:
         """Return the folder for what this run offers to the ensemble library."""
@@ -196,41 +213,45 @@ class Trial:
         self._closed = True
         self._run = None
         self.scratch.clear()
-        waiting, self._waiting = self._waiting, []
-        return waiting, self._last, self._epoch
+        if self._checkpoints is not None and self._checkpoints.manager is not None:
+            try:
+                self._checkpoints.manager.close()
+            except CheckpointError as error:  # the training is over: what it came to counts
+                warnings.warn(str(error), stacklevel=2)
+        return self._told(), self._last, self._epoch
 
-    def _catch_up(self, restored: Saved) -> None:
-        """Report what the restored checkpoint knows and the ledger does not: the run died between the two."""
-        self._send(
-            [
-                self._checkpointed(restored),
-                facts.reported(
-                    self.number,
-                    self.assignment.lease,
-                    epoch=restored.epoch,
-                    step=restored.report["step"],
-                    metrics=restored.report["metrics"],
-                    wall_seconds=0.0,
-                ),
-            ]
-        )
+    def _pass(self, epoch: int) -> None:
+        self._epoch = max(self._epoch, epoch)
+        if self._checkpoints is not None:
+            self._checkpoints.epoch = self._epoch
 
-    def _save(self, epoch: int, step: int | None, numbers: Mapping[str, float]) -> None:
-        assert self._run is not None  # noqa: S101 -- the caller looked
-        saved = self._store().save(epoch, self._run.state(), {"step": step, "metrics": dict(numbers)})
-        self._waiting.append(self._checkpointed(saved))
-
-    def _checkpointed(self, saved: Saved) -> Record:
-        path = saved.path.relative_to(self._study()).as_posix()
-        lease = self.assignment.lease
-        return facts.checkpointed(
-            self.number, lease, epoch=saved.epoch, path=path, size=saved.size, digest=saved.digest
-        )
+    def _go_on(self, restored: Restored) -> None:
+        """Go on from a checkpoint, and report what it knows and the ledger does not: the run died between the two."""
+        report = restored.manifest.report
+        metrics = {name: float(value) for name, value in report["metrics"].items()}
+        self._epoch, self._reported = restored.epoch, report.get("epoch", 0)
+        self._last = metrics  # all there is to tell if no epoch is left to do
+        kept = self._checkpoints
+        if kept is not None and self._reported > self.assignment.reported_epoch:
+            record = facts.reported(
+                self.number,
+                self.assignment.lease,
+                epoch=self._reported,
+                step=report["step"],
+                metrics=metrics,
+                wall_seconds=0.0,
+            )
+            self._send([kept.record(restored), record])
 
     def _send(self, records: list[Record]) -> None:
-        waiting, self._waiting = self._waiting, []
-        if not self.channel.exchange(waiting + records):
+        if not self.channel.exchange(self._told() + records):
             raise TrialEnd
+
+    def _told(self) -> list[Record]:
+        """Take the records that wait; another thread may add one meanwhile."""
+        waiting = self._waiting[:]
+        del self._waiting[: len(waiting)]
+        return waiting
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         if not metrics:
@@ -259,9 +280,6 @@ class Trial:
         if not self._warned:
             self._warned = True
             warnings.warn(text, stacklevel=3)
-
-    def _store(self) -> CheckpointStore:
-        return CheckpointStore(self._folder("checkpoints"), self.assignment.lease)
 
     def _folder(self, name: str) -> Path:
         return self._study() / name / f"trial-{self.number:06d}"

@@ -1,0 +1,77 @@
+"""A trial as the owner of its checkpoints: where they lie, and what the ledger is told of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint import Published, Restored, Saves
+from trainwright.errors import CheckpointStateError
+from trainwright.ledger import Record, facts
+
+__all__ = ["TrialCheckpoints"]
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialCheckpoints:
+    """What a manager asks of a trial. `tell` takes records for the ledger, `go_on` a restored checkpoint."""
+
+    trial: int
+    lease: int
+    study: Path
+    tell: Callable[[Record], None]
+    go_on: Callable[[Restored], None]
+    epoch: int = 0
+    last_report: Mapping[str, Any] = field(default_factory=dict)
+    manager: Saves | None = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The study by the name of its folder, and the trial's number."""
+        return {"study": self.study.name, "trial": self.trial}
+
+    def checkpoint_directory(self) -> Path:
+        """Return the trial's folder of checkpoints."""
+        return self.study / "checkpoints" / f"trial-{self.trial:06d}"
+
+    def claim_checkpoints(self, saves: Saves) -> None:
+        """Save by this manager, before each report; one trial has one."""
+        if self.manager is not None:
+            raise CheckpointStateError(
+                f"trial {self.trial} has a manager of its checkpoints; make one, with all that is to be kept, or call "
+                "trial.prepare, which makes one"
+            )
+        self.manager = saves
+
+    def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
+        """Tell the ledger of a checkpoint, with the next report at the latest."""
+        seconds = {"blocking_seconds": blocking_seconds, "persist_seconds": persist_seconds}
+        self.tell(self.record(published, **seconds))
+
+    def damaged(self, path: Path, why: str) -> None:
+        """Tell the ledger of a checkpoint that was set aside."""
+        note = {"path": path.relative_to(self.study).as_posix(), "why": why}
+        self.tell(facts.note("checkpoint_corrupt", note, self.trial))
+
+    def resumed(self, restored: Restored) -> None:
+        """Go on after its epoch; the ledger is told what differs from when it was saved."""
+        self.epoch = restored.epoch
+        self.last_report = restored.manifest.report
+        if restored.differences:
+            note = [str(difference) for difference in restored.differences]
+            self.tell(facts.note("checkpoint_differences", note, self.trial))
+        self.go_on(restored)
+
+    def record(self, checkpoint: Published | Restored, **seconds: float) -> Record:
+        """Return the ledger's record of a checkpoint."""
+        manifest = checkpoint.manifest
+        return facts.checkpointed(
+            self.trial,
+            self.lease,
+            epoch=manifest.epoch,
+            path=checkpoint.path.relative_to(self.study).as_posix(),
+            size=manifest.size,
+            digest=manifest.digest,
+            step=manifest.step,
+            **seconds,
+        )
