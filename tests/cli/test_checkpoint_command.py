@@ -1,6 +1,7 @@
 """`trainwright checkpoint ...`: what its commands print, their JSON, and their exit status."""
 
 import json
+import sys
 
 import pytest
 
@@ -83,3 +84,68 @@ class TestInterval:
         assert (said.status, said.out) == (2, "")
         assert sentence in said.err
         assert len(said.err.splitlines()) == 1
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Return a function that writes a module of factories into the current folder, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+    written = []
+
+    def write(*lines):
+        name = f"factories_{tmp_path.name}_{len(written)}"
+        (tmp_path / f"{name}.py").write_text("\n".join(lines))
+        written.append(name)
+        return name
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+class TestBench:
+    def test_the_table(self, checkpoint, module, tmp_path):
+        """A row for each way, on a factory of the user's; the current folder is left as it was."""
+        name = module(
+            "import torch",
+            "def build():",
+            "    model = torch.nn.Linear(30, 30)",
+            "    return model, torch.optim.SGD(model.parameters(), momentum=0.9)",
+        )
+        options = ["--format", "safetensors", "--writer", "thread", "--repeats", 1, "--step", "10ms", "--json"]
+        said = checkpoint("bench", f"{name}:build", *options)
+        content = last_line(said)
+        assert said.status == 0
+        assert [row["name"] for row in content["rows"]] == ["torch", "safetensors", "Manager thread"]
+        assert content["recommendation"] in said.out
+        assert "4 tensors, 7.4 kB; medians of 1 rounds" in said.out
+        assert [line.split()[-1] for line in said.out.splitlines() if line.startswith(("torch", "Manager"))] == [
+            "yes"
+        ] * 2
+        assert {path.name for path in tmp_path.iterdir()} <= {f"{name}.py", "__pycache__"}
+
+    @pytest.mark.parametrize(
+        ("lines", "factory", "sentence"),
+        [
+            ([], "{}", "factory: got '{}'; allowed: MODULE:FUNCTION"),
+            ([], ".x:build", "factory: got '.x:build'; allowed: MODULE:FUNCTION"),
+            ([], "no_such_module:build", "importing no_such_module fails: ModuleNotFoundError: No module named"),
+            (["import no_such_dependency"], "{}:build", "importing {} fails: ModuleNotFoundError"),
+            (["def build():"], "{}:build", "importing {} fails: "),
+            (["def build(): return 3"], "{}:biuld", "{} has no function 'biuld' (did you mean 'build'?)"),
+            (["def build(): return 3"], "{}:build", "factory: got int; allowed: a torch.nn.Module"),
+            (["def build(): return 1 / 0"], "{}:build", "{}:build() fails: ZeroDivisionError: division by zero"),
+            (["def build(size): pass"], "{}:build", "{}:build() fails: TypeError: build() missing 1 required"),
+        ],
+    )
+    def test_factories_that_make_nothing(self, checkpoint, module, lines, factory, sentence):
+        """A sentence and exit status 2, never a traceback."""
+        name = module(*lines)
+        said = checkpoint("bench", factory.format(name))
+        assert (said.status, said.out, len(said.err.splitlines())) == (2, "", 1)
+        assert sentence.format(name) in said.err
+
+    def test_a_disk_that_is_not_there(self, checkpoint, module):
+        name = module("import torch", "def build(): return torch.nn.Linear(1, 1)")
+        said = checkpoint("bench", f"{name}:build", "--directory", "nowhere")
+        assert (said.status, "got nowhere: no such file or directory" in said.err) == (2, True)

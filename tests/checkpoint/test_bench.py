@@ -1,0 +1,172 @@
+"""The bench of formats and writers: all ways on one state, refusals, and what it leaves behind."""
+
+import errno
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.checkpoint import bench as module
+from trainwright.checkpoint.bench import Bench, Row, Span, bench, state_of
+from trainwright.checkpoint.formats import FORMATS, SafeTensors
+from trainwright.errors import (
+    CheckpointConfigError,
+    CheckpointFormatError,
+    CheckpointSpaceError,
+    CheckpointStateError,
+    MissingExtra,
+)
+
+
+@pytest.fixture
+def state():
+    """Return a small model with buffers and tied weights, its optimizer without a step, and a value."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    model[2].weight = model[0].weight
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "note": 3}
+
+
+def row(name, blocking, slowdown=0.0, total=1.0, bitwise=True):
+    spans = {"restore": Span(least=1, median=1), "verified": Span(least=1, median=1)}
+    timed = {"blocking": Span(least=blocking, median=blocking), "total": Span(least=total, median=total)}
+    timed["slowdown"] = Span(least=0, median=slowdown)
+    return Row(name=name, **timed, **spans, bytes=1, files=1, bitwise=bitwise)
+
+
+class TestBench:
+    def test_every_way(self, state, tmp_path):
+        """All formats and writers in one go; the optimizer has state by then; nothing is left on the disk."""
+        said = []
+        found = bench(state, directory=tmp_path, repeats=2, step_seconds=0.01, progress=said.append)
+        assert [one.name for one in found.rows] == [*FORMATS, "Manager sync", "Manager thread", "Manager process"]
+        assert all(one.bitwise for one in found.rows)
+        assert all(
+            0 < span.least <= span.median for one in found.rows for span in (one.blocking, one.total, one.verified)
+        )
+        assert all(one.bytes > found.raw_bytes and one.files > 0 for one in found.rows)
+        assert state["optimizer"].state
+        assert found.skipped == {}
+        assert list(tmp_path.iterdir()) == []
+        assert said[0] == "torch: warming up"
+        assert said[-1] == "Manager process: 2 of 2"
+        assert found.recommendation.startswith('CheckpointConfig(writer="')
+
+    def test_the_state_is_as_before(self, state, tmp_path):
+        """Weights, moments and values are what they were, whatever was read into them meanwhile."""
+        module._fill_optimizers(state)
+        before = {name: value.clone() for name, value in state["model"].state_dict().items()}
+        bench(state, directory=tmp_path, formats=["npz"], writers=["thread"], repeats=1, step_seconds=0)
+        after = state["model"].state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+        assert state["model"][2].weight is state["model"][0].weight
+
+    def test_torch_is_always_there(self, state, tmp_path):
+        found = bench(state, directory=tmp_path, formats=["safetensors"], writers=[], repeats=1)
+        assert [one.name for one in found.rows] == ["torch", "safetensors"]
+        assert found.recommendation.startswith("save with ")
+
+    def test_a_format_that_loses_a_bit_is_told(self, state, tmp_path, monkeypatch):
+        """What comes back is compared: a reader that alters one value cannot pass."""
+
+        class Lossy(SafeTensors):
+            @contextmanager
+            def open(self, path):
+                with super().open(path) as stored:
+                    yield replace(stored, fetch=lambda name, cut: stored.fetch(name, cut) + 1)
+
+        monkeypatch.setattr(module, "format_named", lambda name: Lossy() if name == "safetensors" else FORMATS[name])
+        found = bench(state, directory=tmp_path, formats=["safetensors"], writers=[], repeats=1)
+        assert [one.bitwise for one in found.rows] == [True, False]
+
+    def test_what_cannot_be_is_left_out_with_its_reason(self, state, tmp_path, monkeypatch):
+        """A missing extra, a dtype that a format cannot hold: the other ways are measured all the same."""
+
+        def missing(*_):
+            raise MissingExtra.of("hdf5", "h5py", "formats")
+
+        monkeypatch.setattr(type(FORMATS["hdf5"]), "_write", missing)
+        found = bench(state, directory=tmp_path, formats=["hdf5", "npz"], writers=[], repeats=1)
+        assert [one.name for one in found.rows] == ["torch", "npz"]
+        assert found.skipped == {"hdf5": 'hdf5 needs h5py: pip install "trainwright[formats]"'}
+
+    def test_no_room(self, state, tmp_path, monkeypatch):
+        """Told before anything is written, or when it turns out."""
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 99, 1))
+        with pytest.raises(CheckpointSpaceError, match=r"has 0 MB free, this state needs \d+ MB; give another folder"):
+            bench(state, directory=tmp_path)
+        monkeypatch.undo()
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(type(FORMATS["torch"]), "_write", full)
+        with pytest.raises(CheckpointSpaceError, match=r"bench, torch: .* cannot be written: no space left on device"):
+            bench(state, directory=tmp_path)
+
+    @pytest.mark.parametrize(
+        ("settings", "kind", "sentence"),
+        [
+            ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: an integer >= 1"),
+            ({"step_seconds": -1}, CheckpointConfigError, "step_seconds: got -1; allowed: a number >= 0"),
+            ({"writers": ["tread"]}, CheckpointConfigError, "writer: got 'tread'; allowed: sync, thread, process"),
+            ({"formats": ["hdf"]}, CheckpointFormatError, "got 'hdf'; allowed: torch, safetensors"),
+        ],
+    )
+    def test_refusals(self, state, settings, kind, sentence):
+        with pytest.raises(kind, match=sentence):
+            bench(state, **settings)
+
+    def test_a_folder_that_is_not_there(self, state, tmp_path):
+        with pytest.raises(CheckpointSpaceError, match="no such file or directory; allowed: a folder that is there"):
+            bench(state, directory=tmp_path / "none")
+
+    def test_state_that_cannot_be_kept(self, tmp_path):
+        with pytest.raises(CheckpointStateError, match="a checkpoint cannot keep function"):
+            bench({"model": lambda: None}, directory=tmp_path)
+
+
+class TestStateOf:
+    def test_what_factories_return(self):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        assert state_of(model) == {"model": model}
+        assert state_of((model, optimizer)) == {"model": model, "optimizer": optimizer}
+        assert state_of({"a": model, "b": 1}) == {"a": model, "b": 1}
+
+    @pytest.mark.parametrize("made", [None, 3, {}, {1: 2}, ()])
+    def test_refusals(self, made):
+        with pytest.raises(
+            CheckpointStateError, match=r"factory: got \w+; allowed: a torch.nn.Module, a tuple \(model"
+        ):
+            state_of(made)
+
+
+class TestRecommendation:
+    def test_the_cheapest_of_those_that_are_right(self):
+        """A way that lost a bit is never advised, nor one that blocks less but slows down more."""
+        rows = (
+            row("torch", 2.0),
+            row("Manager sync", 3.0),
+            row("Manager thread", 0.1, slowdown=0.4),
+            row("Manager process", 0.1, bitwise=False),
+        )
+        found = Bench(rows=rows, raw_bytes=1, tensors=1, repeats=1, step_seconds=0, cached=False)
+        assert found.recommendation == (
+            'CheckpointConfig(writer="thread") costs training 0.5 s a save, torch.save 2 s; a run that is lost once a '
+            "day should save every 294 s"
+        )
+
+    def test_a_disk_too_slow_for_the_best_interval(self):
+        """No save is advised before the one before is on disk."""
+        rows = (row("torch", 2.0), row("Manager thread", 0.1, total=1000.0))
+        found = Bench(rows=rows, raw_bytes=1, tensors=1, repeats=1, step_seconds=0, cached=False)
+        assert found.recommendation.endswith("should save every 1000 s")
+
+    def test_nothing_is_right(self):
+        lossy = row("torch", 2.0, bitwise=False)
+        found = Bench(rows=(lossy,), raw_bytes=1, tensors=1, repeats=1, step_seconds=0, cached=False)
+        assert found.recommendation == "nothing came back whole"
