@@ -4,6 +4,7 @@ from trainwright.train.loader import Loader
 from trainwright.train.optuna import ObjectiveTrial, OptunaObjective, from_optuna
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
+from trainwright.train.slots import Slots
 from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, as_number
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ObjectiveTrial",
     "OptunaObjective",
     "Run",
+    "Slots",
     "Trial",
     "TrialEnd",
     "as_number",

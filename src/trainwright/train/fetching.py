@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Request", "Samples", "calm", "sample_key", "seed_generators", "undisturbed"]
+__all__ = ["Request", "Samples", "calm", "generators_kept", "sample_key", "seed_generators", "undisturbed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,23 @@ def seed_generators(key: bytes, epoch: int, index: int, repeat: int) -> None:
 
 
 @contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the global generators as they were, CUDA's too where it is in use."""
+    import torch
+
+    python, numpy, pytorch = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 -- likewise
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 -- likewise
+        torch.set_rng_state(pytorch)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
 def undisturbed() -> Iterator[None]:
     """Leave the training process as it was, where it fetches by itself; with one thread, as a worker has."""
     import torch
@@ -75,18 +92,15 @@ def undisturbed() -> Iterator[None]:
     if torch.utils.data.get_worker_info() is not None:
         yield
         return
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- likewise
-    pytorch, threads = torch.get_rng_state(), torch.get_num_threads()
+    threads = torch.get_num_threads()
     if threads != 1:
         torch.set_num_threads(1)
     try:
-        yield
+        with generators_kept():
+            yield
     finally:
         if threads != 1:
             torch.set_num_threads(threads)
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 -- likewise
-        torch.set_rng_state(pytorch)
 
 
 def calm(_: int) -> None:

@@ -101,6 +101,11 @@ class Loader:
         """How many samples of the epoch, over all ranks, have been handed out."""
         return self._plan.samples
 
+    @property
+    def samples_seen(self) -> int:
+        """How many samples have been handed out in all epochs, over all ranks."""
+        return (self._plan.epoch - 1) * self._plan.used + self._plan.samples
+
     def __len__(self) -> int:
         return len(self._plan)
 
@@ -109,7 +114,7 @@ class Loader:
         this = self._pass = object()
         try:
             for batch in self._loader:
-                self._plan.samples = min(self._plan.samples + self.global_batch, self._plan.order.size)
+                self._plan.samples = min(self._plan.samples + self.global_batch, self._plan.used)
                 yield batch
                 if self._pass is not this:  # a checkpoint was restored, or another pass begun
                     return
@@ -124,7 +129,7 @@ class Loader:
         """Go on where `state` stood, at any number of workers and ranks; warns if the samples will be others."""
         if differences := self.differences(state):
             warnings.warn("; ".join(map(str, differences)), stacklevel=2)
-        self._plan.epoch, self._plan.samples = state["epoch"], min(state["samples"], self._plan.order.size)
+        self._plan.epoch, self._plan.samples = state["epoch"], min(state["samples"], self._plan.used)
         self._pass = None
 
     def differences(self, state: Mapping[str, Any]) -> list[Difference]:
@@ -156,16 +161,18 @@ class _Plan:
     epoch: int = 1
     samples: int = 0
 
+    @property
+    def used(self) -> int:
+        """How many samples an epoch has, without the rest that is dropped."""
+        return self.order.size - (self.order.size % self.batch if self.drop_last else 0)
+
     def __len__(self) -> int:
-        whole, rest = divmod(self.order.size, self.batch)
-        return whole + (rest > 0 and not self.drop_last)
+        return (self.used + self.batch - 1) // self.batch
 
     def __iter__(self) -> Iterator[Request]:
-        epoch, size = self.epoch, self.order.size
-        for start in range(self.samples, size, self.batch):
-            count = min(self.batch, size - start)
-            if count < self.batch and self.drop_last:
-                return
+        epoch = self.epoch
+        for start in range(self.samples, self.used, self.batch):
+            count = min(self.batch, self.used - start)
             first, end = (start + count * rank // self.world for rank in (self.rank, self.rank + 1))
             indices, repeats = self.order(epoch, np.arange(first, end))
             yield Request(epoch, first, indices.tolist(), None if repeats is None else repeats.tolist())
@@ -176,8 +183,7 @@ def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: i
         size = len(dataset)
     except TypeError as error:
         raise TrialError(
-            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}; give "
-            "tw.train.StreamLoader an iterable one"
+            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}"
         ) from error
     if size < 1:
         raise TrialError("Loader got a data set without samples; give one with at least one")

@@ -1,0 +1,205 @@
+"""Gradients that are the same to the last bit on any number of ranks: the global batch is cut into logical slots.
+
+Floating-point sums depend on their order and kernels on the shape of a batch, so an all-reduce over N ranks rounds
+otherwise than one over M. Here each slot is a forward and backward pass of its own, of one shape; the gradients of all
+slots are gathered and summed in the order of the slots, wherever they were made.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainwright.errors import TrialError
+from trainwright.train.fetching import generators_kept, sample_key, seed_generators
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainwright.train.trial import Trial
+
+__all__ = ["Slots"]
+
+_GATHERED_BYTES = 64 * 2**20
+"""Of memory for what is gathered from all ranks at a time."""
+
+
+class Slots:
+    """A model's gradients, summed over `count` slots of the global batch; `count` is a multiple of every world size.
+
+    In place of `loss.backward()`: `loss = slots.backward(batch, loss_of)` with this rank's slice of the batch and
+    `loss_of(model, batch)` a mean over it. Every slot begins from the same buffers, and their means over the slots are
+    what stays: so batch normalisation has the statistics of a slot. Dropout and all else that draws from the global
+    generators is seeded from (seed, step, slot). Parameters without a gradient get zeros.
+
+    It costs memory for count / world size gradients, and gathers count of them where an all-reduce moves two. Ranks are
+    those of torch.distributed; their models are made equal to that of rank 0 at the start. Keep it with the checkpoint:
+    it counts the steps. Raises `TrialError` for a `count` or batch that cannot be cut.
+    """
+
+    def __init__(
+        self, model: "torch.nn.Module", *, count: int, trial: "Trial | None" = None, seed: int | None = None
+    ) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if (trial is None) == (seed is None):
+            raise TrialError("Slots needs one seed: give trial=trial, or seed=0")
+        together = dist.is_available() and dist.is_initialized()
+        self._rank, self._world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        if count < 1 or count % self._world:
+            raise TrialError(
+                f"count of slots must be a positive multiple of the world size {self._world}, got {count}; allowed "
+                "world sizes are its divisors"
+            )
+        self.count = count
+        self.steps = 0
+        """The steps done; part of the seeds."""
+        self._model = model
+        self._key = sample_key(int(trial.seed if trial is not None else seed), "slot")  # type: ignore[arg-type]  # one is there
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        if self._world > 1:
+            with torch.no_grad():
+                for tensor in (*model.parameters(), *model.buffers()):
+                    dist.broadcast(tensor, 0)
+
+    def backward(self, batch: Any, loss: "Callable[[torch.nn.Module, Any], torch.Tensor]") -> "torch.Tensor":
+        """Set every parameter's gradient to the mean over all slots; return the mean loss, detached."""
+        import torch
+
+        own = self.count // self._world
+        parts = _cut(batch, own)
+        before = [buffer.clone() for buffer in self._model.buffers()]
+        gradients = _Sum(self._parameters, self)
+        buffers = _Sum(self._buffers, self)
+        losses = []
+        with generators_kept():
+            for place, part in enumerate(parts):
+                with torch.no_grad():
+                    for buffer, value in zip(self._model.buffers(), before, strict=True):
+                        buffer.copy_(value)
+                seed_generators(self._key, self.steps, self._rank * own + place, 0)
+                _seed_devices(self._parameters)
+                for parameter in self._parameters:
+                    parameter.grad = None
+                value = loss(self._model, part)
+                value.backward()
+                losses.append(value.detach().reshape(1))
+                gradients.add(
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    for parameter in self._parameters
+                )
+                buffers.add(self._buffers)
+        total = _Sum(losses[:1], self)
+        for value in losses:
+            total.add([value])
+        with torch.no_grad():
+            for parameter, mean in zip(self._parameters, gradients.means(), strict=True):
+                parameter.grad = mean
+            for buffer, mean in zip(self._buffers, buffers.means(), strict=True):
+                buffer.copy_(mean)
+        self.steps += 1
+        return total.means()[0][0]
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of steps and of slots."""
+        return {"steps": self.steps, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on counting. Raises `TrialError` for another number of slots: sums would round otherwise."""
+        if state["count"] != self.count:
+            raise TrialError(f"Slots: the checkpoint has {state['count']} slots, got count={self.count}")
+        self.steps = state["steps"]
+
+    def gathered(self, rows: "torch.Tensor") -> "torch.Tensor":
+        """Return the rows of all ranks, a row a slot, in the slots' order."""
+        import torch
+        import torch.distributed as dist
+
+        found = [torch.empty_like(rows) for _ in range(self._world)]
+        dist.all_gather(found, rows.contiguous())
+        return torch.cat(found)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks share the slots."""
+        return self._world
+
+
+class _Sum:
+    """Sums tensors over all slots, one after the other: alone as they come, with other ranks when all are there."""
+
+    def __init__(self, like: "Sequence[torch.Tensor]", slots: Slots) -> None:
+        self._slots = slots
+        self._like = like
+        self._total: list[torch.Tensor] = []
+        self._rows: list[list[torch.Tensor]] = []
+
+    def add(self, tensors: "Iterable[torch.Tensor]") -> None:
+        """Take what this rank's next slot gave."""
+        wide = [_wide(tensor.detach()) for tensor in tensors]
+        if self._slots.world_size > 1:
+            self._rows.append(wide)
+        elif self._total:
+            for total, value in zip(self._total, wide, strict=True):
+                total.add_(value)
+        else:
+            self._total = wide
+
+    def means(self) -> "list[torch.Tensor]":
+        """Return the means over all slots, in the type of what was added."""
+        totals = self._total if self._slots.world_size == 1 else self._gather()
+        return [(total / self._slots.count).to(tensor.dtype) for total, tensor in zip(totals, self._like, strict=True)]
+
+    def _gather(self) -> "list[torch.Tensor]":
+        import torch
+
+        if not self._like:
+            return []
+        flat = torch.stack([torch.cat([tensor.reshape(-1) for tensor in row]) for row in self._rows])
+        self._rows.clear()
+        width = max(1, _GATHERED_BYTES // (self._slots.count * flat.element_size()))
+        parts = []
+        for start in range(0, flat.shape[1], width):
+            rows = self._slots.gathered(flat[:, start : start + width])
+            total = rows[0].clone()
+            for row in rows[1:]:  # one by one: a sum over an axis may take another order
+                total.add_(row)
+            parts.append(total)
+        pieces = torch.cat(parts).split([tensor.numel() for tensor in self._like])
+        return [piece.view(tensor.shape) for piece, tensor in zip(pieces, self._like, strict=True)]
+
+
+def _wide(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Return a copy in a type in which many may be summed."""
+    import torch
+
+    return tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def _seed_devices(parameters: "Sequence[torch.Tensor]") -> None:
+    """Seed the generators of the model's GPUs from torch's own, which is seeded for the slot."""
+    import torch
+
+    for index in sorted({parameter.device.index for parameter in parameters if parameter.is_cuda}):
+        torch.cuda.default_generators[index].manual_seed(torch.default_generator.initial_seed())
+
+
+def _cut(batch: Any, count: int) -> list[Any]:
+    """Return `count` equal parts of a batch: of its tensors along their first axis, of lists of samples likewise."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        if batch.ndim == 0 or batch.shape[0] % count or not batch.shape[0]:
+            raise TrialError(
+                f"a batch of {batch.shape[0] if batch.ndim else 'one number'} cannot be cut into {count} slots of one "
+                "size; give the loader drop_last=True and a global_batch that is a multiple of the slots"
+            )
+        return list(batch.chunk(count))
+    if isinstance(batch, Mapping):
+        cut = {key: _cut(item, count) for key, item in batch.items()}
+        return [{key: parts[place] for key, parts in cut.items()} for place in range(count)]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return [type(batch)(*parts) for parts in zip(*(_cut(item, count) for item in batch), strict=True)]
+    if isinstance(batch, list | tuple):
+        return [type(batch)(parts) for parts in zip(*(_cut(item, count) for item in batch), strict=True)]
+    raise TrialError(f"a batch of {type(batch).__name__} cannot be cut into slots; allowed: tensors in lists and dicts")
