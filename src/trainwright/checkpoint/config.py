@@ -67,6 +67,7 @@ class CheckpointConfig:
     screen: Screen | None = field(default_factory=Screen)
     on_error: Literal["warn", "raise"] = "warn"
     max_failures: int = 3
+    timeout_seconds: float = 600.0  # for which ranks wait for each other
 
     def __post_init__(self) -> None:
         interval = self.interval
@@ -84,6 +85,7 @@ class CheckpointConfig:
             _whole("CheckpointConfig.budget_bytes", self.budget_bytes, 1)
         _one_of("CheckpointConfig.on_error", self.on_error, ("warn", "raise"))
         _whole("CheckpointConfig.max_failures", self.max_failures, 1)
+        _positive("CheckpointConfig.timeout_seconds", self.timeout_seconds)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainwright.checkpoint.config import CheckpointConfig
-from trainwright.checkpoint.differences import Mode, settle
+from trainwright.checkpoint.differences import Difference, Mode, settle
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
 from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
@@ -21,21 +21,21 @@ from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
 from trainwright.checkpoint.publish import Published, remove_leftovers, set_aside
+from trainwright.checkpoint.ranks import ranks_here
 from trainwright.checkpoint.restoring import (
     Restored,
     bad_ones,
     homes,
     lineage,
     mark_start,
-    read_state,
+    read_tree,
     records_by_name,
-    verify,
 )
 from trainwright.checkpoint.retention import retain
 from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
 from trainwright.checkpoint.state import RESERVED, capture, decode
-from trainwright.checkpoint.writer import Job, write_checkpoint
+from trainwright.checkpoint.writer import Job
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -82,8 +82,9 @@ class Manager:
         self._folder = self._owner.checkpoint_directory()
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
-        self._check_folder()
-        self._saver = Saver(self.config, self._write)
+        self._ranks = ranks_here(self.config.timeout_seconds)
+        self._ranks.together(self._check_folder)
+        self._saver = Saver(self.config, self._write, self._ranks)
         self._records: list[SaveRecord] = []
         self._kept: list[Published] | None = None  # newest first
         self._pins: set[Path] = set()
@@ -134,7 +135,7 @@ class Manager:
                 **self._state,
                 "counters": {"step": self.steps},
                 "flags": capture_flags(),
-                "rng": capture_random(),
+                self._ranks.item("rng"): capture_random(),
             }
         )
         manifest = Manifest(
@@ -155,7 +156,7 @@ class Manager:
         )
         self._serial = manifest.serial
         self._last_saved, self._last_saved_step = time.monotonic(), self.steps
-        handle = self._saver.save(captured, manifest, self._home, wait=wait)
+        handle = self._saver.save(self._ranks.portion(captured), manifest, self._home, wait=wait)
         if handle.committed.done():
             self._settle()
         return handle
@@ -170,25 +171,24 @@ class Manager:
         started = time.perf_counter()
         self._saver.drain()
         self._settle()
-        line = list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
+        line = self._ranks.from_first(self._lineage)
+        self._serial = max((one.manifest.serial for one in line), default=0)
         for place, published in enumerate(line):
             if step is not None and published.manifest.step != step:
                 continue
             try:
-                if check:
-                    verify(published)
-                restored = self._load(published, mode, started)
+                restored = self._load(published, mode, started, check=check)
             except CheckpointCorruptError as error:
-                if set_aside(self._layer, published.path, "bad") is not None:
+                if self._ranks.first and set_aside(self._layer, published.path, "bad") is not None:
                     self._owner.damaged(published.path, str(error))
                 continue
-            self._kept = line[place:]
+            self._kept = line[place:] if step is None else line  # newer ones are damaged, or of another line
             self._begin(restored)
             return restored
         if step is not None:
             steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
             raise CheckpointNotFoundError(f"{self._folder}: no good checkpoint of step {step}; there are: {steps}")
-        bad = bad_ones(self._folder, self._owner.lease)
+        bad = self._ranks.from_first(lambda: bad_ones(self._folder, self._owner.lease))
         if bad:
             raise CheckpointCorruptError(
                 f"{self._folder}: every checkpoint is damaged and set aside, one as {bad[0]}; to train from the start, "
@@ -209,7 +209,8 @@ class Manager:
                 self._usual.append(took)
             elif self._usual:
                 under_way.slowdown_seconds += took - statistics.median(self._usual)
-        if self._saver.redo or self.should_save():
+        due = self.should_save()
+        if self._ranks.due(due and isinstance(self.config.interval, int), due or self._saver.redo):
             self._saver.redo = False
             self.save()
         else:
@@ -236,21 +237,28 @@ class Manager:
             self._saver.close()
             self._settle()
 
-    def _load(self, published: Published, mode: Mode, started: float) -> Restored:
+    def _load(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
         captured = capture(self._state)
-        tree, read = read_state(published, {name: captured.tensors[name] for name in captured.loadable})
-        own = {name: tree[name] for name in RESERVED if name in tree}
-        items = {name: value for name, value in tree.items() if name not in own}
-        found = compare_state(self._state, items, records_by_name(published.manifest))
-        found += compare_fingerprints(published.manifest.fingerprint, self._environment())
         what = str(published.path)
-        settle(found, mode=mode, what=what)
-        tensors = read()
-        found += restore_flags(own["flags"]) if mode == "exact" else compare_flags(own["flags"], capture_flags())
-        settle(found, mode=mode, what=what)
+
+        def fitting() -> tuple[dict[str, Any], list[Difference]]:
+            tree, found = self._ranks.tree_here(read_tree(published), published.manifest)
+            items = {name: value for name, value in tree.items() if name not in RESERVED}
+            found += compare_state(self._state, items, records_by_name(published.manifest))
+            found += compare_fingerprints(published.manifest.fingerprint, self._environment())
+            settle(found, mode=mode, what=what)
+            exact = mode == "exact"
+            found += restore_flags(tree["flags"]) if exact else compare_flags(tree["flags"], capture_flags())
+            settle(found, mode=mode, what=what)
+            return tree, found
+
+        tree, found = self._ranks.together(fitting)  # nothing is changed before all fits, on all ranks
+        tensors = self._ranks.together(lambda: self._ranks.read(published, self._state, captured, check=check))
+        items = {name: value for name, value in tree.items() if name not in RESERVED}
         values = load_state(self._state, items, tensors)
-        found += restore_random(decode(own["rng"], tensors))
-        self.steps = own["counters"]["step"]
+        found += restore_random(decode(tree["rng"], tensors))
+        self._ranks.reseed(published.manifest)
+        self.steps = tree["counters"]["step"]
         return Restored(
             path=published.path,
             manifest=published.manifest,
@@ -264,18 +272,24 @@ class Manager:
         manifest = None if restored is None else restored.manifest
         self._parent = None if manifest is None else manifest.digest
         self._last_saved, self._last_saved_step = time.monotonic(), self.steps
-        if self._owner.lease:
-            self._layer.make_folder(self._home)
-            mark_start(self._layer, self._home, manifest)
-        for number, home in homes(self._folder, self._owner.lease):
-            remove_leftovers(self._layer, home, temporary=0 < number < self._owner.lease)
+        if self._ranks.first:
+            if self._owner.lease:
+                self._layer.make_folder(self._home)
+                mark_start(self._layer, self._home, manifest)
+            for number, home in homes(self._folder, self._owner.lease):
+                remove_leftovers(self._layer, home, temporary=0 < number < self._owner.lease)
         if restored is not None:
             self._owner.resumed(restored)
 
     def _known(self) -> list[Published]:
+        if not self._ranks.first:
+            return []
         if self._kept is None:  # nothing was restored: what is there counts for retention all the same
-            self._kept = list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
+            self._kept = self._lineage()
         return self._kept
+
+    def _lineage(self) -> list[Published]:
+        return list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
 
     def _write(self, handle: SaveHandle, job: Job, memory: memoryview) -> Published:
         """Publish a checkpoint, and drop what need not stay; in the writer's thread."""
@@ -287,6 +301,8 @@ class Manager:
             raise kind(
                 f"cannot save the checkpoint of step {handle.step} in {self._home}: {reason}; the one before is kept"
             ) from error
+        if not self._ranks.first:
+            return published
         kept = [published, *self._known()]
         self._owner.committed(
             published,
@@ -298,12 +314,12 @@ class Manager:
 
     def _published(self, job: Job, memory: memoryview) -> Published:
         try:
-            return write_checkpoint(self._layer, job, memory)
+            return self._ranks.publish(self._layer, job, memory)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
         self._kept = self._retained(self._known())
-        return write_checkpoint(self._layer, job, memory)
+        return self._ranks.publish(self._layer, job, memory)
 
     def _retained(self, checkpoints: list[Published]) -> list[Published]:
         choice = retain(checkpoints, self.config.retention, pins=self._pins, budget_bytes=self.config.budget_bytes)

@@ -15,12 +15,22 @@ from trainwright.checkpoint.manifest import Manifest, TensorRecord
 from trainwright.checkpoint.publish import Published, found, set_aside, write_file
 from trainwright.checkpoint.shards import read_into
 from trainwright.checkpoint.writer import STATE
-from trainwright.errors import CheckpointCorruptError, CheckpointError
+from trainwright.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Restored", "bad_ones", "homes", "lineage", "mark_start", "read_state", "records_by_name", "verify"]
+__all__ = [
+    "Restored",
+    "bad_ones",
+    "homes",
+    "lineage",
+    "mark_start",
+    "read_tensors",
+    "read_tree",
+    "records_by_name",
+    "verify",
+]
 
 _START = "start.json"
 """In a lease's folder: the checkpoint that it went on from. What earlier leases publish later is not of its line."""
@@ -120,21 +130,20 @@ def records_by_name(manifest: Manifest) -> dict[str, TensorRecord]:
     return records | {alias: records[name] for alias, name in manifest.ties.items()}
 
 
-def read_state(
-    published: Published, places: "Mapping[str, torch.Tensor]"
-) -> "tuple[dict[str, Any], Callable[[], dict[str, torch.Tensor]]]":
-    """Return the tree, and a function that reads all tensors: into `places` where one fits, else into new memory.
-
-    The tree's file is checked; the tensors' only by `verify`.
-    """
+def read_tree(published: Published) -> dict[str, Any]:
+    """Return all that is no tensor; checked. Raises `CheckpointCorruptError`."""
     damage = next(damages(published.path, published.manifest, files=frozenset({STATE})), None)
     if damage is not None:
         raise CheckpointCorruptError(f"{published.path}: {damage}")
-    tree = json.loads((published.path / STATE).read_bytes())
-    return tree, lambda: _read_tensors(published, places)
+    tree: dict[str, Any] = json.loads((published.path / STATE).read_bytes())
+    return tree
 
 
-def _read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+def read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """Return all tensors, read into `places` where one fits, else into new memory; not checked.
+
+    Only for what one process saved; `reshard.read_shares` reads the rest. Raises `CheckpointCorruptError`.
+    """
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
@@ -151,11 +160,6 @@ def _read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") ->
         ):
             place = torch.empty(record.shape, dtype=dtype)
         tensors[record.name] = place
-        if len(record.shards) != 1:
-            raise CheckpointError(
-                f"{published.path}: {record.name} lies in {len(record.shards)} pieces, saved by "
-                f"{published.manifest.world_size} ranks; restore it at that number of ranks"
-            )
         wanted.setdefault(record.shards[0].file, []).append((record.shards[0].start, place))
     for file, parts in wanted.items():
         try:

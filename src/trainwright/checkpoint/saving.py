@@ -12,10 +12,9 @@ from typing import Any
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.publish import Published
+from trainwright.checkpoint.ranks import Findings, Portion, Solo
 from trainwright.checkpoint.screen import Norms, norms_of
-from trainwright.checkpoint.shards import layout_of
 from trainwright.checkpoint.staging import Buffer, Snapshot
-from trainwright.checkpoint.state import Captured
 from trainwright.checkpoint.writer import Job
 from trainwright.errors import CheckpointError
 
@@ -80,8 +79,11 @@ class Saver:
     `write` makes a job durable from memory and returns the checkpoint; what it raises is the save's failure.
     """
 
-    def __init__(self, config: CheckpointConfig, write: Callable[[SaveHandle, Job, memoryview], Published]) -> None:
+    def __init__(
+        self, config: CheckpointConfig, write: Callable[[SaveHandle, Job, memoryview], Published], ranks: Solo
+    ) -> None:
         self._config = config
+        self._ranks = ranks
         self._write = write
         self._buffers = [Buffer() for _ in range(config.buffers)]
         self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
@@ -102,21 +104,28 @@ class Saver:
         """Bytes held for snapshots."""
         return sum(buffer.size for buffer in self._buffers)
 
-    def save(self, captured: Captured, manifest: Manifest, home: Path, *, wait: bool) -> SaveHandle:
+    def save(self, portion: Portion, manifest: Manifest, home: Path, *, wait: bool) -> SaveHandle:
         """Take a snapshot and write it; with `wait` it is over when this returns."""
         started = time.perf_counter()
         handle = SaveHandle(manifest.step)
         self._open.append(handle)
-        try:
-            buffer = self._free.get(block=wait or self._config.when_busy == "wait")
-        except queue.Empty:
+        buffer = self._buffer(wait=wait or self._config.when_busy == "wait")
+        if buffer is None:
             handle.staged.set_result(False)
             return _failed(handle, "skipped", "the save before was still being written")
-        layout = layout_of(captured.tensors)
+        captured, layout = portion.captured, portion.layout
         handle.bytes = layout.size
         snapshot = Snapshot(captured, layout, buffer.reserve(layout.size)[: layout.size])
         snapshot.copy_small()
-        job = Job(home=home, manifest=manifest, tree=captured.tree, layout=layout, screened=captured.lazy)
+        job = Job(
+            home=home,
+            manifest=manifest,
+            tree=captured.tree,
+            layout=layout,
+            mine=portion.mine,
+            shares=portion.shares,
+            screened=captured.lazy,
+        )
         synchronous = self._config.writer == "sync"
         if wait or synchronous or self.eager or not captured.optimizers:
             snapshot.work()
@@ -170,58 +179,74 @@ class Saver:
             handle.staged.result()
             handle.blocking_seconds += time.perf_counter() - started
 
+    def _buffer(self, *, wait: bool) -> Buffer | None:
+        """Return a free buffer; without `wait` None if there is none, here or on another rank."""
+        if wait:
+            return self._free.get()
+        try:
+            buffer = self._free.get_nowait()
+        except queue.Empty:
+            self._ranks.any(True)
+            return None
+        if self._ranks.any(False):
+            self._free.put(buffer)
+            return None
+        return buffer
+
     def _stage(self, handle: SaveHandle, buffer: Buffer, snapshot: Snapshot, job: Job, started: float) -> None:
         try:
             snapshot.work()
-            changed = snapshot.changed()
+            findings = self._changed(snapshot)
         except Exception as error:  # noqa: BLE001 -- whatever a device may raise: nobody must wait for ever
-            self._free.put(buffer)
-            _failed(handle, f"failed: {error}", str(error), error)
-            handle.staged.set_result(False)
-            return
-        if changed:
-            self.eager = self.redo = True
-            self._free.put(buffer)
-            shown = ", ".join(changed[:3])
-            _failed(
-                handle,
-                f"failed: {shown} changed while it was copied",
-                f"{shown} changed outside of the optimizer's step while it was copied; it is saved again at the next "
-                "step, and at once from now on: give CheckpointConfig(staging='eager')",
-            )
-            handle.staged.set_result(False)
-            return
-        handle.staged.set_result(True)
-        self._writer.submit(self._persist, handle, buffer, job, started)
+            findings = Findings(trouble=str(error))
+        handle.staged.set_result(not findings.trouble)
+        self._writer.submit(self._persist, handle, buffer, job, started, findings)
 
-    def _persist(self, handle: SaveHandle, buffer: Buffer, job: Job, started: float) -> None:
+    def _changed(self, snapshot: Snapshot) -> Findings:
+        changed = snapshot.changed()
+        if not changed:
+            return Findings()
+        self.eager = self.redo = True
+        return Findings(
+            trouble=f"{', '.join(changed[:3])} changed outside of the optimizer's step while it was copied; it is "
+            "saved again at the next step, and at once from now on: give CheckpointConfig(staging='eager')"
+        )
+
+    def _persist(
+        self, handle: SaveHandle, buffer: Buffer, job: Job, started: float, findings: Findings | None = None
+    ) -> None:
+        """Write a snapshot, unless there was trouble on this rank or another: all of them get here for each save."""
         memory = buffer.reserve(job.layout.size)[: job.layout.size]
+        published: Published | None = None
+        error: Exception | None = None
         try:
-            verdict, manifest = "good", job.manifest
-            if self._norms is not None:
-                norms = norms_of(job.layout, memory, job.screened)
-                spoilt = [name for name, norm in norms.items() if math.isnan(norm)]
-                if spoilt:
-                    shown = ", ".join(spoilt[:3]) + (", ..." if len(spoilt) > 3 else "")
-                    sentence = f"step {handle.step} is not saved: {shown} holds values that are not finite"
-                    handle.persist_seconds = time.perf_counter() - started
-                    self._free.put(buffer)
-                    _failed(handle, f"refused: {sentence}", sentence)
-                    return
-                suspects = self._norms.suspects(norms)
-                if suspects:
-                    verdict = f"suspect: {', '.join(suspects[:3])}"
-                    manifest = replace(manifest, screen="suspect")
-            published = self._write(handle, replace(job, manifest=manifest), memory)
-        except Exception as error:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
-            handle.persist_seconds = time.perf_counter() - started
-            self._free.put(buffer)
-            _failed(handle, f"failed: {error}", str(error), error)
-            return
+            if findings is None or not findings.trouble:
+                findings = self._screened(handle.step, job, memory)
+            findings = self._ranks.agree(findings)
+            if not findings.trouble:
+                manifest = replace(job.manifest, screen="suspect" if findings.suspects else "good")
+                published = self._write(handle, replace(job, manifest=manifest), memory)
+        except Exception as raised:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
+            error, findings = raised, Findings(trouble=str(raised))
         handle.persist_seconds = time.perf_counter() - started
-        handle.verdict = verdict
         self._free.put(buffer)
+        if published is None:
+            _failed(
+                handle, f"{'refused' if findings.refused else 'failed'}: {findings.trouble}", findings.trouble, error
+            )
+            return
+        handle.verdict = f"suspect: {', '.join(findings.suspects[:3])}" if findings.suspects else "good"
         handle.committed.set_result(published)
+
+    def _screened(self, step: int, job: Job, memory: memoryview) -> Findings:
+        if self._norms is None:
+            return Findings()
+        norms = norms_of(job.layout, memory, job.screened)
+        spoilt = [name for name, norm in norms.items() if math.isnan(norm)]
+        if spoilt:
+            shown = ", ".join(spoilt[:3]) + (", ..." if len(spoilt) > 3 else "")
+            return Findings(trouble=f"step {step} is not saved: {shown} holds values that are not finite", refused=True)
+        return Findings(suspects=tuple(self._norms.suspects(norms)))
 
 
 def _failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:

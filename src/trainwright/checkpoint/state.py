@@ -195,12 +195,13 @@ class _Encoder:
                 "indices and values, as items of their own"
             )
         tensor = tensor.detach()
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        held = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
+        place = (held.device, held.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         name, number = path, 1
         while name in self.tensors or name in self.ties:
             number += 1
             name = f"{path}~{number}"
-        if tensor.numel() and place in self._places:
+        if held.numel() and place in self._places:
             self.ties[name] = self._places[place]
         else:
             self.tensors[name] = tensor

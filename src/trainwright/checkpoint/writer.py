@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from trainwright.checkpoint.digest import cuts, digest
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
 from trainwright.checkpoint.publish import Published, publish, write_file
+from trainwright.checkpoint.reshard import Share
 from trainwright.checkpoint.shards import Layout, write_shard
 
-__all__ = ["STATE", "Job", "shard_name", "write_checkpoint"]
+__all__ = ["STATE", "Job", "shard_name", "write_checkpoint", "write_data", "write_tree"]
 
 STATE = "state.json"
 """The name of the file with all that is no tensor."""
@@ -20,15 +21,18 @@ STATE = "state.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One checkpoint to write below `home`: a manifest without files and tensors, the tree, the data's layout.
+    """One checkpoint to write below `home`: a manifest without files and tensors, the tree, the layout of the buffer.
 
-    `screened` names the tensors that must be finite.
+    Of the buffer this process writes `mine`, its head; `shares` says what part of each tensor that is, if others have
+    parts too. `screened` names the tensors that must be finite.
     """
 
     home: Path
     manifest: Manifest
     tree: Mapping[str, Any]
     layout: Layout
+    mine: Layout
+    shares: Mapping[str, Share] = field(default_factory=dict)
     screened: frozenset[str] = frozenset()
 
 
@@ -41,20 +45,17 @@ def write_checkpoint(layer: FileLayer, job: Job, memory: memoryview) -> Publishe
     """Write and publish a checkpoint whose tensors lie in `memory` as the layout says. Raises `OSError`."""
 
     def write(folder: Path) -> Manifest:
-        shard, tensors = _write_shard(layer, folder, job.layout, memory)
-        tree = json.dumps(job.tree, separators=(",", ":"), allow_nan=False).encode()
-        write_file(layer, folder / STATE, [memoryview(tree)])
-        chunks = tuple(digest(tree[start:stop]) for start, stop in cuts(0, len(tree)))
-        state = FileRecord(name=STATE, bytes=len(tree), chunks=chunks)
-        return replace(job.manifest, files=(shard, state), tensors=tensors)
+        shard, tensors = write_data(layer, folder, job.mine, memory)
+        return replace(job.manifest, files=(shard, write_tree(layer, folder, job.tree)), tensors=tensors)
 
     return publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
 
 
-def _write_shard(
-    layer: FileLayer, folder: Path, layout: Layout, memory: memoryview
+def write_data(
+    layer: FileLayer, folder: Path, layout: Layout, memory: memoryview, *, rank: int = 0
 ) -> tuple[FileRecord, tuple[TensorRecord, ...]]:
-    name = shard_name(0)
+    """Write and sync the data file of a rank; return its record and those of its tensors. Raises `OSError`."""
+    name = shard_name(rank)
     handle = layer.create(folder / name)
     try:
         records = write_shard(lambda piece: layer.write(handle, piece), name, layout, memory)
@@ -62,3 +63,11 @@ def _write_shard(
     finally:
         layer.close(handle)
     return records
+
+
+def write_tree(layer: FileLayer, folder: Path, tree: Mapping[str, Any]) -> FileRecord:
+    """Write and sync the file of all that is no tensor; return its record. Raises `OSError`."""
+    content = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    write_file(layer, folder / STATE, [memoryview(content)])
+    chunks = tuple(digest(content[start:stop]) for start, stop in cuts(0, len(content)))
+    return FileRecord(name=STATE, bytes=len(content), chunks=chunks)
