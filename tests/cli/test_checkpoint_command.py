@@ -2,9 +2,16 @@
 
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
 
+from trainwright.checkpoint import Manager
+from trainwright.checkpoint.formats import FORMATS
 from trainwright.checkpoint.interval import Costs, exact, plan_saves
 from trainwright.cli._words import seconds, size
 from trainwright.errors import InputError
@@ -149,3 +156,173 @@ class TestBench:
         name = module("import torch", "def build(): return torch.nn.Linear(1, 1)")
         said = checkpoint("bench", f"{name}:build", "--directory", "nowhere")
         assert (said.status, "got nowhere: no such file or directory" in said.err) == (2, True)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return the folder of two steps of a small training, below the current folder."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with Manager(tmp_path / "run", model=model, optimizer=optimizer) as manager:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            manager.step()
+            manager.save(wait=True)
+    return Path("run")
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """Return two files of the same weights but for one value."""
+    monkeypatch.chdir(tmp_path)
+    state = {"fc.weight": torch.zeros(2, 3), "fc.bias": torch.ones(2)}
+    torch.save(state, "a.pt")
+    state["fc.weight"][1, 2] = 0.5
+    torch.save(state, "b.pt")
+    return Path("a.pt"), Path("b.pt")
+
+
+class TestInspect:
+    def test_a_manager_s_folder(self, checkpoint, run):
+        """The newest step: head and tree, layers in order, optimizer by parameter; JSON has every tensor."""
+        said = checkpoint("inspect", run, "--json")
+        content = last_line(said)
+        lines = said.out.splitlines()
+        assert (said.status, content["step"], content["steps"]) == (0, 2, [1, 2])
+        assert lines[0] == "run/step-000000000002"
+        assert lines[2:4] == ["  step 2, 0 epochs done", "  other steps there: 1"]
+        assert ["weight", "float32", "8", "x", "4", "128", "B"] in [line.split() for line in lines]
+        assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in {"0", "1"}] == [
+            "0",
+            "1",
+        ]
+        kinds = {"float32", "int64", "uint8"}
+        assert len(content["tensors"]) == len([line for line in lines[6:-1] if kinds & set(line.split())])
+
+    def test_levels(self, checkpoint, run):
+        """A large tree is shown down to where it fits; the rest is counted."""
+        said = checkpoint("inspect", run, "--depth", 1)
+        assert [line.split()[0] for line in said.out.splitlines()[-5:-2]] == ["model", "optimizer", "rng"]
+        assert said.out.splitlines()[-1].endswith("more names: --depth 6")
+
+    def test_ten_thousand_tensors(self, checkpoint, tmp_path):
+        save_file({f"layer.{n}.w": torch.zeros(1) for n in range(10_000)}, tmp_path / "many.safetensors")
+        said = checkpoint("inspect", tmp_path / "many.safetensors")
+        assert len(said.out.splitlines()) < 20
+        assert "layer         10,000 tensors  40.0 kB" in said.out
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [("nowhere", "got nowhere, which is not there"), ("text", "got text, whose beginning is of no known format")],
+    )
+    def test_refusals(self, checkpoint, tmp_path, monkeypatch, name, sentence):
+        monkeypatch.chdir(tmp_path)
+        Path("text").write_text("hello")
+        for command in (
+            ["inspect", name],
+            ["verify", name],
+            ["diff", name, name],
+            ["convert", name, "x", "--to", "npz"],
+        ):
+            said = checkpoint(*command)
+            assert (said.status, said.out, len(said.err.splitlines())) == (2, "", 1)
+            assert sentence in said.err
+
+
+class TestVerify:
+    def test_good(self, checkpoint, run):
+        said = checkpoint("verify", run, "--json")
+        assert (said.status, last_line(said)["good"], said.out.count("good  run/step-")) == (0, True, 2)
+
+    def test_one_bit(self, checkpoint, run):
+        """Exit 1; file, chunk and tensor are named; the other step is told to be good."""
+        path = run / "step-000000000002" / "rank-00000.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        said = checkpoint("verify", run, "--json")
+        assert (said.status, last_line(said)["good"]) == (1, False)
+        assert "BAD   run/step-000000000002" in said.out
+        assert "rank-00000.safetensors is damaged in chunk" in said.out
+        assert "good  run/step-000000000001" in said.out
+
+    def test_a_format_without_checksums(self, checkpoint, tmp_path):
+        save_file({"w": torch.zeros(3)}, tmp_path / "w.safetensors")
+        said = checkpoint("verify", tmp_path / "w.safetensors")
+        assert (said.status, "a changed bit would not show" in said.out) == (0, True)
+
+
+class TestDiff:
+    def test_equal(self, checkpoint, weights):
+        said = checkpoint("diff", weights[0], weights[0])
+        assert (said.status, said.out) == (0, "no difference: 2 tensors and all plain values are equal\n")
+
+    def test_one_value(self, checkpoint, weights):
+        """Exit 1; which tensor, which values, how far apart."""
+        said = checkpoint("diff", *weights, "--json")
+        assert (said.status, last_line(said)["first"]) == (1, "fc.weight")
+        assert said.out.splitlines()[1].split() == [
+            "fc.weight",
+            "0",
+            "->",
+            "0.5",
+            "at",
+            "[1,",
+            "2]",
+            "1",
+            "of",
+            "6",
+            "0.5",
+            "1",
+        ]
+        assert said.out.splitlines()[2] == "1 tensor equal, 1 with other values"
+
+    def test_a_tolerance(self, checkpoint, weights):
+        assert checkpoint("diff", *weights, "--tolerance", 0.6).status == 0
+        assert checkpoint("diff", *weights, "--tolerance", -1).status == 2
+
+    def test_of_another_model(self, checkpoint, weights, run):
+        said = checkpoint("diff", weights[0], run)
+        assert said.status == 1
+        assert "only in a.pt: fc." in said.out
+        assert "only in run/step-000000000002: " in said.out
+
+
+class TestConvert:
+    def test_there_and_back(self, checkpoint, weights):
+        assert checkpoint("convert", weights[0], "a.npz", "--to", "npz").status == 0
+        said = checkpoint("convert", "a.npz", "back.safetensors", "--to", "safetensors", "--json")
+        assert (said.status, last_line(said)["tensors"]) == (0, 2)
+        assert checkpoint("diff", weights[0], "back.safetensors").status == 0
+
+    def test_what_would_be_lost(self, checkpoint, tmp_path, monkeypatch):
+        """Exit 1, nothing written; with --allow-lossy what is left out is named."""
+        monkeypatch.chdir(tmp_path)
+        torch.save({"w": torch.zeros(2), "f": torch.zeros(2, dtype=torch.complex128)}, "a.pt")
+        monkeypatch.setattr(
+            type(FORMATS["npz"]), "capabilities", replace(FORMATS["npz"].capabilities, dtypes={"float32"})
+        )
+        said = checkpoint("convert", "a.pt", "a.npz", "--to", "npz")
+        assert (said.status, said.out, Path("a.npz").exists()) == (1, "", False)
+        assert "cannot hold 'f' (complex128); leave it out with allow_lossy (--allow-lossy)" in said.err
+        said = checkpoint("convert", "a.pt", "a.npz", "--to", "npz", "--allow-lossy")
+        assert (said.status, said.out.splitlines()[-1]) == (0, "left out: f")
+
+    @pytest.mark.parametrize(
+        ("source", "to", "sentence"),
+        [
+            ("code.pt", "npz", "whose pickle asks for code to be executed"),
+            ("a.pt", "npy", "got 'npy'; allowed: torch, safetensors, dcp, hdf5, npz (did you mean 'npz'?)"),
+            ("b.pt", "npz", "got b.pt, which exists"),
+        ],
+    )
+    def test_refusals(self, checkpoint, weights, source, to, sentence):
+        torch.save({"f": print}, "code.pt")
+        said = checkpoint("convert", source, "b.pt" if source == "b.pt" else "new", "--to", to)
+        assert (said.status, said.out, len(said.err.splitlines())) == (2, "", 1)
+        assert sentence in said.err
+        assert not Path("new").exists()

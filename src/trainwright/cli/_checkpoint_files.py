@@ -1,0 +1,233 @@
+"""`trainwright checkpoint inspect`, `verify`, `diff` and `convert`: checkpoints of any kind, as files."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainwright.cli._json import print_json
+from trainwright.cli._words import print_table, size
+from trainwright.errors import CheckpointFormatError
+
+if TYPE_CHECKING:
+    from trainwright.checkpoint.diff import Diff
+    from trainwright.checkpoint.inspect import Inspected, Inspection
+
+__all__ = ["convert", "diff", "inspect", "verify"]
+
+_LINES = 100
+"""More of a tree than this is not shown unless asked for."""
+
+_DIFFERENCES = 40
+"""Nor more tensors that differ."""
+
+_Path = Annotated[Path, typer.Argument(help="A checkpoint, a folder of them, or a file of a known format.")]
+_Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+
+
+def inspect(
+    path: _Path,
+    *,
+    depth: Annotated[int | None, typer.Option("--depth", min=1, help="Levels of names to show.")] = None,
+    json: _Json = False,
+) -> None:
+    """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
+    from trainwright.checkpoint.inspect import inspect as look
+
+    found = look(path)
+    for line in _header(found):
+        print(line)
+    print()
+    rows = _tree(found.tensors)
+    deepest = max((len(parts) for parts, _ in rows), default=0)
+    if depth is None:
+        fitting = (level for level in range(deepest, 1, -1) if sum(len(parts) <= level for parts, _ in rows) <= _LINES)
+        depth = next(fitting, 1)
+    shown = [(parts, cells) for parts, cells in rows if len(parts) <= depth]
+    print_table(
+        ["name", "dtype", "shape", "size", ""],
+        [["  " * (len(parts) - 1) + parts[-1], *cells] for parts, cells in shown],
+        left=3,
+    )
+    if depth < deepest:
+        print(f"\n{len(rows) - len(shown)} more names: --depth {deepest}")
+    if json:
+        print_json(found.to_json())
+
+
+def verify(path: _Path, *, json: _Json = False) -> None:
+    """Compute every checksum again, of a checkpoint or of all in a folder; exit 1 if one is wrong."""
+    from trainwright.checkpoint.verify import verify as check
+
+    found = check(path)
+    for one in found.checkpoints:
+        print(f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {_count(one.files, 'file')}")
+        for damage in one.damages:
+            print(f"      {damage}")
+    if not all(one.checksums for one in found.checkpoints):
+        kind = found.checkpoints[0].format
+        print(f"{kind} files keep no checksums: read from end to end, but a changed bit would not show")
+    if json:
+        print_json(found.to_json())
+    if not found.good:
+        raise typer.Exit(1)
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+    *,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="Absolute difference of values that counts as none.")
+    ] = 0.0,
+    json: _Json = False,
+) -> None:
+    """Compare two checkpoints, tensor by tensor; exit 1 if they differ."""
+    from trainwright.checkpoint.diff import diff as compare
+
+    found = compare(a, b, tolerance)
+    _show_differences(found)
+    if json:
+        print_json(found.to_json())
+    if not found.same:
+        raise typer.Exit(1)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
+    target: Annotated[Path, typer.Argument(help="Where to write; nothing may be there.")],
+    *,
+    to: Annotated[str, typer.Option("--to", help="torch, safetensors, dcp, hdf5 or npz.")],
+    allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Let a pickle in a torch file execute its code.")] = False,
+    json: _Json = False,
+) -> None:
+    """Write a checkpoint in another format, tensor by tensor, and compare what was written bit by bit.
+
+    Exit 1 if something would be lost and --allow-lossy was not given.
+    """
+    from trainwright.checkpoint.convert import convert as write
+
+    try:
+        done = write(source, target, to, trust=trust, allow_lossy=allow_lossy)
+    except CheckpointFormatError as error:
+        if "--allow-lossy" not in str(error):
+            raise
+        print(f"trainwright: {error}", file=sys.stderr)  # 1, not 2: the input is sound
+        raise typer.Exit(1) from None
+    print(
+        f"{done.target}: {_count(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit compared "
+        f"with {done.source}"
+    )
+    if done.lost:
+        print(f"left out: {_some(done.lost)}")
+    if json:
+        print_json(done.to_json())
+
+
+def _header(found: "Inspection") -> Iterator[str]:
+    ranks = "" if found.world_size is None else f", saved by {_count(found.world_size, 'rank')}"
+    form = "" if found.format == "manager" else f", {found.format}"
+    yield found.path
+    yield f"  {_count(len(found.tensors), 'tensor')}, {size(found.bytes)}{form}{ranks}"
+    if found.step is not None:
+        screen = "" if found.screen == "good" else f", {found.screen}"
+        yield f"  step {found.step}, {_count(found.epoch or 0, 'epoch')} done{screen}"
+        if len(found.steps) > 1:
+            yield f"  other steps there: {_some([str(step) for step in found.steps if step != found.step])}"
+    if found.trial is not None:
+        yield f"  trial {found.trial}, run {found.lease} of study {found.study or 'without a name'}"
+    if found.digest is not None:
+        parent = "" if found.parent is None else f", went on from {found.parent[:12]}"
+        yield f"  digest {found.digest[:12]}{parent}"
+    if found.fingerprint:
+        yield f"  {', '.join(f'{name} {value}' for name, value in _facts(found.fingerprint))}"
+    if found.metadata:
+        yield f"  metadata: {_some(list(found.metadata))}"
+    if found.lost:
+        yield f"  neither tensors nor plain values: {_some(found.lost)}"
+
+
+def _facts(fingerprint: Any) -> Iterator[tuple[str, object]]:
+    for name in ("python", "torch", "cuda", "device", "devices", "cpu"):
+        value = fingerprint.get(name)
+        if isinstance(value, str | int | float) and value:
+            yield name, value
+
+
+def _tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], list[str]]]:
+    """Return the rows of the tree, depth first: the parts of a name, and its cells."""
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for tensor in tensors:
+        parts = tuple(tensor.name.split("."))
+        for level in range(1, len(parts)):
+            total = sums.setdefault(parts[:level], [0, 0])
+            total[0] += 1
+            total[1] += 0 if tensor.tied else tensor.bytes
+    rows, open_parts = [], tuple[str, ...]()
+    for tensor in sorted(tensors, key=lambda one: _order(one.name)):
+        parts = tuple(tensor.name.split("."))
+        for level in range(1, len(parts)):
+            if open_parts[:level] != parts[:level]:
+                count, total_bytes = sums[parts[:level]]
+                rows.append((parts[:level], ["", _count(count, "tensor"), size(total_bytes), ""]))
+        open_parts = parts
+        shape = " x ".join(map(str, tensor.shape)) or "scalar"
+        note = f"= {tensor.tied}" if tensor.tied else "" if tensor.shards == 1 else f"in {tensor.shards} shards"
+        rows.append((parts, [tensor.dtype, shape, size(tensor.bytes), note]))
+    return rows
+
+
+def _order(name: str) -> list[tuple[bool, int, str]]:
+    """Sort layer 10 after layer 9."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
+
+
+def _show_differences(found: "Diff") -> None:
+    if found.same:
+        within = f" beyond {found.tolerance:g}" if found.tolerance else ""
+        print(f"no difference{within}: {_count(found.compared, 'tensor')} and all plain values are equal")
+        return
+    for path, names in ((found.a, found.only_a), (found.b, found.only_b)):
+        if names:
+            print(f"only in {path}: {_some(names)}")
+    for changed in found.changed:
+        print(f"{changed.name}: {changed.a} became {changed.b}")
+    if found.different:
+        print_table(
+            ["tensor", "first, where", "differing", "largest", "relative"],
+            [
+                [
+                    one.name,
+                    f"{_value(one.a)} -> {_value(one.b)} at {list(one.first)}" if one.first else f"{one.a} -> {one.b}",
+                    f"{one.different:,} of {one.values:,}",
+                    f"{one.max_abs:.3g}",
+                    f"{one.max_rel:.2g}",
+                ]
+                for one in found.different[:_DIFFERENCES]
+            ],
+            left=2,
+        )
+    if len(found.different) > _DIFFERENCES:
+        print(f"... and {len(found.different) - _DIFFERENCES} more; --json has all")
+    if found.metadata:
+        print(f"plain values that differ: {_some(found.metadata)}")
+    equal = found.compared - len(found.different)
+    print(f"{_count(equal, 'tensor')} equal, {len(found.different)} with other values")
+
+
+def _value(text: str) -> str:
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:  # a complex number, a truth
+        return text
+
+
+def _some(names: Sequence[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
