@@ -155,8 +155,8 @@ def bench(
 
     torch's zip format is always measured. Optimizers without state take a step with random gradients first. While the
     Manager writes, the main thread multiplies matrices, as training would; the optimizer's next step comes after
-    `step_seconds`. Takes the memory of the state once more, and once for each writer; on return the state is what it was. Raises
-    `InputError` for state that cannot be kept and settings out of range.
+    `step_seconds`. Takes the memory of the state once more, and once for each writer; on return the state is what it
+    was. Raises `InputError` for state that cannot be kept and settings out of range.
     """
     if repeats < 1:
         raise CheckpointConfigError(f"bench, repeats: got {repeats!r}; allowed: an integer >= 1")
