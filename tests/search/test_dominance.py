@@ -31,19 +31,15 @@ def test_counts_are_those_of_the_definition(cells, bound, first):
     dominance = Dominance(2, np.array([np.inf, np.inf, bound]))
     counts = np.full(len(rows), -1.0)
     for start, stop in ((0, first), (first, len(rows))):  # in one go, or in two
-        dominance.take(rows[start:stop], start)
-        dominance.enter(failed, start, stop, counts)
+        dominance.take(rows[start:stop], failed[start:stop], start)
+        dominance.enter(start, stop, counts)
     by_all = [
-        0 if failed[i] else sum(dominates(rows[k], rows[i], bound) for k in range(len(rows)) if not failed[k])
-        for i in range(len(rows))
+        sum(dominates(rows[k], rows[i], bound) for k in range(len(rows)) if not failed[k]) for i in range(len(rows))
     ]
-    assert counts.tolist() == by_all
-    dominance.count(failed, first, 0, len(rows), counts)
-    by_some = [
-        0 if failed[i] else sum(dominates(rows[k], rows[i], bound) for k in range(first) if not failed[k])
-        for i in range(len(rows))
-    ]
-    assert counts.tolist() == by_some
+    assert counts[~failed].tolist() == [count for count, lost in zip(by_all, failed, strict=True) if not lost]
+    dominance.count(first, 0, len(rows), counts)
+    by_some = [sum(dominates(rows[k], rows[i], bound) for k in range(first) if not failed[k]) for i in range(len(rows))]
+    assert counts[~failed].tolist() == [count for count, lost in zip(by_some, failed, strict=True) if not lost]
 
 
 def test_shares_are_mean_ranks_of_the_counts():

@@ -9,7 +9,7 @@ al., IEEE TEVC 6 (2002)). Only comparisons count, so no scale and no outlier doe
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search._compile import Flags, Floats, compiled
+from trainwright.search._compile import Floats, Ints, compiled
 
 __all__ = ["Dominance", "dominated_shares"]
 
@@ -17,82 +17,87 @@ Array = NDArray[np.float64]
 
 
 @compiled
-def _compare(Z: Floats, kept: Flags, a: int, b: int) -> int:
-    """Return 1 if row a dominates row b, -1 if b dominates a, and else 0."""
-    if kept[a] != kept[b]:
-        return 1 if kept[a] else -1
-    better = worse = False
-    for j in range(Z.shape[1]):
-        if Z[a, j] < Z[b, j]:
-            better = True
-        elif Z[a, j] > Z[b, j]:
-            worse = True
-    return int(better) - int(worse)
+def _sides(Z: Floats, row: int, size: int, below: Ints, above: Ints) -> None:
+    """Fill below with whether each of the first `size` rows is nowhere worse than `row`, above with nowhere better.
+
+    Column after column and without branches, so that eight comparisons are one instruction.
+    """
+    below[:size] = 1
+    above[:size] = 1
+    for j in range(len(Z)):
+        value = Z[j, row]
+        column = Z[j]
+        for i in range(size):
+            below[i] &= column[i] <= value
+            above[i] &= column[i] >= value
 
 
 @compiled
-def _enter(Z: Floats, kept: Flags, failed: Flags, start: int, stop: int, counts: Floats) -> None:
+def _enter(Z: Floats, kept: Ints, start: int, stop: int, counts: Floats) -> None:
     """Count rows start to stop - 1 among all before them, and they among these; O(stop * (stop - start))."""
+    below, above = np.empty(stop, np.uint8), np.empty(stop, np.uint8)
     for row in range(start, stop):
-        counts[row] = 0.0
-        if not failed[row]:
-            for other in range(row):
-                if not failed[other]:
-                    first = _compare(Z, kept, other, row)
-                    if first > 0:
-                        counts[row] += 1.0
-                    elif first < 0:
-                        counts[other] += 1.0
+        _sides(Z, row, row, below, above)
+        own, dominators = kept[row], 0
+        for i in range(row):
+            equal = kept[i] == own
+            dominators += (kept[i] > own) | (equal & (below[i] > above[i]))
+            counts[i] += (kept[i] < own) | (equal & (below[i] < above[i]))
+        counts[row] = dominators
 
 
 @compiled
-def _count(Z: Floats, kept: Flags, failed: Flags, size: int, start: int, stop: int, counts: Floats) -> None:
+def _count(Z: Floats, kept: Ints, size: int, start: int, stop: int, counts: Floats) -> None:
     """Fill counts of rows start to stop - 1 with how many of the first `size` rows dominate each."""
+    below, above = np.empty(size, np.uint8), np.empty(size, np.uint8)
     for row in range(start, stop):
-        counts[row] = 0.0
-        if not failed[row]:
-            for other in range(size):
-                if not failed[other] and _compare(Z, kept, other, row) > 0:
-                    counts[row] += 1.0
+        _sides(Z, row, size, below, above)
+        own, dominators = kept[row], 0
+        for i in range(size):
+            dominators += (kept[i] > own) | ((kept[i] == own) & (below[i] > above[i]))
+        counts[row] = dominators
 
 
 class Dominance:
-    """Rows of outcomes (objectives first, then constraints), compared with each other."""
+    """Rows of outcomes (objectives first, then constraints), compared with each other; failed ones lose to all."""
 
     def __init__(self, objectives: int, bounds: Array) -> None:
         self._objectives, self._bounds = objectives, bounds
-        self._Z = np.zeros((64, len(bounds)))
-        self._kept = np.zeros(64, np.bool_)
+        self._Z = np.zeros((len(bounds), 64))
+        self._kept = np.zeros(64, np.int8)  # 1: keeps all bounds; 0: does not; -1: failed
 
     @property
     def rows(self) -> Array:
         """The rows taken: objectives, then what they are in excess of each constraint's bound."""
-        return self._Z
+        return self._Z.T
 
-    def take(self, outcomes: Array, start: int) -> None:
+    def take(self, outcomes: Array, failed: NDArray[np.bool_], start: int) -> None:
         """Take rows [rows, outcomes] as those from `start` on."""
         stop = start + len(outcomes)
-        if stop > len(self._Z):
-            room = max(stop, 2 * len(self._Z)) - len(self._Z)
-            self._Z = np.concatenate([self._Z, np.zeros((room, self._Z.shape[1]))])
-            self._kept = np.concatenate([self._kept, np.zeros(room, np.bool_)])
+        if stop > len(self._kept):
+            room = max(stop, 2 * len(self._kept)) - len(self._kept)
+            self._Z = np.concatenate([self._Z, np.zeros((len(self._Z), room))], axis=1)
+            self._kept = np.concatenate([self._kept, np.zeros(room, np.int8)])
         over = np.maximum(0.0, outcomes[:, self._objectives :] - self._bounds[self._objectives :])
-        self._Z[start:stop] = np.column_stack([outcomes[:, : self._objectives], over])
-        self._kept[start:stop] = (outcomes <= self._bounds).all(axis=1)
+        self._Z[: self._objectives, start:stop] = outcomes[:, : self._objectives].T
+        self._Z[self._objectives :, start:stop] = over.T
+        self._kept[start:stop] = np.where(failed, -1, (outcomes <= self._bounds).all(axis=1))
 
-    def enter(self, failed: NDArray[np.bool_], start: int, stop: int, counts: Array) -> None:
+    def enter(self, start: int, stop: int, counts: Array) -> None:
         """Bring the counts of the first `start` rows to those of the first `stop`."""
-        _enter(self._Z, self._kept, failed, start, stop, counts)
+        _enter(self._Z, self._kept, start, stop, counts)
 
-    def count(self, failed: NDArray[np.bool_], size: int, start: int, stop: int, counts: Array) -> None:
+    def count(self, size: int, start: int, stop: int, counts: Array) -> None:
         """Fill the counts of rows start to stop - 1 by the first `size` rows alone."""
-        _count(self._Z, self._kept, failed, size, start, stop, counts)
+        _count(self._Z, self._kept, size, start, stop, counts)
 
 
 def dominated_shares(losses: Array) -> Array:
     """Return for each row of losses [rows, objectives] its place by how many dominate it, from 0 to 1, ties shared."""
     counts = np.zeros(len(losses))
-    _enter(losses, np.ones(len(losses), np.bool_), np.zeros(len(losses), np.bool_), 0, len(losses), counts)
+    dominance = Dominance(losses.shape[1], np.full(losses.shape[1], np.inf))
+    dominance.take(losses, np.zeros(len(losses), np.bool_), 0)
+    dominance.enter(0, len(losses), counts)
     _, place, each = np.unique(counts, return_inverse=True, return_counts=True)
     found: Array = ((np.cumsum(each) - 0.5 * each) / max(1, len(losses)))[place]
     return found

@@ -134,7 +134,7 @@ class Forest:
         if self._dominance is None:
             self._losses[start:count] = view.outcomes[start:]
         else:
-            self._dominance.take(view.outcomes[start:], start)
+            self._dominance.take(view.outcomes[start:], view.failed[start:], start)
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
         self._anneal(view, start, count)
@@ -179,7 +179,7 @@ class Forest:
     def _rank(self, start: int, stop: int) -> None:
         """Take rows into the order of the losses."""
         if self._dominance is not None:
-            self._dominance.enter(self._failed, start, stop, self._losses[:, 0])
+            self._dominance.enter(start, stop, self._losses[:, 0])
             told = np.flatnonzero(~self._failed[:stop])
             self._finite = len(told)
             self._order[0, : len(told)] = told[np.argsort(self._losses[told, 0], kind="stable")]
@@ -211,7 +211,7 @@ class Forest:
 
         scale = self._scale_of_growth
         if self._dominance is not None:
-            self._dominance.count(self._failed, size, start, stop, self._losses[:, 0])
+            self._dominance.count(size, start, stop, self._losses[:, 0])
         _targets.place(
             self._losses, self._failed, scale.losses, scale.targets, scale.bads, start, stop, self._growth_targets
         )
