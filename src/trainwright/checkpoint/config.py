@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainwright.checkpoint.hooks import Hook
+from trainwright.checkpoint.signals import check_signals
 from trainwright.errors import CheckpointConfigError
 
 __all__ = ["CheckpointConfig", "Retention", "Screen"]
@@ -53,7 +55,8 @@ class CheckpointConfig:
     `staging`: "lazy" copies weights and optimizer state beside the next forward and backward pass, "eager" at once.
     `writer`: "auto" is a thread, and a process from 1 GiB on. `buffers` bound the memory: so often the state.
     `when_busy`: "wait" for a free buffer or "skip" the save. `on_error`: "warn" and train on, until `max_failures` in
-    a row, or "raise". `budget_bytes` bounds what all kept checkpoints take.
+    a row, or "raise". `budget_bytes` bounds what all kept checkpoints take. After one of `signals` `Manager.step`
+    saves, calls `hook` and leaves; None: SIGTERM and SIGUSR1, or nothing if the manager is a trial's: its engine ends it.
     """
 
     interval: Literal["auto"] | float | int = "auto"
@@ -68,6 +71,11 @@ class CheckpointConfig:
     on_error: Literal["warn", "raise"] = "warn"
     max_failures: int = 3
     timeout_seconds: float = 600.0  # for which ranks wait for each other
+    agree_every: int = 8  # steps after which ranks hear of each other's signals
+    signals: tuple[str, ...] | None = None  # such as ("SIGUSR2",)
+    grace_seconds: float | None = 30.0  # from a signal until the batch system kills; None: it does not
+    margin_seconds: float = 30.0  # from the last commit that is planned until the end of the allocation
+    hook: Hook | None = None  # such as SlurmRequeue()
 
     def __post_init__(self) -> None:
         interval = self.interval
@@ -86,6 +94,17 @@ class CheckpointConfig:
         _one_of("CheckpointConfig.on_error", self.on_error, ("warn", "raise"))
         _whole("CheckpointConfig.max_failures", self.max_failures, 1)
         _positive("CheckpointConfig.timeout_seconds", self.timeout_seconds)
+        _whole("CheckpointConfig.agree_every", self.agree_every, 1)
+        check_signals(self.signals or (), self.grace_seconds)
+        if not (math.isfinite(self.margin_seconds) and self.margin_seconds >= 0):
+            raise CheckpointConfigError(
+                f"CheckpointConfig.margin_seconds: got {self.margin_seconds!r}; allowed: a finite number >= 0"
+            )
+        if self.hook is not None and not callable(self.hook):
+            raise CheckpointConfigError(
+                f"CheckpointConfig.hook: got {self.hook!r}; allowed: None, SlurmRequeue(), CommandHook([...]) or a "
+                "function that returns an exit status"
+            )
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

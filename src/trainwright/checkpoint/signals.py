@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from trainwright.errors import CheckpointConfigError, closest
 
-__all__ = ["FORCED_EXIT", "SignalFlag", "ignore_signals"]
+__all__ = ["FORCED_EXIT", "SignalFlag", "check_signals", "ignore_signals"]
 
 FORCED_EXIT = 75
 """The exit status of a forced exit: EX_TEMPFAIL, to be tried again."""
@@ -44,14 +44,10 @@ class SignalFlag:
     """
 
     def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1"), *, grace_seconds: float | None = None) -> None:
-        if grace_seconds is not None and not (math.isfinite(grace_seconds) and grace_seconds > _SPARE_SECONDS):
-            raise CheckpointConfigError(
-                f"grace_seconds: got {grace_seconds!r}; allowed: a number of seconds > {_SPARE_SECONDS:g} (the "
-                f"process leaves {_SPARE_SECONDS:g} s before its end), or None"
-            )
+        check_signals(signals, grace_seconds)
         self.received: str | None = None
         """The name of the first signal that came, or None."""
-        self._numbers = [_number(name) for name in signals]
+        self._numbers = [int(signal.Signals[name]) for name in signals]
         self._patience = math.inf if grace_seconds is None else grace_seconds - _SPARE_SECONDS
         self._earlier: dict[int, Any] = {}
         self._watching = False
@@ -136,6 +132,21 @@ class SignalFlag:
             self._restore()
 
 
+def check_signals(signals: Sequence[str], grace_seconds: float | None) -> None:
+    """Refuse names that are no signals that can be handled, and a grace that is too short to leave before its end."""
+    known = {item.name for item in signal.Signals if item not in {signal.SIGKILL, signal.SIGSTOP}}
+    for name in signals:
+        if name not in known:
+            raise CheckpointConfigError(
+                f"signals: got {name!r}; allowed: names such as 'SIGUSR1'{closest(str(name), known)}"
+            )
+    if grace_seconds is not None and not (math.isfinite(grace_seconds) and grace_seconds > _SPARE_SECONDS):
+        raise CheckpointConfigError(
+            f"grace_seconds: got {grace_seconds!r}; allowed: a number of seconds > {_SPARE_SECONDS:g} (the process "
+            f"leaves {_SPARE_SECONDS:g} s before its end), or None"
+        )
+
+
 def ignore_signals(_worker: int = 0) -> None:
     """Make this process deaf to warnings; a `worker_init_fn` for loaders, whose workers their parent ends."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -165,12 +176,3 @@ def _leave(why: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"trainwright: forced exit: {why}; the newest checkpoint committed is intact\n".encode())
     os._exit(FORCED_EXIT)
-
-
-def _number(name: str) -> int:
-    known = {item.name for item in signal.Signals if item not in {signal.SIGKILL, signal.SIGSTOP}}
-    if name not in known:
-        raise CheckpointConfigError(
-            f"signals: got {name!r}; allowed: names such as 'SIGUSR1'{closest(str(name), known)}"
-        )
-    return int(signal.Signals[name])
