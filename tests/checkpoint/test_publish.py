@@ -87,6 +87,22 @@ def test_two_writers_of_one_step(tmp_path):
     assert publish(layer, tmp_path, 5, 0, write).path.name == "step-000000000005.2"
 
 
+def test_what_others_left_half_done(tmp_path):
+    """A restore clears up after processes that are no more, and leaves alone what may still be written."""
+    for step in (1, 2):
+        files = FailingFiles(killed=True)
+        made = manager(tmp_path, files, step)
+        files.count, files.at = 0, 6
+        with pytest.raises(Killed):
+            made.save(wait=True)
+    half = sorted(tmp_path.glob(".tmp-*"))
+    *words, _, nonce = half[0].name.split(".")
+    half[0].rename(tmp_path / ".".join([*words, str(2**22 + 1), nonce]))  # no system has so many processes
+    (tmp_path / ".trash-step-000000000001-ab").mkdir()
+    assert restored(tmp_path) is None
+    assert names(tmp_path) == [half[1].name]
+
+
 def operations(tmp_path):
     """Return how many operations a save takes."""
     files = FailingFiles()

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -84,7 +85,9 @@ class Manager:
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
         self._ranks = ranks_here(self.config.timeout_seconds)
         self._ranks.together(self._check_folder)
-        self._saver = Saver(self.config, self._write, self._ranks)
+        # another process knows no file layer but ours
+        saving = self.config if files is None or self.config.writer == "sync" else replace(self.config, writer="thread")
+        self._saver = Saver(saving, self._write, self._ranks)
         self._records: list[SaveRecord] = []
         self._kept: list[Published] | None = None  # newest first
         self._pins: set[Path] = set()
@@ -277,7 +280,7 @@ class Manager:
                 self._layer.make_folder(self._home)
                 mark_start(self._layer, self._home, manifest)
             for number, home in homes(self._folder, self._owner.lease):
-                remove_leftovers(self._layer, home, temporary=0 < number < self._owner.lease)
+                remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
         if restored is not None:
             self._owner.resumed(restored)
 

@@ -1,13 +1,17 @@
 """Publishing a checkpoint: written under a temporary name, synced, manifest last, and there by one rename.
 
 FOLDER/step-000000001200/            a folder with a valid manifest is a checkpoint; a step saved again is -...1200.2
-FOLDER/.tmp-step-000000001200.1.ab/  being written, by lease 1
+FOLDER/.tmp-step-000000001200.1.../  being written: lease, host, process
 FOLDER/.bad-step-000000001200-cd/    damaged, set aside
 FOLDER/.trash-step-000000001200-ef/  dropped, being removed
 """
 
+import os
+import platform
 import re
 import secrets
+import time
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,11 +19,14 @@ from pathlib import Path
 
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import MANIFEST, Manifest
+from trainwright.errors import CheckpointError
 
 __all__ = ["Published", "found", "publish", "remove_leftovers", "set_aside", "step_name", "write_file"]
 
 _NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?\Z")
 _MOST_TRIES = 1000
+_LONG_AGO_SECONDS = 86_400.0
+_HERE = f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +60,7 @@ def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable
 
     Raises `OSError` if it cannot be done; nothing is left of it then, and what was there before still is.
     """
-    temporary = home / f".tmp-{step_name(step)}.{lease}.{secrets.token_hex(4)}"
+    temporary = home / f".tmp-{step_name(step)}.{lease}.{_HERE}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         layer.make_folder(temporary)
         manifest = write(temporary)
@@ -62,7 +69,7 @@ def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable
         layer.sync_folder(temporary)
         path = _renamed(layer, temporary, home / step_name(step))
         layer.sync_folder(home)
-    except OSError:
+    except (OSError, CheckpointError):
         layer.remove(temporary)
         raise
     return Published(path=path, manifest=manifest)
@@ -88,13 +95,29 @@ def set_aside(layer: FileLayer, path: Path, mark: str) -> Path | None:
     return None
 
 
-def remove_leftovers(layer: FileLayer, home: Path, *, temporary: bool) -> None:
-    """Remove what was dropped, and with `temporary` what was never published: only if its writers are gone."""
+def remove_leftovers(layer: FileLayer, home: Path, *, ended: bool) -> None:
+    """Remove what was dropped, and what was never published if its writer is gone: all of it in a home that `ended`."""
     if not home.is_dir():
         return
     for path in home.iterdir():
-        if path.name.startswith(".trash-") or (temporary and path.name.startswith(".tmp-")):
+        if path.name.startswith(".trash-") or (path.name.startswith(".tmp-") and (ended or _abandoned(path))):
             layer.remove(path)
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether the writer of a temporary folder is gone: a process of this host that is no more, or one of long ago."""
+    host, process = path.name.split(".")[-3:-1]
+    if host == _HERE and process.isdigit():
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # somebody else's
+            return False
+        return False
+    with suppress(OSError):
+        return time.time() - path.stat().st_mtime > _LONG_AGO_SECONDS
+    return False
 
 
 def _renamed(layer: FileLayer, source: Path, target: Path) -> Path:

@@ -27,7 +27,7 @@ from trainwright.checkpoint.reshard import Share, held_by, read_shares, wanted_a
 from trainwright.checkpoint.restoring import read_tensors, verify
 from trainwright.checkpoint.shards import Layout, Place, layout_of
 from trainwright.checkpoint.state import Captured
-from trainwright.checkpoint.writer import Job, write_checkpoint, write_data, write_tree
+from trainwright.checkpoint.writer import Job, write_checkpoint, write_tree
 from trainwright.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Ranks(Solo):
         """Write this rank's file, and say what is in it; or why not."""
         report = Report(rank=self.rank, step=job.manifest.step, lease=job.manifest.lease)
         try:
-            file, records = write_data(layer, folder, job.mine, memory, rank=self.rank)
+            file, records = job.write_data(layer, folder, memory, rank=self.rank)
         except OSError as error:
             return replace(report, error=error)
         named = {item if "@" in item else f"{item}@{self.rank}": value for item, value in trees.items()}

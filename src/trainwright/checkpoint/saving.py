@@ -1,6 +1,7 @@
 """Saver: takes snapshots, writes them in the background with bounded memory, and accounts for what that cost."""
 
 import math
+import os
 import queue
 import time
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from typing import Any
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.process import WriterProcess
 from trainwright.checkpoint.publish import Published
 from trainwright.checkpoint.ranks import Findings, Portion, Solo
 from trainwright.checkpoint.screen import Norms, norms_of
+from trainwright.checkpoint.shards import Layout
 from trainwright.checkpoint.staging import Buffer, Snapshot
-from trainwright.checkpoint.writer import Job
+from trainwright.checkpoint.writer import Job, Written
 from trainwright.errors import CheckpointError
 
 __all__ = ["SaveHandle", "SaveRecord", "Saver"]
@@ -73,6 +76,10 @@ class SaveRecord:
     verdict: str = "good"
 
 
+_SHARED_FROM = {"auto": 1 << 30, "process": 0, "thread": None, "sync": None}
+"""From how many bytes on a snapshot is written by a process of its own."""
+
+
 class Saver:
     """Saves snapshots one after the other, at most `config.buffers` at a time.
 
@@ -85,7 +92,9 @@ class Saver:
         self._config = config
         self._ranks = ranks
         self._write = write
-        self._buffers = [Buffer() for _ in range(config.buffers)]
+        shared_from = _SHARED_FROM[config.writer] if hasattr(os, "memfd_create") else None
+        self._buffers = [Buffer(shared_from) for _ in range(config.buffers)]
+        self._process = WriterProcess()
         self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
         for buffer in self._buffers:
             self._free.put(buffer)
@@ -125,6 +134,7 @@ class Saver:
             mine=portion.mine,
             shares=portion.shares,
             screened=captured.lazy,
+            elsewhere=self._elsewhere(buffer, layout.size),
         )
         synchronous = self._config.writer == "sync"
         if wait or synchronous or self.eager or not captured.optimizers:
@@ -168,7 +178,9 @@ class Saver:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        self._buffers.clear()
+        self._process.close()
+        for buffer in self._buffers:
+            buffer.release()
 
     def _before_step(self, *_: object) -> None:
         """Let no optimizer change what is still being copied; a hook of its `step`."""
@@ -178,6 +190,15 @@ class Saver:
             snapshot.work()
             handle.staged.result()
             handle.blocking_seconds += time.perf_counter() - started
+
+    def _elsewhere(self, buffer: Buffer, size: int) -> Callable[[Path, Layout, int], Written] | None:
+        """Return what writes a data file in another process, if the buffer is shared with one."""
+        descriptor = buffer.descriptor
+        if descriptor is None:
+            return None
+        return lambda folder, layout, rank: self._process.write(
+            folder, layout, buffer.reserve(size), descriptor, rank=rank
+        )
 
     def _buffer(self, *, wait: bool) -> Buffer | None:
         """Return a free buffer; without `wait` None if there is none, here or on another rank."""

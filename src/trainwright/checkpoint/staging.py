@@ -8,6 +8,7 @@ versions that torch counts for each tensor tell whether one changed meanwhile al
 import collections
 import ctypes
 import mmap
+import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,18 +25,38 @@ _PIECE_BYTES = 8 << 20
 
 
 class Buffer:
-    """Memory for one snapshot, allocated once; it grows when the state does. `take` and `release` tell who has it."""
+    """Memory for one snapshot, allocated once; it grows when the state does.
 
-    def __init__(self) -> None:
+    From `shared_from` bytes on another process can map it too, by its `descriptor`; None: never.
+    """
+
+    def __init__(self, shared_from: int | None = None) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._shared_from = shared_from
+        self.descriptor: int | None = None
 
     def reserve(self, size: int) -> memoryview:
         """Return at least `size` bytes of it; what it held is gone if it had to grow."""
-        if len(self._memory) < size:
-            self._memory = mmap.mmap(-1, size)
+        shared = self._shared_from is not None and size >= self._shared_from
+        if len(self._memory) < size or (shared and self.descriptor is None):
+            self.release()
+            size = max(size, mmap.PAGESIZE)
+            if shared:
+                self.descriptor = os.memfd_create("trainwright")
+                os.truncate(self.descriptor, size)
+                self._memory = mmap.mmap(self.descriptor, size)
+            else:
+                self._memory = mmap.mmap(-1, size)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(self._memory)
+
+    def release(self) -> None:
+        """Let go of the memory, once nobody looks at it any more."""
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
     @property
     def size(self) -> int:
