@@ -42,14 +42,18 @@ def histories(draw, most=40):
     for _ in range(draw(st.integers(0, most))):
         number = draw(st.integers(0, 3))
         somebody = draw(everybody)
-        kind = draw(st.sampled_from(["propose", "start", "report", "report", "save", "end", "lose", "tell", "other"]))
+        kind = draw(
+            st.sampled_from(["propose", "start", "begin", "report", "report", "save", "end", "lose", "tell", "other"])
+        )
+        params = {"x": draw(st.integers(0, 3)), "pair": draw(st.just([1, 2]))}
+        proposal = facts.proposed(number, params=params, key=somebody.name, origin={}, seen=0, seen_hash="0")
         if kind == "propose":
-            params = {"x": draw(st.integers(0, 3)), "pair": draw(st.just([1, 2]))}
-            somebody.writes(facts.proposed(number, params=params, key=somebody.name, origin={}, seen=0, seen_hash="0"))
-        elif kind == "start":
+            somebody.writes(proposal)
+        elif kind in {"start", "begin"}:
             lease = 1 + sum(trial == number for trial, _ in holders)
             holders[number, lease] = somebody
-            somebody.writes(facts.started(number, lease, slot="0", devices=["cpu:0"], resumed_epoch=0))
+            start = facts.started(number, lease, slot="0", devices=["cpu:0"], resumed_epoch=0)
+            somebody.writes(start if kind == "start" else facts.begun(proposal, start))
         elif kind == "other":
             somebody.writes(draw(others(number)))
         elif leases := sorted(lease for trial, lease in holders if trial == number):

@@ -108,6 +108,47 @@ def test_a_lost_answer_with_another_error_is_a_claim_won(ledger, monkeypatch):
     assert ledger.claim("key", "mine") == "mine"
 
 
+def test_the_claims_of_a_writer_are_names_of_one_file(ledger):
+    """Many claims fill no table of files, and a claim costs no new one."""
+    for key in range(5):
+        ledger.claim(f"number/{key}", "mine")
+    ledger.claim("number/9", "theirs")
+    paths = sorted((ledger.directory / "claims").rglob("number*"), key=lambda path: path.name)
+    assert len({path.stat().st_ino for path in paths}) == 2
+    assert [path.read_text() for path in paths] == ["mine"] * 5 + ["theirs"]
+
+
+@pytest.mark.parametrize("error", [FileExistsError(errno.EEXIST, ""), OSError(errno.EIO, "")])
+def test_a_lost_answer_to_another_name_is_a_claim_won(ledger, monkeypatch, error):
+    real = os.link
+    ledger.claim("number/0", "mine")
+
+    def link(*arguments):
+        real(*arguments)
+        raise error
+
+    monkeypatch.setattr(os, "link", link)
+    assert ledger.claim("number/1", "mine") == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.EMLINK, errno.ENOENT])
+def test_a_file_that_takes_no_more_names(ledger, monkeypatch, number):
+    """A file system limits them (to 65,000, say), and somebody may have removed the file: another one is made."""
+    real = os.link
+    ledger.claim("number/0", "mine")
+    full = next((ledger.directory / "claims").rglob("number*"))
+
+    def link(source, path):
+        if source == full:
+            raise OSError(number, os.strerror(number))
+        real(source, path)
+
+    monkeypatch.setattr(os, "link", link)
+    assert [ledger.claim(f"number/{key}", "mine") for key in range(3)] == ["mine"] * 3
+    paths = (ledger.directory / "claims").rglob("number*")
+    assert len({path.stat().st_ino for path in paths}) == 2
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_failing_link_claims_nothing(ledger, monkeypatch, number):
     def link(*_):

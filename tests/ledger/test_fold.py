@@ -116,6 +116,22 @@ def test_proposed_started_and_ended():
     assert told(start(), fail()).failure.traceback == "Traceback ..."
 
 
+def test_one_record_of_proposal_and_start_tells_what_two_tell():
+    proposal = facts.proposed(0, params={"x": 1}, key="k", origin={"by": "me"}, seen=3, seen_hash="0")
+    begin = facts.started(0, 1, slot="2", devices=["cpu:0"], resumed_epoch=0)
+    one, two = Scribe("a").writes(facts.begun(proposal, begin)), Scribe("a").writes(proposal, begin)
+    trials = [fold([record._replace(at=1.0) for record in records]).trials[0] for records in (one, two)]
+    assert trials[0] == trials[1]
+    assert trials[0].status == "running"
+
+
+def test_of_two_starts_of_one_lease_the_least_writer_counts():
+    """Whoever was held dead and comes back has proposed the number that another took over."""
+    records = [Scribe(name).writes(start())[0] for name in "ab"]
+    for order in (records, records[::-1]):
+        assert fold(order).trials[0].holder == "a"
+
+
 def test_params_come_back_as_tuples():
     scribe = Scribe("a")
     proposal = facts.proposed(0, params={"shape": (1, 2)}, key="k", origin={}, seen=0, seen_hash="0")

@@ -107,7 +107,8 @@ def check_study(directory, trials, *, checkpoints=True):
     records, _ = DirectoryLedger(directory / "ledger").read(None)
     for kind in ("proposed", "finished"):
         assert max(Counter(record.trial for record in records if record.kind == kind).values()) == 1
-    assert max(Counter((record.trial, record.lease) for record in records if record.kind == "started").values()) == 1
+    starts = (record for record in records if record.kind in {"proposed", "started"} and record.lease is not None)
+    assert max(Counter((record.trial, record.lease) for record in starts).values()) == 1
     reported = {}
     for record in records:
         if record.kind == "reported":

@@ -345,8 +345,9 @@ def test_a_smaller_budget_leaves_interrupted_trials_alone(tmp_path):
 @pytest.mark.parametrize("kind", ["proposed", "started", "reported", "finished", "decided", "joined", "left"])
 def test_a_study_with_any_damaged_record_goes_on(tmp_path, kind):
     """The record is named, and the budget is met all the same."""
-    with make(tmp_path / "study") as study, pytest.raises(KeyboardInterrupt):
-        run(study, Interrupt(14), trials=20)
+    for _ in range(2):  # a trial that is gone on with has a start of its own
+        with make(tmp_path / "study") as study, pytest.raises(KeyboardInterrupt):
+            run(study, Interrupt(9), trials=20)
     for path in (study.directory / "ledger" / "journal").iterdir():
         data = path.read_bytes()
         places = [data.find(f'"kind":"{kind}"'.encode()), data.rfind(f'"kind":"{kind}"'.encode())]
@@ -399,6 +400,15 @@ def test_the_best_of_earlier_runs_is_still_the_best(tmp_path, capsys):
     ended = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
     assert len(ended) == 1
     assert f"(trial {min(best, study.best, key=lambda t: t.values['loss']).number})" in ended[0]
+
+
+def test_a_trial_costs_two_records(tmp_path):
+    """All workers read all records: proposal and start are one, the end is the other."""
+    study = make(tmp_path / "study")
+    study.run(lambda trial: trial.params["x"], trials=6, engine=tw.Local(workers=0), progress=False)
+    assert [line[:3] for line in records(study.directory) if line[1] is not None] == [
+        (kind, number, 1) for number in range(6) for kind in ("proposed", "finished")
+    ]
 
 
 def test_a_trial_costs_one_claim(tmp_path):

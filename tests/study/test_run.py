@@ -1,5 +1,6 @@
 """`study.run`: results, budgets, failures, and the sentences for what cannot work. In this process, so it is fast."""
 
+import gc
 import math
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ import small_study
 
 import trainwright as tw
 from trainwright.errors import InputError, ObjectiveError, ScheduleError, StudyError, TrialError
+from trainwright.schedule import Grant
 from trainwright.study import StudyFailed
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
@@ -83,6 +85,68 @@ def test_a_stopped_trial_keeps_its_last_report():
         decision = study.state.decisions[trial.number, trial.epoch]
         assert (decision.verdict, decision.rule) == ("stop", "ASHA")
         assert decision.value > decision.threshold
+
+
+class Slow:
+    """A policy that takes all the work at once, and starts one trial of it at a time."""
+
+    def __init__(self):
+        self.taken = []
+
+    def check(self, slots):
+        pass
+
+    def plan(self, desk):
+        while (work := desk.next_work()) is not None:
+            self.taken.append(work)
+        return [Grant(self.taken.pop(0), (0,))] if self.taken and desk.free else []
+
+
+def test_a_policy_may_start_later_what_it_took(tmp_path):
+    """What it took is proposed by then, so that the searcher knows of it, and so do others."""
+    seen = []
+
+    def train(trial):
+        seen.append(len(tw.Study.open(tmp_path / "study").trials))
+        return 1.0
+
+    with make(directory=tmp_path / "study") as study:
+        run(study, train, trials=4, scheduler=Slow())
+        assert seen == [4] * 4
+        assert counts(study) == {"complete": 4}
+        assert len({trial.key for trial in study.trials}) == 4
+
+
+def test_a_number_whose_trial_was_not_started_is_used_again():
+    class Broken(Slow):
+        def plan(self, desk):
+            desk.next_work()
+            raise RuntimeError("no plan")
+
+    study = make()
+    with pytest.raises(RuntimeError, match="no plan"):
+        run(study, epochs, trials=2, scheduler=Broken())
+    run(study, epochs, trials=2)
+    assert [trial.number for trial in study.trials] == [0, 1]
+
+
+def test_the_garbage_collector_passes_over_what_is_there_while_a_study_runs():
+    """A worker of many reads so much that stays that it would look through all modules again and again."""
+    frozen = []
+
+    def train(trial):
+        frozen.append(gc.get_freeze_count() > 0)
+        return 1.0
+
+    gc.unfreeze()  # as these tests leave it to the run
+    try:
+        run(make(), train, trials=1)
+        assert frozen == [True]
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+    run(make(), train, trials=1)
+    assert gc.get_freeze_count() > 0  # who froze it himself knows why
 
 
 # Budgets.

@@ -7,6 +7,7 @@ from trainwright.ledger.record import Record
 from trainwright.ledger.writers import Writer
 
 __all__ = [
+    "begun",
     "checkpointed",
     "created",
     "decided",
@@ -69,6 +70,11 @@ def started(trial: int, lease: int, *, slot: str, devices: Sequence[str], resume
     """Return the record of a trial's start on `devices` from the checkpoint of `resumed_epoch` (0: from nothing)."""
     body = {"slot": slot, "devices": list(devices), "resumed_epoch": resumed_epoch}
     return Record(kind="started", trial=trial, lease=lease, body=body)
+
+
+def begun(proposal: Record, start: Record) -> Record:
+    """Return one record of a trial that its proposer starts at once: it tells both, and is read in half the time."""
+    return Record(kind="proposed", trial=proposal.trial, lease=start.lease, body={**proposal.body, **start.body})
 
 
 def reported(

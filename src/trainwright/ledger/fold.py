@@ -6,9 +6,9 @@ the least (writer, seq).
 """
 
 import gc
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from sys import intern
 from typing import Any
 
@@ -16,7 +16,7 @@ from trainwright.errors import LedgerTooNew
 from trainwright.ledger.objectives import Constraint, Objective, Outcome
 from trainwright.ledger.protocol import Cursor, Ledger
 from trainwright.ledger.record import FORMAT, Record
-from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
+from trainwright.ledger.trials import ENDED, Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
 from trainwright.ledger.writers import Writer
 
 __all__ = ["Decision", "State", "blocks", "fold", "state_of"]
@@ -64,18 +64,18 @@ class State:
 
     def apply(self, record: Record) -> bool:
         """Fold one record in; return False if it was there already."""
-        if record.v > FORMAT:
+        kind, _, number, _, writer, seq, _, version = record
+        if version > FORMAT:
             raise LedgerTooNew(
-                f"the ledger holds records of format {record.v}; this version reads up to {FORMAT}; upgrade trainwright"
+                f"the ledger holds records of format {version}; this version reads up to {FORMAT}; upgrade trainwright"
             )
-        writer, kind = record.writer, record.kind
-        if record.seq < self._next_seq.get(writer, 0):
+        if seq < self._next_seq.get(writer, 0):
             return False
-        self._next_seq[writer] = record.seq + 1
-        if record.trial is not None and kind in _TRIAL_KINDS:
-            trial = self.trials.get(record.trial)
+        self._next_seq[writer] = seq + 1
+        if number is not None and kind in _TRIAL_KINDS:
+            trial = self.trials.get(number)
             if trial is None:
-                trial = self.trials[record.trial] = TrialState(record.trial)
+                trial = self.trials[number] = TrialState(number)
                 self.counts[Status.PROPOSED] += 1
             leases = len(trial.leases)
             _TRIAL_KINDS[kind](trial, record)
@@ -92,12 +92,12 @@ class State:
         if before is not after:
             self.counts[before] -= 1
             self.counts[after] += 1
-            if before.ended:
+            if before in ENDED:
                 self.ended_hash ^= _hash(trial.number, before)
-            if after.ended:
+            if after in ENDED:
                 self.ended_hash ^= _hash(trial.number, after)
             trial.status = after
-        if Status.PAUSED in {before, after}:
+        if before is Status.PAUSED or after is Status.PAUSED:
             (self._preempted.add if trial.preempted else self._preempted.discard)(trial.number)
 
     @property
@@ -166,7 +166,7 @@ def state_of(ledger: Ledger) -> State:
 
 
 def _hash(number: int, status: Status) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{number}/{status}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(b"%d/%b" % (number, status.encode()), digest_size=8).digest(), "little")
 
 
 def _created(state: State, record: Record) -> None:
@@ -226,19 +226,23 @@ def _metrics(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _proposed(trial: TrialState, record: Record) -> None:
+    if record.lease is not None:  # it tells of the start, too
+        _started(trial, record)
     if trial.key and trial.writer <= record.writer:
         return  # two proposals of one number: the least writer's counts, whichever is read first
     body = record.body
-    # JSON knows no tuples, and a space knows no lists.
-    trial.params = {name: tuple(v) if isinstance(v, list) else v for name, v in body["params"].items()}
-    trial.key, trial.origin, trial.writer = body["key"], body["origin"], record.writer
+    params = dict(body["params"])
+    if list in map(type, params.values()):  # JSON knows no tuples, and a space knows no lists
+        params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
+    trial.params, trial.key, trial.origin, trial.writer = params, body["key"], body["origin"], record.writer
 
 
 def _started(trial: TrialState, record: Record) -> None:
-    lease = _lease(trial, record)
+    lease, body = _lease(trial, record), record.body
+    if lease.started_at is not None and lease.writer <= record.writer:
+        return  # two hold one number, one of whom was held dead: the least writer counts, whichever is read first
     lease.writer, lease.started_at = record.writer, record.at
-    lease.slot, lease.devices = record.body["slot"], tuple(record.body["devices"])
-    lease.resumed_epoch = record.body["resumed_epoch"]
+    lease.slot, lease.devices, lease.resumed_epoch = body["slot"], tuple(body["devices"]), body["resumed_epoch"]
 
 
 def _reported(trial: TrialState, record: Record) -> None:
@@ -270,24 +274,15 @@ def _offered(trial: TrialState, record: Record) -> None:
 
 
 def _ended(trial: TrialState, record: Record) -> None:
-    body, lease = record.body, _lease(trial, record)
-    failure = None
-    if record.kind == "failed":
+    kind, body, _, _, writer, seq, at, _ = record
+    lease, failure = _lease(trial, record), None
+    if kind == "failed":
         failure = Failure(body["failure"], body["message"], body["traceback"])
-    reason = body.get("reason", "failed")
-    rank = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 3}.get(reason, 0)
-    end = End(
-        record.kind,
-        reason,
-        _metrics(body.get("values", {})),
-        failure,
-        body.get("wall_seconds", 0.0),
-        record.at,
-        (rank, record.writer, record.seq),
-    )
-    if lease.end is None or end.order < lease.end.order:
-        lease.end = end
-    lease.seconds = max(lease.seconds, end.wall_seconds)
+    reason, seconds = body.get("reason", "failed"), body.get("wall_seconds", 0.0)
+    order = (_RANKS.get(reason, 0), writer, seq)
+    if lease.end is None or order < lease.end.order:
+        lease.end = End(kind, reason, _metrics(body.get("values", {})), failure, seconds, at, order)
+    lease.seconds = max(lease.seconds, seconds)
 
 
 def _lost(trial: TrialState, record: Record) -> None:
@@ -307,6 +302,7 @@ _TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {
     "failed": _ended,
     "lost": _lost,
 }
+_RANKS = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 3}  # of ends of one lease; results come first
 _MOVING_KINDS = frozenset({"started", "paused", "finished", "failed", "lost"})
 _STUDY_KINDS: dict[str, Callable[[State, Record], None]] = {
     "created": _created,

@@ -165,9 +165,10 @@ def refusal(outcomes: Sequence[Outcome], metrics: Mapping[str, float], when: str
 
 def losses_of(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> tuple[float, ...] | None:
     """Return the losses that the metrics hold, one per outcome; None if one is not among them."""
-    if any(outcome.metric not in metrics for outcome in outcomes):
+    try:
+        return tuple([outcome.loss(float(metrics[outcome.metric])) for outcome in outcomes])
+    except KeyError:
         return None
-    return tuple(outcome.loss(float(metrics[outcome.metric])) for outcome in outcomes)
 
 
 def keeps(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> bool:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 __all__ = [
+    "ENDED",
     "MAX_LOSSES",
     "MAX_RESTARTS",
     "Checkpoint",
@@ -40,10 +41,11 @@ class Status(StrEnum):
     @property
     def ended(self) -> bool:
         """Whether no more work is due in this status."""
-        return self in _ENDED
+        return self in ENDED
 
 
-_ENDED = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
+ENDED = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
+"""The statuses in which no more work is due."""
 
 
 class Report(NamedTuple):
@@ -148,7 +150,8 @@ class TrialState:
     @property
     def lease(self) -> int:
         """The highest lease so far; 0 if the trial never started."""
-        return max(self.leases, default=0)
+        leases = self.leases
+        return 1 if len(leases) == 1 and 1 in leases else max(leases, default=0)  # most trials have one
 
     @property
     def holder(self) -> str:
@@ -176,7 +179,7 @@ class TrialState:
         """Whether the trial counts towards the budget: complete, stopped, or paused at a rung."""
         if self.status is Status.PAUSED:
             return not self.preempted
-        return self.status in {Status.COMPLETE, Status.STOPPED}
+        return self.status is Status.COMPLETE or self.status is Status.STOPPED
 
     @property
     def preempted(self) -> bool:

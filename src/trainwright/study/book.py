@@ -1,7 +1,7 @@
 """The book of one study: its ledger, the state folded from it, and the followers that every record passes by."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -59,6 +59,8 @@ class Book:
 
     def replay(self, kinds: Collection[str]) -> list[Record]:
         """Return all records of some kinds, session after session, each writer's in order: as they were first seen."""
+        if not kinds:
+            return []
         sessions: dict[str, int] = {}
         found: list[Record] = []
         for records, _ in blocks(self.ledger):
@@ -117,13 +119,16 @@ class Book:
         return writer in self._mine
 
     def _fold(self, records: Sequence[Record]) -> None:
-        followers = [(follower.kinds, follower.follow) for follower in self.followers]
+        told: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}  # who is told of a kind
+        for follower in self.followers:
+            for kind in follower.kinds:
+                told.setdefault(kind, []).append(follower.follow)
+        apply, trials = self.state.apply, self.state.trials
         for record in records:
-            if self.state.apply(record):
-                trial = self.state.trials.get(record.trial) if record.trial is not None else None
-                for kinds, follow in followers:
-                    if record.kind in kinds:
-                        follow(record, trial)
+            if apply(record) and record.kind in told:
+                trial = trials.get(record.trial) if record.trial is not None else None
+                for follow in told[record.kind]:
+                    follow(record, trial)
 
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""

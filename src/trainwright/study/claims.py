@@ -74,10 +74,11 @@ class Claims:
             return ours
         self._refresh()
         while free := list(itertools.islice(self._free(limit), 2 * turns)):
-            self._draws += 1
-            number = free[int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free)))]
-            if self._won(number):
-                return number
+            while free:
+                self._draws += 1
+                number = free.pop(int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free))))
+                if self._won(number):
+                    return number
         return None
 
     def _free(self, limit: int | None, first: int = 0, step: int = 1) -> Iterator[int]:

@@ -1,18 +1,22 @@
 """The loop that joins searcher, scheduler and engine over the book: of one `study.run`, or of one worker of a team."""
 
+import gc
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trainwright.engine import Died, Engine, Outcome, Quiet, Raised, Returned, TrainFunction
+from trainwright.engine import Engine, Outcome, Raised, TrainFunction
 from trainwright.errors import TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
 from trainwright.schedule import View as RuleView
+from trainwright.space import Configuration
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget
+from trainwright.study.endings import NO_ROOM, ending, preempted
 from trainwright.study.followers import RuleFollower
 from trainwright.study.heart import Heart
 from trainwright.study.patience import Patience
@@ -24,7 +28,6 @@ __all__ = ["Driver", "Member", "StudyFailed"]
 
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
-_NO_ROOM = "no_room"
 _HOPELESS = 10
 """So many failures without one success end a run."""
 
@@ -83,6 +86,8 @@ class Driver:
         self._running: dict[int, _Running] = {}
         self._waiting: deque[int] = deque()  # trials to go on with: interrupted, lost, proposed by a dead writer
         self._contested: set[int] = set()  # trials that another was quicker to claim, but has not started yet
+        self._directory = None if book.directory is None else str(book.directory.resolve())
+        self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
         self._free: list[int] = []
         self._granted = 0  # trials handed to the policy in its present plan
         self._leaving = False
@@ -96,7 +101,7 @@ class Driver:
         self.engine.open(train, self.book.directory)
         self._free = list(range(self.engine.slots))
         self.book.followers.append(self)
-        with Heart(self.book.ledger) as heart:
+        with _frozen_heap(), Heart(self.book.ledger) as heart:
             try:
                 self._adopt(self.book.state.trials)
                 while not self._out_of_time():
@@ -111,6 +116,7 @@ class Driver:
                 self.book.followers.remove(self)
                 for number in list(self._running):
                     self._preempt(number)
+                self.book.claims.release(list(self._fresh))
 
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
@@ -119,6 +125,7 @@ class Driver:
         allowed = self._allowed()
         for grant in self.scheduler.policy.plan(self):
             self._start(grant.work.trial, grant.block)
+        self._write_fresh()
         if self._running:
             self.proposals.prepare()
             self.engine.poll(self, _POLL_SECONDS)
@@ -160,14 +167,21 @@ class Driver:
             if self._open(number) and not self._settle(self.book.state.trials[number]):
                 self._granted += 1
                 return Work(number)
+        self._write_fresh()  # the searcher is to know of them
         if self._enough() or self.proposals.exhausted or not self.rule.starts_new(self._rule_view()):
             return None
         proposal = self.proposals.next(self._allowed())
         if proposal is None:
             return None
-        self.book.append(self.book.proposal(*proposal))
+        self._fresh[proposal[0]] = proposal[1]
         self._granted += 1
         return Work(proposal[0])
+
+    def _write_fresh(self) -> None:
+        """Write proposals that the policy did not start at once."""
+        for number, configuration in list(self._fresh.items()):
+            self.book.append(self.book.proposal(number, configuration))
+            del self._fresh[number]
 
     def _open(self, number: int) -> bool:
         """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
@@ -230,17 +244,13 @@ class Driver:
         return True
 
     def _start(self, number: int, block: Block) -> None:
-        trial = self.book.state.trials[number]
-        lease = self.book.claims.lease(number)
-        if lease is None or not self._open(number):  # on the way to a dead holder's lease we may have read its end
+        lease = self._begun(number, block)
+        if lease is None:
             self._contested.add(number)
             return
-        known = max((c.epoch for c in trial.checkpoints.values()), default=0)
-        devices = self.engine.devices(block)
-        self.book.append(facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known))
+        trial = self.book.state.trials[number]
         self._running[number] = _Running(lease=lease, block=block, since=time.monotonic())
         self._free = [slot for slot in self._free if slot not in block]
-        directory = self.book.directory
         assignment = Assignment(
             trial=number,
             lease=lease,
@@ -248,10 +258,28 @@ class Driver:
             seed=int(rng(self.book.state.seed, "trial", number).integers(2**63)),
             max_epochs=self.scheduler.rule.max_epochs,
             metrics=tuple(objective.metric for objective in self.book.objectives),
-            directory=None if directory is None else str(directory.resolve()),
+            directory=self._directory,
             reported_epoch=trial.epoch,
         )
         self.engine.launch(assignment, block)
+
+    def _begun(self, number: int, block: Block) -> int | None:
+        """Write that a trial starts and return its lease, None if that is another's.
+
+        What was proposed just now is written in one record with its start: others read half as many.
+        """
+        fresh = self._fresh.get(number)
+        proposal = None if fresh is None else self.book.proposal(number, fresh)
+        lease = self.book.claims.lease(number)
+        if lease is None or (proposal is None and not self._open(number)):  # on the way we may have read its end
+            return None
+        trial = self.book.state.trials.get(number)
+        known = max(trial.checkpoints, default=0) if trial is not None else 0
+        devices = self.engine.devices(block)
+        start = facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
+        self.book.append(start if proposal is None else facts.begun(proposal, start))
+        self._fresh.pop(number, None)
+        return lease
 
     def _slot(self, block: Block) -> str:
         slots = "+".join(map(str, block))
@@ -265,11 +293,8 @@ class Driver:
     def _preempt(self, number: int) -> None:
         """Record that a running trial was interrupted; the next run goes on from its checkpoint."""
         running = self._release(number)
-        self.book.append(self._pause(number, running.lease, time.monotonic() - running.since))
-
-    def _pause(self, number: int, lease: int, seconds: float) -> Record:
-        epoch = max((c.epoch for c in self.book.state.trials[number].checkpoints.values()), default=0)
-        return facts.paused(number, lease, reason="preempted", epoch=epoch, values={}, wall_seconds=seconds)
+        trial = self.book.state.trials[number]
+        self.book.append(preempted(trial, running.lease, time.monotonic() - running.since))
 
     # The engine's handler.
 
@@ -316,62 +341,14 @@ class Driver:
         """Write how a trial ended."""
         running = self._release(trial)
         self._notice(trial, running)
-        self.book.append(*outcome.records, self._end(trial, running, outcome))
-        state = self.book.state.trials[trial]
+        state, outcomes = self.book.state.trials[trial], self.book.state.outcomes
+        self.book.append(*outcome.records, ending(state, running, outcome, outcomes, leaving=self._leaving))
         if self._open(trial) and not self._leaving:
             self._waiting.append(trial)
         self.progress.ended(self.book.state, state)
-        if isinstance(outcome, Raised) and outcome.failure == _NO_ROOM:
+        if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
             self._room.wait(TrainwrightError(outcome.message))
         self._give_up_if_hopeless(state)
-
-    def _end(self, number: int, running: _Running, outcome: Outcome) -> Record:
-        lease, seconds = running.lease, outcome.seconds
-        if isinstance(outcome, Quiet) and running.superseded:
-            return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
-        leaves = isinstance(outcome, Quiet) and self._leaving and isinstance(running.verdict, Continue)
-        if leaves or (isinstance(outcome, Raised) and outcome.failure == _NO_ROOM):
-            return self._pause(number, lease, seconds)
-        if running.refusal is not None:
-            return facts.failed(number, lease, failure="bad_objective", message=running.refusal, wall_seconds=seconds)
-        if isinstance(outcome, Died):
-            return facts.lost(number, lease, why=outcome.why, blame=True)
-        if isinstance(running.verdict, Pause):
-            return facts.paused(
-                number, lease, reason="rung", epoch=outcome.epoch, values=outcome.metrics, wall_seconds=seconds
-            )
-        if isinstance(running.verdict, Stop):
-            values = self.book.state.trials[number].reports[self.book.state.trials[number].epoch].metrics
-            return facts.finished(number, lease, reason="stopped", values=values, wall_seconds=seconds)
-        if isinstance(outcome, Raised):
-            return facts.failed(
-                number,
-                lease,
-                failure=outcome.failure,
-                message=outcome.message,
-                traceback=outcome.traceback,
-                wall_seconds=seconds,
-            )
-        values, message = self._values(outcome)
-        if message is None:
-            message = refusal(self.book.state.outcomes, values, "in the result")
-        if message is not None:
-            return facts.failed(number, lease, failure="bad_objective", message=message, wall_seconds=seconds)
-        return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)
-
-    def _values(self, outcome: Returned | Quiet) -> tuple[Mapping[str, float], str | None]:
-        """Return the final metrics: the last reported, overridden by what the function returned.
-
-        A trial that nobody stopped ends quietly when it reports beyond its full length: it is complete.
-        """
-        value = outcome.value if isinstance(outcome, Returned) else None
-        if value is None:
-            return outcome.metrics, None
-        if not isinstance(value, Mapping):
-            if len(self.book.objectives) != 1:
-                return {}, f"train returned {value!r}; return a dict of metrics, or report them"
-            value = {self.book.objectives[0].metric: value}
-        return {**outcome.metrics, **value}, None
 
     def _give_up_if_hopeless(self, trial: TrialState) -> None:
         counts = self.book.state.counts
@@ -433,3 +410,20 @@ class Driver:
         """Return the device seconds of a running trial beyond those that its reports have recorded."""
         lease = self.book.state.trials[number].leases[self._running[number].lease]
         return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))
+
+
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Let the garbage collector pass over all that is there now, unless somebody has told it so already.
+
+    What others write becomes objects that stay, and for so many new ones the collector looks through everything that
+    ever was imported, again and again: a fifth of a worker's time among many.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

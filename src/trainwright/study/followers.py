@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 
 from trainwright.ledger import Objective, Outcome, Record, Status, TrialState, losses_of
-from trainwright.schedule import Continue, Ended, New, PromotionRule, Reported, TrialView, Verdict
+from trainwright.schedule import Continue, Ended, FixedEpochs, New, PromotionRule, Reported, TrialView, Verdict
 from trainwright.schedule import View as RuleView
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 
 __all__ = ["RuleFollower", "SearchFollower"]
+
+_RULE_KINDS = frozenset({"reported", "finished", "failed"})
 
 
 class SearchFollower:
@@ -59,29 +61,26 @@ class SearchFollower:
     def _status(self, trial: TrialState) -> None:
         if not trial.key:
             return
+        number, status = trial.number, trial.status
         self._propose(trial)
-        status = trial.status
-        if self._told[trial.number] is status:
+        if self._told[number] is status:
             return
-        self._told[trial.number] = status
+        self._told[number] = status
         if status is Status.FAILED:
-            self.view.result(trial.number, None, epoch=trial.epoch or None, complete=False)
+            self.view.result(number, None, epoch=trial.epoch or None, complete=False)
         elif status is Status.ABANDONED:
-            self.view.withdraw(trial.number)  # lost is not bad: nothing was learnt about the configuration
-        elif status in {Status.COMPLETE, Status.STOPPED}:
+            self.view.withdraw(number)  # lost is not bad: nothing was learnt about the configuration
+        elif status is Status.COMPLETE or status is Status.STOPPED:
             losses = losses_of(self._outcomes, trial.values)
-            complete = status is Status.COMPLETE
-            self.view.result(trial.number, losses, epoch=trial.epoch or None, complete=complete)
+            self.view.result(number, losses, epoch=trial.epoch or None, complete=status is Status.COMPLETE)
 
 
 class RuleFollower:
-    """Keeps a promotion rule's index, and asks the rule."""
-
-    kinds = frozenset({"reported", "finished", "failed"})
-    """The kinds of records that a rule learns from."""
+    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from."""
 
     def __init__(self, rule: PromotionRule, objectives: tuple[Objective, ...]) -> None:
         self.rule = rule
+        self.kinds = frozenset() if isinstance(rule, FixedEpochs) else _RULE_KINDS
         self._objectives = objectives
         self._index = rule.empty()
 

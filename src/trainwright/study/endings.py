@@ -1,0 +1,83 @@
+"""How a run of a trial ended: the record that says so, from what the engine saw and what the driver had decided."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from trainwright.engine import Died, Outcome, Quiet, Raised, Returned
+from trainwright.ledger import Objective, Record, TrialState, facts, refusal
+from trainwright.ledger import Outcome as Judged
+from trainwright.schedule import Continue, Pause, Stop, Verdict
+
+__all__ = ["NO_ROOM", "Run", "ending", "preempted"]
+
+NO_ROOM = "no_room"
+"""The failure of a run whose checkpoint found no room: no fault of the trial, so it is only paused."""
+
+
+class Run(Protocol):
+    """What a driver knows of a trial that it runs."""
+
+    lease: int
+    verdict: Verdict
+    refusal: str | None
+    """Why its last report fails it."""
+    superseded: bool
+    """Whether another holder has a higher lease, or has ended it."""
+
+
+def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, ...], *, leaving: bool) -> Record:
+    """Return the record of the end of this run of `trial`; `leaving`: the driver goes, and others go on with it."""
+    number, lease, seconds = trial.number, run.lease, outcome.seconds
+    if isinstance(outcome, Quiet) and run.superseded:
+        return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
+    leaves = isinstance(outcome, Quiet) and leaving and isinstance(run.verdict, Continue)
+    if leaves or (isinstance(outcome, Raised) and outcome.failure == NO_ROOM):
+        return preempted(trial, lease, seconds)
+    if run.refusal is not None:
+        return facts.failed(number, lease, failure="bad_objective", message=run.refusal, wall_seconds=seconds)
+    if isinstance(outcome, Died):
+        return facts.lost(number, lease, why=outcome.why, blame=True)
+    if isinstance(run.verdict, Pause):
+        return facts.paused(
+            number, lease, reason="rung", epoch=outcome.epoch, values=outcome.metrics, wall_seconds=seconds
+        )
+    if isinstance(run.verdict, Stop):
+        values = trial.reports[trial.epoch].metrics
+        return facts.finished(number, lease, reason="stopped", values=values, wall_seconds=seconds)
+    if isinstance(outcome, Raised):
+        return facts.failed(
+            number,
+            lease,
+            failure=outcome.failure,
+            message=outcome.message,
+            traceback=outcome.traceback,
+            wall_seconds=seconds,
+        )
+    values, message = _values(outcome, judged)
+    if message is None:
+        message = refusal(judged, values, "in the result")
+    if message is not None:
+        return facts.failed(number, lease, failure="bad_objective", message=message, wall_seconds=seconds)
+    return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)
+
+
+def preempted(trial: TrialState, lease: int, seconds: float) -> Record:
+    """Return the record of a run that was interrupted: whoever has room goes on from its last checkpoint."""
+    epoch = max((checkpoint.epoch for checkpoint in trial.checkpoints.values()), default=0)
+    return facts.paused(trial.number, lease, reason="preempted", epoch=epoch, values={}, wall_seconds=seconds)
+
+
+def _values(outcome: Returned | Quiet, judged: tuple[Judged, ...]) -> tuple[Mapping[str, float], str | None]:
+    """Return the final metrics: the last reported, overridden by what the function returned.
+
+    A trial that nobody stopped ends quietly when it reports beyond its full length: it is complete.
+    """
+    value = outcome.value if isinstance(outcome, Returned) else None
+    if value is None:
+        return outcome.metrics, None
+    if not isinstance(value, Mapping):
+        goals = [one.metric for one in judged if isinstance(one, Objective)]
+        if len(goals) != 1:
+            return {}, f"train returned {value!r}; return a dict of metrics, or report them"
+        value = {goals[0]: value}
+    return {**outcome.metrics, **value}, None
