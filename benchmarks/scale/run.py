@@ -7,9 +7,9 @@ system's default sampler and with random proposals. On so few cores the processo
 tells what a trial costs beside the training; processor seconds a trial are given too (of the workers; the Redis
 server's are left out). Trials of 2 s show utilisation where the processors suffice.
 
-Simulated: N devices, 10 trials each, durations normal(60, 15) s cut at 1 s, charged with the costs of our decisions as
-measured in this run at 100 to 100,000 observations, and 5 ms for each append and claim. The start of the processes is
-left out, in both.
+Simulated: N devices, 10 trials each, durations normal(60, 15) s cut at 1 s, charged with the mean costs of our
+decisions as measured in this run at 100 to 100,000 observations, and 5 ms for each append and claim. The start of the
+processes is left out, in both.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     rows = [_row(name, found) for name, found in teams.items()]
     header = ["team", "trials/s", "processor ms a trial", "utilisation"]
     print(table(header, rows))
-    simulated_header = ["workers, simulated", "utilisation"]
+    simulated_header = ["workers, simulated; mean costs", "utilisation"]
     simulated_rows = [[f"{workers:,}", f"{100 * found:.2f} %"] for workers, found in simulated.items()]
     print(table(simulated_header, simulated_rows))
     result = {

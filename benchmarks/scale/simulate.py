@@ -2,8 +2,10 @@
 
 What is charged to a device between two of its trials: appending the result, reading what others wrote since its
 driver's last look (it reads and learns twice a second while a trial runs), a claim, the searcher's proposal at that
-many results of which so many are new to it, appending the proposal and the start, and handing the trial to the process
-that holds the device. A driver that could not read and learn in time what the others write is refused.
+many results of which so many are new to it, appending it with the start, and handing the trial to the process
+that holds the device. Each cost is the mean of its measurements, so that a seldom long proposal counts with its length;
+proposals and records in processor seconds, since what else this machine does is not ours to charge. A driver that could
+not read and learn in time what the others write is refused.
 """
 
 import heapq
@@ -25,8 +27,9 @@ __all__ = ["Costs", "measure", "utilisation"]
 
 APPEND_SECONDS = 0.005  # of an append or a claim, as on a shared file system or a server near by
 _READ_SECONDS = 0.5  # between a driver's looks at the ledger while its trial runs
-_RECORDS = 3  # of a trial: proposed, started, finished
+_RECORDS = 2  # of a trial: proposed and started, finished
 _REPEATS = 5
+_ASKS = 60  # proposals that are measured, one new result each; half as many for each power of ten of new ones
 _MOST_OF_A_TRIAL = 0.5  # may go into reading and learning
 _FEW = 10  # results there must be before the searcher has a model
 
@@ -60,15 +63,16 @@ def measure(observations: Sequence[int], say: Callable[[str], None]) -> Costs:
     found = []
     for count in observations:
         view, searcher = View(space, 0, slot=3), tw.ForestSearcher()
-        rows = iter(space.configurations(space.sample(np.random.default_rng(count), count + _REPEATS * sum(fresh))))
+        drawn = count + sum(_asks(new) * new for new in fresh)
+        rows = iter(space.configurations(space.sample(np.random.default_rng(count), drawn)))
         _tell(view, rows, count)
         searcher.ask(view, [10**7])
         found.append(tuple(_ask_seconds(view, searcher, rows, new) for new in fresh))
         took = ", ".join(f"{1e3 * seconds:.1f} ms, {new:,} new" for new, seconds in zip(fresh, found[-1], strict=True))
-        say(f"a proposal at {count:,} results: {took}")
+        say(f"a proposal at {count:,} results, on average: {took}")
     with tempfile.TemporaryDirectory() as folder:
         fold, hand_over = _fold_seconds(space, Path(folder)), _hand_over_seconds(space, Path(folder))
-    say(f"a record: {1e6 * fold:.1f} us; handing over a trial: {1e3 * hand_over:.1f} ms")
+    say(f"a record: {1e6 * fold:.1f} us on average; handing over a trial: {1e3 * hand_over:.1f} ms")
     return Costs(fold=fold, hand_over=hand_over, observations=tuple(observations), fresh=fresh, ask=tuple(found))
 
 
@@ -81,14 +85,18 @@ def _tell(view: View, rows: Any, count: int) -> None:
     view.settle()
 
 
+def _asks(fresh: int) -> int:
+    return _ASKS >> len(str(fresh)) - 1
+
+
 def _ask_seconds(view: View, searcher: Any, rows: Any, fresh: int) -> float:
     times = []
-    for repeat in range(_REPEATS if fresh < 10_000 else 3):
+    for repeat in range(_asks(fresh)):
         _tell(view, rows, fresh)
-        start = time.perf_counter()
+        start = time.process_time()
         searcher.ask(view, [10**7 + repeat])
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        times.append(time.process_time() - start)
+    return statistics.mean(times)
 
 
 def _fold_seconds(space: Any, folder: Path) -> float:
@@ -105,7 +113,7 @@ def _fold_seconds(space: Any, folder: Path) -> float:
             reader.ask()
             times.append((time.process_time() - start) / 1000)
     other.close()
-    return statistics.median(times)
+    return statistics.mean(times)
 
 
 def _hand_over_seconds(space: Any, folder: Path) -> float:
@@ -149,7 +157,7 @@ def utilisation(costs: Costs, workers: int, *, trials_each: int, seed: int) -> f
         now += _RECORDS * unread * costs.fold
         now += APPEND_SECONDS  # the claim
         now += costs.of_ask(known, max(1, unread)) if known > _FEW else 0.0
-        now += 2 * APPEND_SECONDS + costs.hand_over
+        now += APPEND_SECONDS + costs.hand_over
         starts.append(now)
         lasts.append(now + durations[trial])
         heapq.heappush(turns, (lasts[-1], worker))
