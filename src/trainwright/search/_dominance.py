@@ -9,15 +9,16 @@ al., IEEE TEVC 6 (2002)). Only comparisons count, so no scale and no outlier doe
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search._compile import Floats, Ints, compiled
+from trainwright.search._compile import Floats, compiled
 
 __all__ = ["Dominance", "dominated_shares"]
 
 Array = NDArray[np.float64]
+Small = NDArray[np.int8]
 
 
 @compiled
-def _sides(Z: Floats, row: int, size: int, below: Ints, above: Ints) -> None:
+def _sides(Z: Floats, row: int, size: int, below: Small, above: Small) -> None:
     """Fill below with whether each of the first `size` rows is nowhere worse than `row`, above with nowhere better.
 
     Column after column and without branches, so that eight comparisons are one instruction.
@@ -33,9 +34,9 @@ def _sides(Z: Floats, row: int, size: int, below: Ints, above: Ints) -> None:
 
 
 @compiled
-def _enter(Z: Floats, kept: Ints, start: int, stop: int, counts: Floats) -> None:
+def _enter(Z: Floats, kept: Small, start: int, stop: int, counts: Floats) -> None:
     """Count rows start to stop - 1 among all before them, and they among these; O(stop * (stop - start))."""
-    below, above = np.empty(stop, np.uint8), np.empty(stop, np.uint8)
+    below, above = np.empty(stop, np.int8), np.empty(stop, np.int8)
     for row in range(start, stop):
         _sides(Z, row, row, below, above)
         own, dominators = kept[row], 0
@@ -47,9 +48,9 @@ def _enter(Z: Floats, kept: Ints, start: int, stop: int, counts: Floats) -> None
 
 
 @compiled
-def _count(Z: Floats, kept: Ints, size: int, start: int, stop: int, counts: Floats) -> None:
+def _count(Z: Floats, kept: Small, size: int, start: int, stop: int, counts: Floats) -> None:
     """Fill counts of rows start to stop - 1 with how many of the first `size` rows dominate each."""
-    below, above = np.empty(size, np.uint8), np.empty(size, np.uint8)
+    below, above = np.empty(size, np.int8), np.empty(size, np.int8)
     for row in range(start, stop):
         _sides(Z, row, size, below, above)
         own, dominators = kept[row], 0
