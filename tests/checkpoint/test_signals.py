@@ -11,7 +11,9 @@ import threading
 
 import pytest
 
+from trainwright.checkpoint import CheckpointConfig
 from trainwright.checkpoint.agreement import Agreement
+from trainwright.checkpoint.pace import Pace
 from trainwright.checkpoint.signals import SignalFlag, ignore_signals
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
@@ -257,3 +259,85 @@ class TestAgreement:
         agreement._pending = (Lost(), None)
         with pytest.raises(CheckpointError, match=r"one of them seems gone: Connection closed by peer .*:4242$"):
             agreement.step(True)
+
+
+TRAINING = """
+    import os, sys, time
+    import torch
+    from trainwright.checkpoint import CheckpointConfig, Manager
+    from trainwright.checkpoint.hooks import CommandHook
+
+    folder, rank, size, status = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    if size > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}.store", rank=rank, world_size=size)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    hook = CommandHook(["sh", "-c", f"echo called >> {folder}.hook; exit {status}"])
+    config = CheckpointConfig(interval=10_000_000, agree_every=3, hook=hook)
+    manager = Manager(folder, config=config, model=model, optimizer=optimizer)
+    manager.restore()
+    print("at", manager.steps, flush=True)
+    for step in range(100_000):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        time.sleep(0.001)
+        try:
+            manager.step()
+        except SystemExit as end:
+            print("left", manager.steps, end.code, flush=True)
+            raise
+        if step == 5:
+            print("ready", flush=True)
+"""
+
+
+class TestManager:
+    @pytest.mark.parametrize("status", [0, 3])
+    def test_saves_and_leaves(self, start, tmp_path, status):
+        """After the signal the step is saved, the hook called once, and its status is that of the process."""
+        process = start(TRAINING, tmp_path / "run", 0, 1, status)
+        assert [process.stdout.readline() for _ in range(2)] == ["at 0\n", "ready\n"]
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=100)
+        steps = int(out.split()[1])
+        assert (process.returncode, out) == (status, f"left {steps} {status}\n")
+        assert "Traceback" not in err
+        assert (tmp_path / "run.hook").read_text() == "called\n"
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [f"step-{steps:012d}"]
+        again = start(TRAINING, tmp_path / "run", 0, 1, status)
+        assert again.stdout.readline() == f"at {steps}\n"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("struck", [0, 1])
+    def test_all_ranks_leave_together(self, start, tmp_path, struck):
+        """Whoever gets the signal: one step, one checkpoint of two ranks, one call of the hook."""
+        ranks = [start(TRAINING, tmp_path / "run", rank, 2, 4) for rank in range(2)]
+        for process in ranks:
+            assert [process.stdout.readline() for _ in range(2)] == ["at 0\n", "ready\n"]
+        ranks[struck].send_signal(signal.SIGUSR1)
+        answers = [process.communicate(timeout=100)[0] for process in ranks]
+        assert [process.returncode for process in ranks] == [4, 4]
+        assert answers[0] == answers[1]
+        steps = int(answers[0].split()[1])
+        assert (steps % 3, (tmp_path / "run.hook").read_text()) == (0, "called\n")
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [f"step-{steps:012d}"]
+
+    def test_a_trial_s_is_left_to_its_engine(self):
+        """No handler is set unless it is asked for."""
+        before = signal.getsignal(signal.SIGTERM)
+        pace = Pace(CheckpointConfig(), alone=False)
+        assert pace.signal is None
+        assert signal.getsignal(signal.SIGTERM) == before
+        pace.close()
+
+    def test_handlers_come_with_the_first_step(self):
+        """A training that never calls `step` would not hear of a signal: it dies of it as before."""
+        before = signal.getsignal(signal.SIGTERM)
+        pace = Pace(CheckpointConfig(), alone=True)
+        assert signal.getsignal(signal.SIGTERM) == before
+        assert pace.signal is None
+        assert signal.getsignal(signal.SIGTERM) != before
+        pace.close()
+        assert signal.getsignal(signal.SIGTERM) == before

@@ -56,7 +56,7 @@ class CheckpointConfig:
     `writer`: "auto" is a thread, and a process from 1 GiB on. `buffers` bound the memory: so often the state.
     `when_busy`: "wait" for a free buffer or "skip" the save. `on_error`: "warn" and train on, until `max_failures` in
     a row, or "raise". `budget_bytes` bounds what all kept checkpoints take. After one of `signals` `Manager.step`
-    saves, calls `hook` and leaves; None: SIGTERM and SIGUSR1, or nothing if the manager is a trial's: its engine ends it.
+    saves, calls `hook` and leaves; None: SIGTERM and SIGUSR1, or nothing in a trial, for its engine ends it.
     """
 
     interval: Literal["auto"] | float | int = "auto"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.differences import Difference, Mode, settle
@@ -21,6 +21,7 @@ from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_f
 from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
+from trainwright.checkpoint.pace import Pace
 from trainwright.checkpoint.publish import Published, remove_leftovers, set_aside
 from trainwright.checkpoint.ranks import ranks_here
 from trainwright.checkpoint.restoring import (
@@ -35,6 +36,7 @@ from trainwright.checkpoint.restoring import (
 from trainwright.checkpoint.retention import retain
 from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
+from trainwright.checkpoint.signals import FORCED_EXIT
 from trainwright.checkpoint.state import RESERVED, capture, decode
 from trainwright.checkpoint.writer import Job
 from trainwright.errors import (
@@ -83,7 +85,7 @@ class Manager:
         self._folder = self._owner.checkpoint_directory()
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
-        self._ranks = ranks_here(self.config.timeout_seconds)
+        self._ranks = ranks_here(self.config.timeout_seconds, self.config.agree_every)
         self._ranks.together(self._check_folder)
         # another process knows no file layer but ours
         saving = self.config if files is None or self.config.writer == "sync" else replace(self.config, writer="thread")
@@ -95,8 +97,7 @@ class Manager:
         self._parent: str | None = None
         self._fingerprint: dict[str, Any] | None = None
         self._failures = self._skipped = 0
-        self._last_saved = time.monotonic()
-        self._last_saved_step = 0
+        self._pace = Pace(self.config, alone=not self._owner.lease)
         self._usual: deque[float] = deque(maxlen=_STEPS_KNOWN)
         self._step_began: float | None = None
         self._closed = False
@@ -158,7 +159,7 @@ class Manager:
             ties=captured.ties,
         )
         self._serial = manifest.serial
-        self._last_saved, self._last_saved_step = time.monotonic(), self.steps
+        self._pace.saved(self.steps)
         handle = self._saver.save(self._ranks.portion(captured), manifest, self._home, wait=wait)
         if handle.committed.done():
             self._settle()
@@ -202,7 +203,11 @@ class Manager:
         return None
 
     def step(self) -> None:
-        """Count an optimizer step, and save if it is time to; call it after each, last in the loop."""
+        """Count an optimizer step, and save if it is time to; call it after each, last in the loop.
+
+        After a signal it saves, calls `config.hook`, closes the manager and raises `SystemExit`: all ranks at the same
+        step.
+        """
         now = time.perf_counter()
         self.steps += 1
         under_way = self._saver.under_way
@@ -213,7 +218,11 @@ class Manager:
             elif self._usual:
                 under_way.slowdown_seconds += took - statistics.median(self._usual)
         due = self.should_save()
-        if self._ranks.due(due and isinstance(self.config.interval, int), due or self._saver.redo):
+        counted = due and isinstance(self.config.interval, int)
+        save, leave = self._ranks.due(counted, due or self._saver.redo, end=self._pace.signal is not None)
+        if leave:
+            self._leave()
+        if save:
             self._saver.redo = False
             self.save()
         else:
@@ -222,11 +231,7 @@ class Manager:
 
     def should_save(self) -> bool:
         """Whether a save is due: so many steps or seconds after the last one as `config.interval` says."""
-        interval = self.config.interval
-        if isinstance(interval, int):
-            return self.steps - self._last_saved_step >= interval
-        seconds = 600.0 if interval == "auto" else interval
-        return time.monotonic() - self._last_saved >= seconds
+        return self._pace.due(self.steps)
 
     def drain(self) -> None:
         """Wait for every save under way."""
@@ -237,8 +242,17 @@ class Manager:
         """Wait for every save under way and let go of memory and threads. Saves nothing; a second call does nothing."""
         if not self._closed:
             self._closed = True
+            self._pace.close()
             self._saver.close()
             self._settle()
+
+    def _leave(self) -> NoReturn:
+        """Save and end this process: its allocation ends."""
+        failed = self.save(wait=True).committed.exception() is not None
+        status = 0 if self.config.hook is None else self._ranks.from_first(self.config.hook)
+        self.close()
+        self._pace.raise_held()
+        raise SystemExit(status or (FORCED_EXIT if failed else 0))
 
     def _load(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
         captured = capture(self._state)
@@ -274,7 +288,7 @@ class Manager:
         """Go on from a checkpoint, or from nothing."""
         manifest = None if restored is None else restored.manifest
         self._parent = None if manifest is None else manifest.digest
-        self._last_saved, self._last_saved_step = time.monotonic(), self.steps
+        self._pace.saved(self.steps)
         if self._ranks.first:
             if self._owner.lease:
                 self._layer.make_folder(self._home)
@@ -306,6 +320,7 @@ class Manager:
             ) from error
         if not self._ranks.first:
             return published
+        self._pace.ask()
         kept = [published, *self._known()]
         self._owner.committed(
             published,
@@ -336,6 +351,7 @@ class Manager:
         """Take note of the saves that ended; warn or raise about those that failed."""
         for handle in self._saver.ended():
             self._records.append(handle.record())
+            self._pace.ended(self._records[-1])
             error = handle.committed.exception()
             if error is None:
                 self._failures = self._skipped = 0

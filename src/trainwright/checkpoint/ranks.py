@@ -94,9 +94,12 @@ class Solo:
         """Return what the ranks found together. In the writer's thread, once for each save that was not skipped."""
         return findings
 
-    def due(self, now: bool, wish: bool) -> bool:
-        """Tell whether to save at this step: `now`, which all ranks know, or because one wishes it. At each step."""
-        return now or wish
+    def due(self, now: bool, wish: bool, *, end: bool = False) -> tuple[bool, bool]:
+        """Tell whether to save at this step, and whether to end. To be asked at each step.
+
+        Saved is `now`, which all ranks know, or because one wishes it; ended because one says so.
+        """
+        return now or wish, end
 
     def publish(self, layer: FileLayer, job: Job, memory: memoryview) -> Published:
         """Write and publish a checkpoint. In the writer's thread. Raises `OSError` or `CheckpointError`."""
@@ -139,7 +142,7 @@ class Solo:
 class Ranks(Solo):
     """All ranks of the default process group, which all make this object, in the same order as other groups."""
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, agree_every: int) -> None:
         import torch.distributed as dist
 
         self.rank = dist.get_rank()
@@ -147,7 +150,7 @@ class Ranks(Solo):
         self._timeout = timedelta(seconds=timeout_seconds)
         self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout))
+        self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
         self._echo = 0  # steps for which wishes are still heard that a save has fulfilled
 
     def portion(self, captured: Captured) -> Portion:
@@ -209,14 +212,14 @@ class Ranks(Solo):
             suspects=tuple(sorted({name for one in told for name in one.suspects})),
         )
 
-    def due(self, now: bool, wish: bool) -> bool:
-        """Tell whether to save at this step; all ranks do at the same one."""
-        (agreed,) = self._agreement.step(wish)
+    def due(self, now: bool, wish: bool, *, end: bool = False) -> tuple[bool, bool]:
+        """Tell whether to save at this step, and whether to end; all ranks do at the same one."""
+        agreed, ended = self._agreement.step(wish, end)
         if now or (agreed and not self._echo):
             self._echo = 2 * self._agreement.every
-            return True
+            return True, ended
         self._echo = max(0, self._echo - 1)
-        return False
+        return False, ended
 
     def read(
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
@@ -295,11 +298,11 @@ class Ranks(Solo):
         return said[0]
 
 
-def ranks_here(timeout_seconds: float) -> Solo:
+def ranks_here(timeout_seconds: float, agree_every: int) -> Solo:
     """Return the ranks of the default process group; a process alone where there is none."""
     import torch.distributed as dist
 
-    return Ranks(timeout_seconds) if dist.is_available() and dist.is_initialized() else Solo()
+    return Ranks(timeout_seconds, agree_every) if dist.is_available() and dist.is_initialized() else Solo()
 
 
 @contextmanager
