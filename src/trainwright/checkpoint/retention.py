@@ -27,8 +27,8 @@ def retain(
 ) -> Choice:
     """Choose among a run's checkpoints, given newest first.
 
-    The newest that is not suspect and all pinned ones stay whatever the policy and the budget say. Over the budget,
-    what the policy keeps goes oldest first, the best by metric last.
+    The newest that is not suspect (or if all are, the newest) and all pinned ones stay whatever the policy and the
+    budget say. Over the budget, what the policy keeps goes oldest first, the best by metric last.
     """
     pinned = {place for place, one in enumerate(checkpoints) if one.path in pins or one.manifest.pin is not None}
     safe = next((place for place, one in enumerate(checkpoints) if one.manifest.screen == "good"), 0)

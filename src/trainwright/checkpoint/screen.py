@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Norms", "norms_of"]
 
+_PIECE = 32_768
 _SPREAD = 1.4826  # of a normal variable, standard deviation over median absolute deviation
 _LEAST_SPREAD = 1e-3  # of the median: a norm that hardly moves may move so much
 
@@ -35,16 +36,16 @@ def norms_of(layout: Layout, memory: memoryview, names: Collection[str]) -> dict
 
 
 def _norm(flat: "torch.Tensor", place: Place) -> float:
+    """Return the norm piece by piece: each stays in cache, and is too small for torch to spread over threads."""
     import torch
 
     values = flat[place.start : place.start + place.size].view(getattr(torch, place.dtype))
     if values.element_size() == 1:  # eight-bit floats know no arithmetic
         values = values.float()
-    norm = float(
-        torch.linalg.vector_norm(values, dtype=torch.float64 if values.dtype == torch.float64 else torch.float32)
-    )
-    if math.isfinite(norm):
-        return norm
+    kind = torch.float64 if values.dtype == torch.float64 else torch.float32
+    total = math.fsum(float(torch.linalg.vector_norm(piece, dtype=kind)) ** 2 for piece in values.split(_PIECE))
+    if math.isfinite(total):
+        return math.sqrt(total)
     # a norm can be too large for its type where no value is
     return float(torch.linalg.vector_norm(values.double())) if bool(torch.isfinite(values).all()) else math.nan
 

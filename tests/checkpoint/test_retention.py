@@ -1,0 +1,85 @@
+"""Retention: what must stay stays under any policy and budget, and the rest is as the policy says."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.checkpoint import FileRecord, Manifest, Published, Retention
+from trainwright.checkpoint.retention import retain
+
+
+def checkpoint(step, *, screen="good", loss=None, pin=None, size=10):
+    report = {"metrics": {} if loss is None else {"loss": loss}}
+    files = (FileRecord(name="f", bytes=size, chunks=()),)
+    manifest = Manifest(step=step, screen=screen, report=report, pin=pin, files=files)
+    return Published(path=Path(f"step-{step}"), manifest=manifest)
+
+
+def steps(found):
+    return [one.manifest.step for one in found]
+
+
+def test_the_newest_the_best_and_every_tenth():
+    losses = {1: 0.1, 2: 0.9, 10: 0.8, 11: 0.2, 12: "nan", 20: 0.7, 21: 0.6, 22: 0.5}
+    line = [checkpoint(step, loss=loss) for step, loss in sorted(losses.items(), reverse=True)]
+    policy = Retention(last=2, best=2, metric="loss", every_steps=10)
+    assert steps(retain(line, policy).keep) == [22, 21, 20, 11, 10, 1]
+    policy = Retention(last=1, best=1, metric="-loss")
+    assert steps(retain(line, policy).keep) == [22, 2]
+
+
+def test_pins():
+    line = [checkpoint(step, pin="rung 3" if step == 2 else None) for step in (5, 4, 3, 2, 1)]
+    assert steps(retain(line, Retention(last=1), pins={Path("step-1")}).keep) == [5, 2, 1]
+
+
+def test_a_budget():
+    """It takes the oldest first, never the newest good one."""
+    line = [checkpoint(step) for step in (5, 4, 3, 2, 1)]
+    assert steps(retain(line, Retention(last=4), budget_bytes=25).keep) == [5, 4]
+    assert steps(retain(line, Retention(last=4), budget_bytes=1).keep) == [5]
+    line = [checkpoint(5, screen="suspect"), checkpoint(4), checkpoint(3)]
+    assert steps(retain(line, Retention(last=3), budget_bytes=5).keep) == [4]
+
+
+records = st.builds(
+    checkpoint,
+    st.integers(0, 30),
+    screen=st.sampled_from(["good", "suspect"]),
+    loss=st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.just("nan"),
+    pin=st.sampled_from([None, None, "rung 1"]),
+    size=st.integers(0, 20),
+)
+policies = st.builds(
+    Retention,
+    last=st.integers(1, 4),
+    best=st.integers(0, 3),
+    metric=st.sampled_from(["loss", "-loss"]),
+    every_steps=st.integers(0, 5),
+)
+
+
+@given(
+    line=st.lists(records, max_size=10, unique_by=lambda one: one.path),
+    policy=policies,
+    budget=st.none() | st.integers(1, 120),
+    data=st.data(),
+)
+def test_what_always_holds(line, policy, budget, data):
+    """Nothing is both kept and dropped; pins and the newest good one stay; the rest fits into the budget."""
+    line = sorted(line, key=lambda one: one.manifest.step, reverse=True)
+    pins = set(data.draw(st.lists(st.sampled_from([one.path for one in line]), max_size=3))) if line else set()
+    keep, drop = retain(line, policy, pins=pins, budget_bytes=budget)
+    assert sorted(steps(keep) + steps(drop)) == sorted(steps(line))
+    assert [one for one in line if one in keep] == list(keep)
+    certain = [one for one in line if one.manifest.pin is not None or one.path in pins]
+    certain += ([one for one in line if one.manifest.screen == "good"] or line)[:1]
+    assert all(one in keep for one in certain)
+    if budget is None:
+        assert all(one in keep for one in line[: policy.last])
+    else:
+        must = {id(one): one.manifest.size for one in certain}
+        assert sum(one.manifest.size for one in keep) <= max(budget, sum(must.values()))
+    if line:
+        assert keep
