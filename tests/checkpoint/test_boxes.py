@@ -61,7 +61,12 @@ def test_any_box_of_any_grid(data, shape, chunk, span, tmp_path_factory):
     box = Box(offsets, lengths)
     with pytest.MonkeyPatch.context() as patch, box_reader(folder, manifest) as reader:
         patch.setattr(boxes, "_SPAN_BYTES", span * tensor.element_size())
-        assert equal_bits(reader.read(manifest.tensors[0], box), tensor[box.within(Box.whole(shape))])
+        expected = tensor[box.within(Box.whole(shape))]
+        assert equal_bits(reader.read(manifest.tensors[0], box), expected)
+        place = torch.zeros(*(size + 1 for size in lengths), 2, dtype=tensor.dtype)[..., 1]
+        part = place[tuple(slice(0, size) for size in lengths)]
+        reader.fill([(manifest.tensors[0], box, part)])
+        assert equal_bits(part, expected)
 
 
 def test_meeting():

@@ -6,14 +6,17 @@ stored boxes that it meets, whatever number of ranks wrote them; no other chunks
 
 import bisect
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, digest, read_chunk
+from trainwright.checkpoint.digest import CHUNK_BYTES, digest, read_at, read_chunk
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
+from trainwright.checkpoint.shards import memory_of
 from trainwright.errors import CheckpointCorruptError
 
 if TYPE_CHECKING:
@@ -53,44 +56,87 @@ class Box(NamedTuple):
         )
 
 
+class _Piece(NamedTuple):
+    """A part of one chunk that goes to consecutive memory."""
+
+    tensor: str
+    file: FileRecord
+    chunk: int
+    start: int
+    view: memoryview
+
+
 class BoxReader:
     """Reads boxes of the tensors of one checkpoint; with `check` every chunk that it reads is compared first."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, open_file: Callable[[str], int], *, check: bool = True
+        self, folder: Path, manifest: Manifest, open_file: Callable[[str], int], pool: Executor, *, check: bool = True
     ) -> None:
         self._folder = folder
         self._files = {record.name: record for record in manifest.files}
         self._open = open_file
+        self._pool = pool
         self._check = check
         self._last: tuple[str, int, memoryview] | None = None
 
     def read(self, record: TensorRecord, box: Box) -> "torch.Tensor":
-        """Return a box of a tensor, on the CPU.
-
-        Raises `CheckpointCorruptError` if a chunk of it is damaged, or if the stored boxes do not cover it.
-        """
+        """Return a box of a tensor, on the CPU. Raises as `fill`."""
         import torch
 
         target = torch.empty(box.lengths, dtype=getattr(torch, record.dtype))
-        self.read_into(record, box, target)
+        self.fill([(record, box, target)])
         return target
 
-    def read_into(self, record: TensorRecord, box: Box, target: "torch.Tensor") -> None:
-        """Read a box of a tensor into a tensor on the CPU of the box's shape. Raises as `read`."""
-        covered = 0
-        for shard in record.shards:
-            stored = Box(shard.offsets, shard.lengths)
-            common = stored.meet(box)
-            if common is None:
-                continue
-            covered += prod(common.lengths)
-            for part in _parts(common, stored, target.element_size()):
-                target[part.within(box)].copy_(self._part(record, shard, part, target))
-        if covered != prod(box.lengths):
-            raise CheckpointCorruptError(
-                f"{self._folder}: {record.name} has {covered} of the {prod(box.lengths)} values that are asked for"
-            )
+    def fill(self, wanted: "Iterable[tuple[TensorRecord, Box, torch.Tensor]]") -> None:
+        """Read boxes, each into a tensor of its shape on the CPU, several chunks at once.
+
+        What is consecutive in a file and in its tensor is read in place; the rest in parts of less than a chunk. Raises
+        `CheckpointCorruptError` if a chunk is damaged, or if the stored boxes do not cover what is wanted.
+        """
+        pieces: list[_Piece] = []
+        kept = list(wanted)  # pieces know the memory of tensors, and do not keep it
+        for record, box, target in kept:
+            covered = 0
+            for shard in record.shards:
+                stored = Box(shard.offsets, shard.lengths)
+                common = stored.meet(box)
+                if common is None:
+                    continue
+                covered += prod(common.lengths)
+                place = target[common.within(box)]
+                if place.is_contiguous() and _span(common.lengths, _strides(stored.lengths)) == place.numel():
+                    pieces += self._pieces(record.name, shard, common, place)
+                    continue
+                for part in _parts(common, stored, target.element_size()):
+                    target[part.within(box)].copy_(self._part(record, shard, part, target))
+            if covered != prod(box.lengths):
+                raise CheckpointCorruptError(
+                    f"{self._folder}: {record.name} has {covered} of the {prod(box.lengths)} values that are asked for"
+                )
+        for _ in self._pool.map(self._read_piece, pieces):
+            pass
+
+    def _pieces(self, name: str, shard: ShardRecord, box: Box, place: "torch.Tensor") -> Iterator[_Piece]:
+        record, view = self._files[shard.file], memory_of(place)
+        cuts = box.within(Box(shard.offsets, shard.lengths))
+        first = sum(cut.start * stride for cut, stride in zip(cuts, _strides(shard.lengths), strict=True))
+        start = at = shard.start + first * place.element_size()
+        while at < start + len(view):
+            number = _chunk_at(record, at)
+            end = min(start + len(view), _range_of(record, number)[1])
+            yield _Piece(name, record, number, at, view[at - start : end - start])
+            at = end
+
+    def _read_piece(self, piece: _Piece) -> None:
+        low, high = _range_of(piece.file, piece.chunk)
+        handle = self._open(piece.file.name)
+        if not self._check or len(piece.view) == high - low:
+            count = read_at(handle, piece.start, piece.view)
+            if count < len(piece.view) or (self._check and digest(piece.view) != piece.file.chunks[piece.chunk]):
+                raise self._damage(piece.tensor, piece.file, piece.chunk)
+            return
+        content = self._read_chunk(piece.tensor, piece.file, piece.chunk)
+        piece.view[:] = content[piece.start - low : piece.start - low + len(piece.view)]
 
     def _part(self, record: TensorRecord, shard: ShardRecord, part: Box, like: "torch.Tensor") -> "torch.Tensor":
         """Return a box as a view of the bytes from its first value to its last."""
@@ -107,45 +153,50 @@ class BoxReader:
     def _bytes(self, name: str, record: FileRecord, start: int, stop: int) -> bytearray:
         """Return bytes of a file, out of its chunks; the last one is kept, for the next part may begin in it."""
         content = bytearray(stop - start)
-        number = bisect.bisect_right(record.ends, start) if record.ends else start // CHUNK_BYTES
-        at = start
+        number, at = _chunk_at(record, start), start
         while at < stop:
             low, high = _range_of(record, number)
             end = min(stop, high)
-            content[at - start : end - start] = self._chunk(name, record, number, low, high)[at - low : end - low]
+            if self._last is None or self._last[:2] != (record.name, number):
+                self._last = None  # let go of one before the next is read
+                self._last = record.name, number, memoryview(self._read_chunk(name, record, number))
+            content[at - start : end - start] = self._last[2][at - low : end - low]
             at, number = end, number + 1
         return content
 
-    def _chunk(self, name: str, record: FileRecord, number: int, start: int, stop: int) -> memoryview:
-        if self._last is not None and self._last[:2] == (record.name, number):
-            return self._last[2]
-        self._last = None  # let go of one before the next is read
+    def _read_chunk(self, name: str, record: FileRecord, number: int) -> bytearray:
+        start, stop = _range_of(record, number)
         content = read_chunk(self._open(record.name), start, stop)
-        damaged = self._check and digest(content) != record.chunks[number]
-        if len(content) != stop - start or damaged:
-            raise CheckpointCorruptError(
-                f"{self._folder}: {record.name} is damaged in chunk {number} (bytes {start} to {stop}, {name})"
-            )
-        self._last = record.name, number, memoryview(content)
-        return self._last[2]
+        if len(content) != stop - start or (self._check and digest(content) != record.chunks[number]):
+            raise self._damage(name, record, number)
+        return content
+
+    def _damage(self, name: str, record: FileRecord, number: int) -> CheckpointCorruptError:
+        start, stop = _range_of(record, number)
+        return CheckpointCorruptError(
+            f"{self._folder}: {record.name} is damaged in chunk {number} (bytes {start} to {stop}, {name})"
+        )
 
 
 @contextmanager
 def box_reader(folder: Path, manifest: Manifest, *, check: bool = True) -> Iterator[BoxReader]:
     """Open a checkpoint for reading boxes; its files are opened when they are needed, and closed at the end."""
     handles: dict[str, int] = {}
+    lock = threading.Lock()
 
     def opened(name: str) -> int:
-        if name not in handles:
-            try:
-                handles[name] = os.open(folder / name, os.O_RDONLY)
-            except OSError as error:
-                reason = (error.strerror or str(error)).lower()
-                raise CheckpointCorruptError(f"{folder}: {name} cannot be read: {reason}") from error
-        return handles[name]
+        with lock:
+            if name not in handles:
+                try:
+                    handles[name] = os.open(folder / name, os.O_RDONLY)
+                except OSError as error:
+                    reason = (error.strerror or str(error)).lower()
+                    raise CheckpointCorruptError(f"{folder}: {name} cannot be read: {reason}") from error
+            return handles[name]
 
     try:
-        yield BoxReader(folder, manifest, opened, check=check)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            yield BoxReader(folder, manifest, opened, pool, check=check)
     finally:
         for handle in handles.values():
             os.close(handle)
@@ -175,6 +226,10 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _span(lengths: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the number of values from the first to the last of a box."""
     return 1 + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
+
+
+def _chunk_at(record: FileRecord, at: int) -> int:
+    return bisect.bisect_right(record.ends, at) if record.ends else at // CHUNK_BYTES
 
 
 def _range_of(record: FileRecord, number: int) -> tuple[int, int]:

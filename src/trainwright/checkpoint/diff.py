@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.formats import Stored
+from trainwright.checkpoint.formats.tensors import as_bytes
 from trainwright.checkpoint.sources import open_source
 from trainwright.errors import CheckpointConfigError
 
@@ -123,7 +124,7 @@ def _tensor_diff(name: str, a: "Tensor", b: "Tensor", tolerance: float) -> Diffe
             equal = (apart <= tolerance) | (one == other) | (wide[0].isnan() & wide[1].isnan())
         else:
             size = one.element_size()
-            equal = (one.view(torch.uint8).view(-1, size) == other.view(torch.uint8).view(-1, size)).all(dim=1)
+            equal = (as_bytes(one).view(-1, size) == as_bytes(other).view(-1, size)).all(dim=1)
         unequal = (~equal).nonzero().reshape(-1)
         if not len(unequal):
             continue

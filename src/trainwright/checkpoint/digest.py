@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["CHUNK_BYTES", "combined", "cuts", "digest", "digest_file", "read_chunk"]
+__all__ = ["CHUNK_BYTES", "combined", "cuts", "digest", "digest_file", "read_at", "read_chunk"]
 
 CHUNK_BYTES = 16 << 20
 """The most bytes that one digest covers, and that one write hands to the system."""
@@ -53,10 +53,15 @@ def digest_file(path: Path, ends: Sequence[int] = (), *, threads: int | None = N
 def read_chunk(handle: int, start: int, stop: int) -> bytearray:
     """Return the bytes of an open file from `start` to `stop`, fewer at its end."""
     buffer = bytearray(stop - start)
+    return buffer[: read_at(handle, start, memoryview(buffer))]
+
+
+def read_at(handle: int, start: int, memory: memoryview) -> int:
+    """Read from `start` of an open file into memory; return the count of bytes, less than asked for at its end."""
     done = 0
-    while done < len(buffer):
-        count = os.preadv(handle, [memoryview(buffer)[done:]], start + done)
+    while done < len(memory):
+        count = os.preadv(handle, [memory[done:]], start + done)
         if count == 0:
-            return buffer[:done]
+            break
         done += count
-    return buffer
+    return done

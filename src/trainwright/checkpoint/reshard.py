@@ -103,20 +103,25 @@ def read_shares(
     Only the chunks that hold a part of it are read, and with `check` compared. `skip` names tensors that are not read.
     Raises `CheckpointCorruptError`.
     """
+    import torch
     from torch.distributed.tensor import DTensor
 
-    found: dict[str, torch.Tensor] = {}
+    records = [record for record in published.manifest.tensors if record.name not in skip]
+    likes = {record.name: like(record) for record in records}
+    boxes = {
+        name: Box.whole(record.shape) if (target := likes[name]) is None else _box_of(name, target)[0]
+        for record in records
+        for name in [record.name]
+    }
+    found = {
+        record.name: torch.empty(boxes[record.name].lengths, dtype=getattr(torch, record.dtype)) for record in records
+    }
     with box_reader(published.path, published.manifest, check=check) as reader:
-        for record in published.manifest.tensors:
-            if record.name in skip:
-                continue
-            target = like(record)
-            if target is None:
-                found[record.name] = reader.read(record, Box.whole(record.shape))
-                continue
-            box, _, _ = _box_of(record.name, target)
-            found[record.name] = DTensor.from_local(
-                reader.read(record, box).to(target.device),
+        reader.fill([(record, boxes[record.name], found[record.name]) for record in records])
+    for name, target in likes.items():
+        if target is not None:
+            found[name] = DTensor.from_local(
+                found[name].to(target.device),
                 target.device_mesh,
                 target.placements,
                 run_check=False,

@@ -115,6 +115,7 @@ class FormatConformance:
             "view": base[1:3],
             "expanded": base[:1].expand(4, 6),
             "parameter": torch.nn.Parameter(torch.ones(3)),
+            "single": base[:, 1][3:4],
             "channels": torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
             "conjugate": torch.tensor([1 + 2j, 3 - 4j]).conj().resolve_conj(),
         }

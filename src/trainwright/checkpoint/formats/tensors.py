@@ -17,6 +17,7 @@ __all__ = [
     "DTYPES",
     "NATIVE",
     "as_array",
+    "as_bytes",
     "as_tensor",
     "equal_bits",
     "escape",
@@ -63,13 +64,18 @@ def torch_dtype(dtype: str) -> "torch.dtype":
 
 def as_array(tensor: "Tensor") -> "np.ndarray[Any, Any]":
     """Return a plain tensor as an array that shares its memory, in the stand-in's dtype."""
+    kind = stand_in(str(tensor.dtype).removeprefix("torch."))
+    return as_bytes(tensor).numpy().view(kind).reshape(tuple(tensor.shape))
+
+
+def as_bytes(tensor: "Tensor") -> "Tensor":
+    """Return the bytes of a tensor in row-major order, flat; a view if they lie so."""
     import torch
 
-    kind = stand_in(str(tensor.dtype).removeprefix("torch."))
-    flat = tensor.reshape(-1)
-    if flat.numel() == 0:
-        return np.empty(tuple(tensor.shape), kind)
-    return flat.view(torch.uint8).numpy().view(kind).reshape(tuple(tensor.shape))
+    flat = tensor.contiguous().reshape(-1)
+    if flat.numel() < 2:  # a single value may have any stride, which a view as bytes may not
+        flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
 
 
 def as_tensor(array: "np.ndarray[Any, Any]", dtype: str) -> "Tensor":
@@ -98,10 +104,8 @@ def equal_bits(one: "Tensor", other: "Tensor") -> bool:
     """Tell whether two tensors have one dtype, one shape and the same bits: NaN equals NaN, 0 is not -0."""
     import torch
 
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    flat = [tensor.contiguous().reshape(-1) for tensor in (one, other)]
-    return not one.numel() or torch.equal(flat[0].view(torch.uint8), flat[1].view(torch.uint8))
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and torch.equal(as_bytes(one), as_bytes(other))
 
 
 def infos_of(tensors: "Mapping[str, Tensor]", capabilities: Capabilities, format_name: str) -> dict[str, TensorInfo]:
