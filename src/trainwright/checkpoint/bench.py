@@ -33,7 +33,7 @@ from trainwright.errors import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WRITERS", "Bench", "Row", "Span", "bench", "state_of"]
+__all__ = ["WRITERS", "Bench", "Row", "Span", "bench", "drop_cache", "state_of"]
 
 WRITERS: tuple[Literal["sync", "thread", "process"], ...] = ("sync", "thread", "process")
 """The writers of the Manager."""
@@ -255,7 +255,7 @@ def _round(way: _Way, captured: Captured, kept: "Mapping[str, torch.Tensor]") ->
         with torch.no_grad():
             for name in captured.loadable:
                 captured.tensors[name].zero_()  # what comes back does not come from here
-        dropped &= _drop_cache(files)
+        dropped &= drop_cache(files)
         began = time.perf_counter()
         way.restore(verified=verified)
         seconds[verified] = time.perf_counter() - began
@@ -409,7 +409,7 @@ def _computed(*, until: Callable[[], bool], seconds: float) -> int:
     return products
 
 
-def _drop_cache(files: Sequence[Path]) -> bool:
+def drop_cache(files: Sequence[Path]) -> bool:
     """Drop the files' pages from the system's cache; return whether that can be told to have worked."""
     if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
         return False

@@ -1,0 +1,131 @@
+"""How long a save stops a training, and how long a restore takes, beside torch.save and torch.load of the same state.
+
+One training of a multi-layer perceptron with Adam; in each round torch.save with fsync and the Manager take turns on
+the state as it is then, and the Manager's save goes on beside further steps. Reads are measured with the page cache
+dropped and with it warm.
+"""
+
+import hashlib
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Blocking", "compare_blocking"]
+
+_RESTORES = 5
+
+
+@dataclass(kw_only=True, slots=True)
+class Blocking:
+    """Seconds of each round, by what was done; `cold` tells whether the page cache could be dropped."""
+
+    bytes: int
+    cold: bool = True
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, what: str, seconds: float) -> None:
+        """Take note of one time."""
+        self.seconds.setdefault(what, []).append(seconds)
+
+    def median(self, what: str) -> float:
+        """Return the median over the rounds."""
+        return statistics.median(self.seconds[what])
+
+
+def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "auto") -> Blocking:
+    """Train with a state of at least `size` bytes and measure; files go below `folder`."""
+    import torch
+    from torch import nn
+
+    from trainwright.checkpoint import CheckpointConfig, Manager, Retention
+
+    width = 1024
+    layers = -(-size // (12 * (width + 1) * width))  # fp32 weights and two moments
+    torch.manual_seed(0)
+    model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    batch = torch.randn(16, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    def managed_step() -> None:
+        step()
+        manager.step()
+
+    step()
+    found = Blocking(bytes=3 * 4 * sum(parameter.numel() for parameter in model.parameters()))
+    config = CheckpointConfig(interval=10**9, writer=writer, retention=Retention(last=1), on_error="raise")  # type: ignore[arg-type]  # one of its words
+    with Manager(folder / "manager", config=config, model=model, optimizer=optimizer) as manager:
+        for number in range(rounds + 1):  # the first one allocates and imports
+            alone = _timed(step)
+            file = folder / f"{number}.pt"
+            stopped = _timed(lambda: _torch_save(file, model, optimizer))  # noqa: B023  called at once
+            handle = manager.save()
+            steps = []
+            while not handle.committed.done():
+                steps.append(_timed(managed_step))
+            handle.committed.result()
+            waited = handle.blocking_seconds
+            if number:
+                found.add("torch.save", stopped)
+                found.add("blocking", waited)
+                found.add("persist", handle.persist_seconds)
+                found.add("step", alone)
+                found.add("slowdown", sum(steps) - len(steps) * alone)
+            file.unlink() if number < rounds else None
+        saved = handle.committed.result().path
+        for number in range(2 * _RESTORES):
+            cold = number < _RESTORES
+            kind = "cold" if cold else "warm"
+            for what, restore in _restores(manager, file).items():
+                if cold:
+                    found.cold &= _dropped([file, *saved.iterdir()])
+                found.add(f"{what}, {kind}", _timed(restore))
+    shutil.rmtree(folder / "manager")
+    file.unlink()
+    return found
+
+
+def _restores(manager: Any, file: Path) -> dict[str, Callable[[], object]]:
+    import torch
+
+    def hashed() -> None:
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16))
+        torch.load(file, weights_only=True)
+
+    return {
+        "torch.load": lambda: torch.load(file, weights_only=True),
+        "restore": lambda: manager.restore(check=False),
+        "torch.load and hash": hashed,
+        "restore, verified": manager.restore,
+    }
+
+
+def _torch_save(path: Path, model: Any, optimizer: Any) -> None:
+    import torch
+
+    with path.open("wb") as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def _dropped(files: list[Path]) -> bool:
+    from trainwright.checkpoint.bench import drop_cache
+
+    return drop_cache(files)
