@@ -1,5 +1,6 @@
 """Save and resume: a trial's checkpoints, atomic and checked."""
 
+from trainwright.checkpoint.bench import Bench, bench
 from trainwright.checkpoint.config import CheckpointConfig, Retention, Screen
 from trainwright.checkpoint.convert import Conversion, convert
 from trainwright.checkpoint.diff import ChangedTensor, Diff, DifferentTensor, diff
@@ -18,7 +19,9 @@ from trainwright.checkpoint.formats import (
     format_named,
     format_of,
 )
+from trainwright.checkpoint.hooks import CommandHook, Hook, SlurmRequeue
 from trainwright.checkpoint.inspect import Inspected, Inspection, inspect
+from trainwright.checkpoint.interval import Costs, Estimate, LossRate, SavePlan, estimates, plan_saves
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner, Saves
@@ -26,27 +29,34 @@ from trainwright.checkpoint.publish import Published
 from trainwright.checkpoint.restoring import Restored
 from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, SaveRecord
+from trainwright.checkpoint.signals import ignore_signals
 from trainwright.checkpoint.sources import Source, open_source
 from trainwright.checkpoint.verify import Verification, Verified, verify
 
 __all__ = [
     "FORMATS",
+    "Bench",
     "Capabilities",
     "ChangedTensor",
     "CheckpointConfig",
+    "CommandHook",
     "Conversion",
+    "Costs",
     "Dcp",
     "Diff",
     "Difference",
     "DifferentTensor",
     "DirectoryOwner",
     "Effect",
+    "Estimate",
     "FileRecord",
     "Format",
     "HasCheckpoints",
     "Hdf5",
+    "Hook",
     "Inspected",
     "Inspection",
+    "LossRate",
     "Manager",
     "Manifest",
     "Npz",
@@ -56,10 +66,12 @@ __all__ = [
     "Retention",
     "SafeTensors",
     "SaveHandle",
+    "SavePlan",
     "SaveRecord",
     "Saves",
     "Screen",
     "ShardRecord",
+    "SlurmRequeue",
     "Source",
     "Stored",
     "TensorInfo",
@@ -67,13 +79,17 @@ __all__ = [
     "TorchZip",
     "Verification",
     "Verified",
+    "bench",
     "capture_random",
     "convert",
     "diff",
+    "estimates",
     "format_named",
     "format_of",
+    "ignore_signals",
     "inspect",
     "open_source",
+    "plan_saves",
     "restore_random",
     "verify",
 ]
