@@ -35,8 +35,11 @@ QUIET = CheckpointConfig(writer="sync", interval=1_000_000, timeout_seconds=60.0
 WAITING = CheckpointConfig(interval=1_000_000, timeout_seconds=60.0, screen=None)
 
 
-def launch(folder, world, *arguments, timeout=150):
-    """Run `what` on so many ranks; return their exit statuses and what they said."""
+def launch(folder, world, *arguments, timeout=240, victim=None, after=0.0):
+    """Run `what` on so many ranks; return their exit statuses and what they said.
+
+    A `victim` among them is killed so many seconds `after` they reported something.
+    """
     folder.mkdir(exist_ok=True)
     rendezvous = folder / f"rendezvous-{time.monotonic_ns()}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world), "RENDEZVOUS": str(rendezvous)}
@@ -47,6 +50,12 @@ def launch(folder, world, *arguments, timeout=150):
         )
         for rank in range(world)
     ]
+    if victim is not None:
+        watch = time.monotonic() + timeout
+        while not (folder / "reported").exists() and ranks[0].poll() is None and time.monotonic() < watch:
+            time.sleep(0.01)
+        time.sleep(after)
+        ranks[victim].kill()
     deadline = time.monotonic() + timeout
     said = []
     for process in ranks:
@@ -88,14 +97,24 @@ def build(layout, seed=0, device_mesh=None):
         for part in (model.body, model.head):
             fully_shard(part, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    elif layout in {"shard1", "replicate"}:
+    elif layout == "hsdp":
+        grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+        for part in (model.body, model.head, model):
+            fully_shard(part, mesh=grid)
+    elif layout in {"shard1", "replicate", "grid"}:
+        if layout == "grid":
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
         known = {}
         for module in model.modules():
             for name, parameter in list(module._parameters.items()):
                 if parameter is not None:
-                    place = Replicate() if layout == "replicate" else Shard(parameter.ndim - 1)
+                    places = {
+                        "replicate": [Replicate()],
+                        "shard1": [Shard(parameter.ndim - 1)],
+                        "grid": [Shard(0), Shard(1) if parameter.ndim > 1 else Replicate()],
+                    }[layout]
                     if id(parameter) not in known:
-                        known[id(parameter)] = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [place]))
+                        known[id(parameter)] = nn.Parameter(distribute_tensor(parameter.detach(), mesh, places))
                     module._parameters[name] = known[id(parameter)]
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for parameter in model.parameters():
@@ -185,6 +204,30 @@ def refused(error, *words):
 def published(folder):
     dist.barrier()
     return sorted(path.name for path in folder.glob("*") if path.name.startswith(("step", ".")))
+
+
+def meshes(folder):
+    """Save on meshes of two dims, with replicas and without, and restore in other layouts."""
+    for layout in ("hsdp", "grid"):
+        save(folder / layout, layout)
+        dist.barrier()
+        for other in ("hsdp", "grid", "fsdp", "ddp"):
+            assert restore(folder / layout, other).differences == ()
+
+
+def endless(folder):
+    """Save one step after the other until killed; the first rank tells what was committed."""
+    value = torch.zeros(1 << 18, dtype=torch.int64)
+    config = CheckpointConfig(writer="thread", interval=1_000_000, on_error="raise", timeout_seconds=5.0)
+    with Manager(folder / "endless", config=config, value=value) as manager:
+        manager.restore()
+        while True:
+            manager.steps += 1
+            value.fill_(manager.steps)
+            manager.save(wait=True).committed.result()
+            if dist.get_rank() == 0:
+                with (folder / "reported").open("a") as file:
+                    file.write(f"{manager.steps}\n")
 
 
 def troubles(folder):

@@ -1,5 +1,7 @@
 """Many ranks save one checkpoint, and any number of them restores it, bit for bit; real processes on gloo."""
 
+import random
+
 import pytest
 import torch
 from rank_program import LAYOUTS, launch, restore, save
@@ -72,6 +74,7 @@ def test_save_of_one_rank_alone(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_any_number_to_any_other(tmp_path):
     """N ranks to M, N and M from 1 to 4, every layout to every other, dims that no number divides."""
     for count in COUNTS:
@@ -79,3 +82,33 @@ def test_any_number_to_any_other(tmp_path):
     sources = [f"from-{count}/{layout}" for count in COUNTS for layout in LAYOUTS]
     for count in COUNTS:
         run(tmp_path, count, "restore_all", *sources)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_meshes(tmp_path):
+    """Meshes of two dims: of replicas one writes, and a tensor cut in two ways is one tensor."""
+    run(tmp_path, 4, "meshes")
+    for layout in ("hsdp", "grid"):
+        restore(tmp_path / layout, "plain")
+    shards = {one.name: one.shards for one in inspect(tmp_path / "grid").tensors}
+    assert (shards["model.body.0.weight"], shards["model.body.0.bias"]) == (4, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_while_saving(tmp_path, victim):
+    """A rank killed at any moment ends the run; the newest checkpoint is whole, and no older than the last reported."""
+    chance = random.Random(victim)
+    for _ in range(4):
+        (tmp_path / "reported").unlink(missing_ok=True)
+        statuses, _ = launch(tmp_path, 2, "endless", victim=victim, after=chance.uniform(0, 0.5))
+        assert statuses[victim] == -9
+        assert statuses[1 - victim] != 0
+        reported = int((tmp_path / "reported").read_text().split()[-1])
+        value = torch.zeros(1 << 18, dtype=torch.int64)
+        with Manager(tmp_path / "endless", value=value) as manager:
+            step = manager.restore(mode="best_effort").step
+        assert step >= reported
+        assert bool((value == step).all())

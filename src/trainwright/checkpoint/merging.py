@@ -28,7 +28,7 @@ class Report:
     tensors: tuple[TensorRecord, ...] = ()
     sums: Mapping[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     trees: Mapping[str, Any] = field(default_factory=dict)
-    error: OSError | None = None
+    error: OSError | CheckpointError | None = None
 
 
 def placed(record: TensorRecord, share: Share) -> TensorRecord:
@@ -40,7 +40,7 @@ def placed(record: TensorRecord, share: Share) -> TensorRecord:
 def merged(manifest: Manifest, reports: Sequence[Report]) -> tuple[Manifest, dict[str, Any]]:
     """Return the manifest with the files and tensors of all ranks, and the values that are a rank's own.
 
-    Raises a rank's `OSError`, and `CheckpointError` if the ranks did not save the same, if what should be equal on
+    Raises a rank's error, and `CheckpointError` if the ranks did not save the same, if what should be equal on
     several is not, or if their parts leave a hole.
     """
     for report in reports:

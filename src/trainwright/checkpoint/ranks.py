@@ -265,7 +265,7 @@ class Ranks(Solo):
         report = Report(rank=self.rank, step=job.manifest.step, lease=job.manifest.lease)
         try:
             file, records = job.write_data(layer, folder, memory, rank=self.rank)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             return replace(report, error=error)
         named = {item if "@" in item else f"{item}@{self.rank}": value for item, value in trees.items()}
         return replace(
