@@ -14,7 +14,7 @@ import pytest
 from trainwright.checkpoint import CheckpointConfig
 from trainwright.checkpoint.agreement import Agreement
 from trainwright.checkpoint.pace import Pace
-from trainwright.checkpoint.signals import SignalFlag, ignore_signals
+from trainwright.checkpoint.signals import SignalFlag
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
 HUNG = """
@@ -206,18 +206,6 @@ class TestForcedExit:
                 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flag.received, flush=True)
         """)
         assert process.communicate(timeout=60) == ("-15 None\n", "")
-
-    def test_a_worker_of_a_loader_is_deaf(self, start):
-        process = start("""
-            import os, signal
-            from trainwright.checkpoint.signals import ignore_signals
-            ignore_signals(3)
-            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-                os.kill(os.getpid(), number)
-            print("alive")
-        """)
-        assert process.communicate(timeout=60) == ("alive\n", "")
-        assert callable(ignore_signals)
 
 
 class TestAgreement:

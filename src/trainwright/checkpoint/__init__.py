@@ -29,7 +29,6 @@ from trainwright.checkpoint.publish import Published
 from trainwright.checkpoint.restoring import Restored
 from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, SaveRecord
-from trainwright.checkpoint.signals import ignore_signals
 from trainwright.checkpoint.sources import Source, open_source
 from trainwright.checkpoint.verify import Verification, Verified, verify
 
@@ -86,7 +85,6 @@ __all__ = [
     "estimates",
     "format_named",
     "format_of",
-    "ignore_signals",
     "inspect",
     "open_source",
     "plan_saves",

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from trainwright.errors import CheckpointConfigError, closest
 
-__all__ = ["FORCED_EXIT", "SignalFlag", "check_signals", "ignore_signals"]
+__all__ = ["FORCED_EXIT", "SignalFlag", "check_signals"]
 
 FORCED_EXIT = 75
 """The exit status of a forced exit: EX_TEMPFAIL, to be tried again."""
@@ -145,12 +145,6 @@ def check_signals(signals: Sequence[str], grace_seconds: float | None) -> None:
             f"grace_seconds: got {grace_seconds!r}; allowed: a number of seconds > {_SPARE_SECONDS:g} (the process "
             f"leaves {_SPARE_SECONDS:g} s before its end), or None"
         )
-
-
-def ignore_signals(_worker: int = 0) -> None:
-    """Make this process deaf to warnings; a `worker_init_fn` for loaders, whose workers their parent ends."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _watch(read: int, numbers: frozenset[int], patience: float) -> None:
