@@ -2,7 +2,21 @@
 
 from fractions import Fraction
 
-from trainwright.schedule import ASHA, AnyOf, Fixed, FixedEpochs, Median, Scheduler
+from trainwright.schedule import (
+    ASHA,
+    PASHA,
+    AnyOf,
+    Fixed,
+    FixedEpochs,
+    Hyperband,
+    IEpoch,
+    Median,
+    MultiObjectiveASHA,
+    Patience,
+    Plateau,
+    Scheduler,
+    SuccessiveHalving,
+)
 from trainwright.schedule.conformance import PolicyConformance, RuleConformance
 
 
@@ -40,6 +54,109 @@ class TestAshaByRankWithFractionalEta(RuleConformance):
 class TestAshaByQuantile(RuleConformance):
     def make_rule(self):
         return ASHA(max_epochs=16, eta=2, cutoff="quantile")
+
+
+class TestAshaOfPromotions(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return ASHA(max_epochs=27, eta=2, kind="promotion")
+
+
+class TestIEpoch(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return IEpoch(epochs=2, top_k=3, max_epochs=9)
+
+
+class TestIEpochWithQuorum(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return IEpoch(top_k=0.2, max_epochs=9, quorum=0.5)
+
+
+class TestSuccessiveHalving(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return SuccessiveHalving(n=9, max_epochs=9, eta=2)
+
+
+class TestSuccessiveHalvingWithoutStragglers(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return SuccessiveHalving(n=8, max_epochs=20, min_epochs=2, straggler_seconds=3.0)
+
+
+class TestHyperband(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return Hyperband(max_epochs=20)
+
+
+class TestHyperbandOfPromotions(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return Hyperband(max_epochs=16, eta=2, kind="promotion")
+
+
+class TestHyperbandInTurn(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return Hyperband(max_epochs=9, asynchronous=False)
+
+
+class TestPasha(RuleConformance):
+    def make_rule(self):
+        return PASHA(max_epochs=27, eta=2)
+
+
+class TestPashaWithEpsilon(RuleConformance):
+    def make_rule(self):
+        return PASHA(max_epochs=27, epsilon=0.5)
+
+
+class TestPashaWithoutNoise(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return PASHA(max_epochs=9, epsilon=0)
+
+
+class TestPatience(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return Patience(epochs=3, max_epochs=20)
+
+
+class TestPlateau(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return Plateau(window=3, tolerance=0.05)
+
+
+class TestMultiObjectiveAsha(RuleConformance):
+    rank_based = True
+    objectives = 2
+
+    def make_rule(self):
+        return MultiObjectiveASHA(max_epochs=9)
+
+
+class TestMultiObjectiveAshaOfPromotions(RuleConformance):
+    rank_based = True
+    objectives = 3
+
+    def make_rule(self):
+        return MultiObjectiveASHA(max_epochs=9, eta=2, kind="promotion", order="crowding")
 
 
 class TestAnyOf(RuleConformance):

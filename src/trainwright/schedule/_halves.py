@@ -32,6 +32,11 @@ class Halves:
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
+    @property
+    def kept(self) -> int:
+        """How many entries are kept."""
+        return len(self._kept)
+
     def push(self, entry: Entry) -> None:
         """Add an entry to the side where it belongs, so that the cut stays a cut."""
         if self._kept and entry < self.greatest_kept():

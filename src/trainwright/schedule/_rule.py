@@ -14,12 +14,15 @@ __all__ = [
     "Event",
     "Index",
     "New",
+    "Opened",
     "Pause",
     "Promote",
+    "Promoted",
     "PromotionRule",
     "Reason",
     "Reported",
     "Rule",
+    "Started",
     "Stop",
     "TrialView",
     "Verdict",
@@ -33,25 +36,53 @@ Index = Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """The study was created: the first event, with the seed of all draws."""
+
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """A trial runs, for the first time or again."""
+
+    trial: int
+    at_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """A trial reported `losses` (one per objective, lower is better, +inf if not finite) at `epoch`."""
+    """A trial reported `losses` (one per objective, lower is better, +inf if not finite) at `epoch`.
+
+    `violation` is by how much it breaks bounds and constraints in all; 0 keeps them.
+    """
 
     trial: int
     epoch: int
     losses: tuple[float, ...]
+    violation: float = 0.0
+    at_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promoted:
+    """The rule's answer `Promote` was accepted: the trial goes on until `until_epoch`."""
+
+    trial: int
+    until_epoch: int
     at_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A trial ended for good; `failed` if it has no result."""
+    """A trial ended for good; `failed` if it has no result, which includes one that was lost too often."""
 
     trial: int
     failed: bool
     at_seconds: float = 0.0
 
 
-Event = Reported | Ended
+Event = Opened | Started | Reported | Promoted | Ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,14 +130,14 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """Start a new trial, in `bracket` if the rule has several."""
-
-    bracket: int = 0
+    """Start a new trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to start until something more is known."""
+    """Nothing to start until something more is known; ask again at `until_seconds` if nothing happens before."""
+
+    until_seconds: float | None = None
 
 
 WAIT = Wait()
@@ -129,10 +160,11 @@ class TrialView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """The study as a rule may see it: how many new trials the budget still allows, and the seed of its draws."""
+    """The study as a rule may see it: how many new trials the budget still allows, its seed, and what time it is."""
 
     remaining: int
     seed: int = 0
+    at_seconds: float = 0.0
 
 
 @runtime_checkable
@@ -143,8 +175,8 @@ class PromotionRule(Protocol):
     def max_epochs(self) -> int | None:
         """The full length of a trial in epochs; None if the training function decides."""
 
-    def check(self, objectives: int) -> None:
-        """Refuse a study of so many objectives that the rule cannot judge its trials."""
+    def check(self, objectives: int, trials: int | None = None) -> None:
+        """Refuse a study of so many objectives, or of so few trials, that the rule cannot judge them."""
 
     def empty(self) -> Index:
         """Return the index of a study without events."""
@@ -168,12 +200,12 @@ class PromotionRule(Protocol):
 class Rule:
     """What most rules share: they compare one objective, never pause, start new trials while the budget lasts."""
 
-    def check(self, objectives: int) -> None:
+    def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
         """Refuse more objectives than one: a rule that looks at the first alone would drop the best at the others."""
         if objectives > 1:
             raise ScheduleError(
                 f"{type(self).__name__} compares trials by one objective, the study has {objectives}; "
-                "give the study one objective, or use FixedEpochs"
+                "give the study one objective, or use MultiObjectiveASHA or FixedEpochs"
             )
 
     def on_free(self, index: Index, view: View) -> Promote | New | Wait:  # noqa: ARG002 -- the protocol's arguments

@@ -42,10 +42,10 @@ class AnyOf:
         lengths = [rule.max_epochs for rule in (self.first, self.second) if rule.max_epochs is not None]
         return min(lengths, default=None)
 
-    def check(self, objectives: int) -> None:
+    def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse what either refuses."""
-        self.first.check(objectives)
-        self.second.check(objectives)
+        self.first.check(objectives, trials)
+        self.second.check(objectives, trials)
 
     def empty(self) -> Index:
         """Return both indices."""

@@ -17,7 +17,7 @@ class FixedEpochs(Rule):
         if self.max_epochs is not None:
             check_epochs("FixedEpochs", [("max_epochs", self.max_epochs)])
 
-    def check(self, objectives: int) -> None:
+    def check(self, objectives: int, trials: int | None = None) -> None:
         """Any number will do: nothing is compared."""
 
     def empty(self) -> Index:

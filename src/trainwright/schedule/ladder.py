@@ -4,8 +4,9 @@ import math
 from fractions import Fraction
 
 from trainwright.errors import ScheduleError
+from trainwright.schedule._rule import check_epochs
 
-__all__ = ["as_fraction", "ladder"]
+__all__ = ["as_fraction", "check_ladder", "ladder"]
 
 
 def as_fraction(eta: float | Fraction, rule: str) -> Fraction:
@@ -31,3 +32,13 @@ def ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
             rungs.append(rung)
         exact *= eta
     return tuple(rungs)
+
+
+def check_ladder(rule: str, min_epochs: int, max_epochs: int, eta: float | Fraction) -> None:
+    """Refuse what makes no ladder: lengths that are no whole numbers >= 1, a first rung above the last epoch."""
+    check_epochs(rule, [("max_epochs", max_epochs), ("min_epochs", min_epochs)])
+    as_fraction(eta, rule)
+    if min_epochs > max_epochs:
+        raise ScheduleError(
+            f"{rule}.min_epochs: got {min_epochs}, above max_epochs {max_epochs}; allowed: 1 to max_epochs"
+        )
