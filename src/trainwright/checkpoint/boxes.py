@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, digest, read_at, read_chunk
+from trainwright.checkpoint.digest import CHUNK_BYTES, digest, kind_of, read_at, read_chunk
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.shards import memory_of
 from trainwright.errors import CheckpointCorruptError
@@ -132,7 +132,7 @@ class BoxReader:
         handle = self._open(piece.file.name)
         if not self._check or len(piece.view) == high - low:
             count = read_at(handle, piece.start, piece.view)
-            if count < len(piece.view) or (self._check and digest(piece.view) != piece.file.chunks[piece.chunk]):
+            if count < len(piece.view) or (self._check and not _is(piece.view, piece.file.chunks[piece.chunk])):
                 raise self._damage(piece.tensor, piece.file, piece.chunk)
             return
         content = self._read_chunk(piece.tensor, piece.file, piece.chunk)
@@ -167,7 +167,7 @@ class BoxReader:
     def _read_chunk(self, name: str, record: FileRecord, number: int) -> bytearray:
         start, stop = _range_of(record, number)
         content = read_chunk(self._open(record.name), start, stop)
-        if len(content) != stop - start or (self._check and digest(content) != record.chunks[number]):
+        if len(content) != stop - start or (self._check and not _is(content, record.chunks[number])):
             raise self._damage(name, record, number)
         return content
 
@@ -236,3 +236,7 @@ def _range_of(record: FileRecord, number: int) -> tuple[int, int]:
     if record.ends:
         return (record.ends[number - 1] if number else 0), record.ends[number]
     return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, record.bytes)
+
+
+def _is(content: bytearray | memoryview, expected: str) -> bool:
+    return digest(content, kind_of(expected)) == expected

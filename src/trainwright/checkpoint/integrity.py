@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, digest_file
+from trainwright.checkpoint.digest import CHUNK_BYTES, digest_file, kind_of
 from trainwright.checkpoint.manifest import FileRecord, Manifest
 
 __all__ = ["damages"]
@@ -23,7 +23,7 @@ def damages(folder: Path, manifest: Manifest, *, files: frozenset[str] | None = 
             if size != record.bytes:
                 yield f"{record.name} has {size} bytes, not {record.bytes}"
                 continue
-            seen = digest_file(path, record.ends)
+            seen = digest_file(path, record.ends, kind=kind_of("".join(record.chunks[:1])))
         except OSError as error:
             yield f"{record.name} cannot be read: {(error.strerror or str(error)).lower()}"
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, combined, cuts, digest
+from trainwright.checkpoint.digest import CHUNK_BYTES, combined, cuts, digest, fastest_kind
 from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecord
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def write_shard(
     Digests are taken from the buffer before it is written, so that they tell what the file should hold.
     """
     origin = len(layout.header)
-    digests = [digest(layout.header[start:stop]) for start, stop in cuts(0, origin)]
+    kind = fastest_kind()
+    digests = [digest(layout.header[start:stop], kind) for start, stop in cuts(0, origin)]
     ends = [stop for _, stop in cuts(0, origin)]
     tensors = []
     write(memoryview(layout.header))
@@ -100,7 +101,7 @@ def write_shard(
     for place in layout.places:
         own = []
         for start, stop in cuts(place.start, place.start + place.size):
-            own.append(digest(data[start:stop]))
+            own.append(digest(data[start:stop], kind))
             ends.append(origin + stop)
             if stop - written >= CHUNK_BYTES:
                 written = _write_range(write, data, written, stop)
@@ -110,7 +111,7 @@ def write_shard(
             file=name,
             start=origin + place.start,
             bytes=place.size,
-            digest=combined(own) if own else digest(b""),
+            digest=combined(own) if own else digest(b"", kind),
             offsets=whole,
             lengths=place.shape,
         )
