@@ -99,7 +99,7 @@ class WriterProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainwright.checkpoint.process", str(theirs.fileno())],
+                [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -127,7 +127,3 @@ def main(descriptor: int) -> None:
             except OSError as error:
                 answer = OSError(error.errno, error.strerror)
             line.send(answer)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
