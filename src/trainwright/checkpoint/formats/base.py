@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trainwright.checkpoint.formats.protocol import Capabilities, Slices, Stored, TensorInfo
 from trainwright.checkpoint.formats.tensors import infos_of
-from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointNotFoundError
+from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointNotFoundError, TrainwrightError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,11 +43,6 @@ class BaseFormat(ABC):
     @abstractmethod
     def _opened(self, path: Path) -> AbstractContextManager[Stored]:
         """Open a path that looks like this format; errors of the library below may come through."""
-
-    @property
-    @abstractmethod
-    def _errors(self) -> tuple[type[Exception], ...]:
-        """What the library below raises on bytes that are damaged."""
 
     def write(
         self, path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None
@@ -101,7 +96,9 @@ class BaseFormat(ABC):
     def _translated(self, path: Path, name: str | None = None) -> Iterator[None]:
         try:
             yield
-        except self._errors as error:
+        except TrainwrightError:
+            raise
+        except Exception as error:  # on damaged bytes the readers raise anything, MemoryError and IndexError too
             where = "" if name is None else f", tensor {name!r}"
             raise CheckpointCorruptError(
                 f"checkpoint {path}{where}: truncated or damaged, as its {self.name} reader says: "

@@ -88,10 +88,6 @@ class Dcp(BaseFormat):
         text = {name: value for name, value in values.items() if value is not None}
         yield Stored(infos=infos, metadata=text, fetch=fetch, lost=tuple(values.keys() - text.keys()))
 
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (OSError, RuntimeError, KeyError, ValueError, EOFError, AssertionError, pickle.UnpicklingError)
-
 
 class _Unpickler(pickle.Unpickler):
     """Knows what DCP's metadata is made of, and nothing else."""

@@ -75,10 +75,6 @@ class Hdf5(BaseFormat):
 
             yield Stored(infos=infos, metadata=text, fetch=fetch)
 
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (OSError, RuntimeError, KeyError, ValueError)
-
 
 def _info(path: Path, place: str, held: Any) -> TensorInfo:
     """Return what a dataset of another program is."""

@@ -105,10 +105,6 @@ class SafeTensors(BaseFormat):
             tied = {name: replace(infos[home], tied=home) for name, home in ties.items()}
             yield Stored(infos={**infos, **tied}, metadata=text, fetch=fetch)
 
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (_library().SafetensorError, OSError, KeyError, ValueError, RuntimeError)
-
 
 def _library() -> Any:
     try:

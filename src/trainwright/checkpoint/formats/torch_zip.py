@@ -78,10 +78,6 @@ class TorchZip(BaseFormat):
 
         yield Stored(infos=infos, metadata=found.metadata, fetch=fetch, lost=tuple(found.lost))
 
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
-
 
 @dataclass(slots=True)
 class _Found:
