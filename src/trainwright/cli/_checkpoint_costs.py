@@ -115,7 +115,10 @@ def bench(
     if sys.stderr.isatty():
         _progress("")
     where = "reads may come from memory: the page cache could not be dropped" if done.cached else "reads from disk"
-    print(f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {done.repeats} rounds, in seconds; {where}\n")
+    print(
+        f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {done.repeats} "
+        f"round{'' if done.repeats == 1 else 's'}, in seconds; {where}\n"
+    )
     print_table(
         ["", "blocking", "slowdown", "written", "GB/s", "restored", "verified", "size", "files", "bitwise"],
         [

@@ -133,8 +133,8 @@ def _header(found: "Inspection") -> Iterator[str]:
     yield found.path
     yield f"  {_count(len(found.tensors), 'tensor')}, {size(found.bytes)}{form}{ranks}"
     if found.step is not None:
-        screen = "" if found.screen == "good" else f", {found.screen}"
-        yield f"  step {found.step}, {_count(found.epoch or 0, 'epoch')} done{screen}"
+        epochs = f", {_count(found.epoch, 'epoch')} done" if found.epoch else ""
+        yield f"  step {found.step}{epochs}{'' if found.screen == 'good' else f', {found.screen}'}"
         if len(found.steps) > 1:
             yield f"  other steps there: {_some([str(step) for step in found.steps if step != found.step])}"
     if found.trial is not None:
