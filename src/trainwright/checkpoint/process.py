@@ -23,9 +23,6 @@ from trainwright.errors import CheckpointError
 
 __all__ = ["WriterProcess", "main"]
 
-# not -m: the package has loaded this module before it would run, which Python warns of
-_START = "import sys; from trainwright.checkpoint.process import main; main(int(sys.argv[1]))"
-
 _RESTARTS = 1
 _FAREWELL_SECONDS = 5.0
 
