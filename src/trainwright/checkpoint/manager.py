@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from trainwright.checkpoint.config import CheckpointConfig
+from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.differences import Difference, Mode, settle
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
@@ -92,7 +92,6 @@ class Manager:
         self._saver = Saver(saving, self._write, self._ranks)
         self._records: list[SaveRecord] = []
         self._kept: list[Published] | None = None  # newest first
-        self._pins: set[Path] = set()
         self._serial = 0
         self._parent: str | None = None
         self._fingerprint: dict[str, Any] | None = None
@@ -327,7 +326,7 @@ class Manager:
             blocking_seconds=handle.blocking_seconds,
             persist_seconds=time.time() - job.manifest.times["saved_at"],
         )
-        self._kept = self._retained(kept)
+        self._kept = self._retained(kept, self.config.retention)
         return published
 
     def _published(self, job: Job, memory: memoryview) -> Published:
@@ -336,11 +335,12 @@ class Manager:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-        self._kept = self._retained(self._known())
+        if self._ranks.first:  # all can go but the newest good one, and what is pinned
+            self._kept = self._retained(self._known(), Retention(last=1))
         return self._ranks.publish(self._layer, job, memory)
 
-    def _retained(self, checkpoints: list[Published]) -> list[Published]:
-        choice = retain(checkpoints, self.config.retention, pins=self._pins, budget_bytes=self.config.budget_bytes)
+    def _retained(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
+        choice = retain(checkpoints, policy, budget_bytes=self.config.budget_bytes)
         for dropped in choice.drop:
             trash = set_aside(self._layer, dropped.path, "trash")
             if trash is not None:
