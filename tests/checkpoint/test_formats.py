@@ -3,6 +3,7 @@
 import pickle
 import random
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from trainwright.checkpoint.formats import FORMATS, Dcp, Hdf5, Npz, SafeTensors, TorchZip, format_named, format_of
 from trainwright.checkpoint.formats.conformance import FormatConformance, bits
 from trainwright.checkpoint.formats.tensors import equal_bits
-from trainwright.errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError
+from trainwright.errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError, MissingExtra
 
 
 class TestTorchZip(FormatConformance):
@@ -269,3 +270,12 @@ def test_golden_files(path):
         assert stored.infos["model.tied"].tied == "model.weight"
         assert {name for name, tensor in golden_state().items() if not equal_bits(stored[name], tensor)} == set()
         assert len(stored) == len(golden_state())
+
+
+@pytest.mark.parametrize(("kind", "package"), [(Hdf5(), "h5py"), (SafeTensors(), "safetensors")])
+def test_missing_extra(tmp_path, kind, package, monkeypatch):
+    """Without its package a format says the pip line; a file of it is not held damaged for that."""
+    kind.write(tmp_path / "one", STATE)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=rf'needs {package}: pip install "trainwright\[\w+\]"'):
+        kind.read(tmp_path / "one")

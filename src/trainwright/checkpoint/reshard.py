@@ -108,11 +108,7 @@ def read_shares(
 
     records = [record for record in published.manifest.tensors if record.name not in skip]
     likes = {record.name: like(record) for record in records}
-    boxes = {
-        name: Box.whole(record.shape) if (target := likes[name]) is None else _box_of(name, target)[0]
-        for record in records
-        for name in [record.name]
-    }
+    boxes = {record.name: _box_wanted(record, likes[record.name]) for record in records}
     found = {
         record.name: torch.empty(boxes[record.name].lengths, dtype=getattr(torch, record.dtype)) for record in records
     }
@@ -140,6 +136,10 @@ def _dealt(sizes: Mapping[str, int], world: int) -> dict[str, int]:
         writer[name] = loads.index(min(loads))
         loads[writer[name]] += sizes[name]
     return writer
+
+
+def _box_wanted(record: TensorRecord, like: Any) -> Box:
+    return Box.whole(record.shape) if like is None else _box_of(record.name, like)[0]
 
 
 def _box_of(name: str, tensor: Any) -> tuple[Box, int, int]:
