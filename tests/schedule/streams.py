@@ -5,9 +5,10 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from trainwright.schedule import Reported, TrialView, View
+from trainwright.schedule import Reported, Started, TrialView, View
+from trainwright.schedule.conformance import play
 
-__all__ = ["VIEW", "judge", "streams"]
+__all__ = ["VIEW", "judge", "played", "streams", "views"]
 
 VIEW = View(remaining=0)
 
@@ -32,3 +33,30 @@ def judge(rule, index, trial, epoch, loss):
     """Fold one report and return the index and the verdict."""
     index = rule.fold(index, Reported(trial=trial, epoch=epoch, losses=(loss,)))
     return index, rule.on_report(index, VIEW, TrialView(number=trial, epoch=epoch, losses=(loss,), best_loss=loss))
+
+
+@st.composite
+def played(draw, rule, most=60, objectives=1):
+    """Draw a study of up to `most` trials without training under `rule`, some with failures and lost trials."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    values = generator.integers(-draw(st.integers(1, 60)), 60, size=(512, 128)) / 4
+    values[generator.random(values.shape) < 0.03] = math.inf
+    sizes = {
+        "trials": draw(st.integers(1, most)),
+        "workers": draw(st.integers(1, 8)),
+        "stride": draw(st.integers(1, 4)),
+    }
+    trouble = draw(st.sampled_from([0.0, 0.05, 0.2]))
+    seed = draw(st.integers(0, 2**31))
+    loss = values.item  # of a trial and an epoch
+    return play(rule, loss, seed=seed, trouble=trouble, objectives=objectives, **sizes), sizes["trials"]
+
+
+def views(events, trials):
+    """Yield each event with the study as a rule may see it afterwards."""
+    started, now = set(), 0.0
+    for event in events:
+        now = max(now, getattr(event, "at_seconds", 0.0))
+        if isinstance(event, Started):
+            started.add(event.trial)
+        yield event, View(remaining=trials - len(started), at_seconds=now)
