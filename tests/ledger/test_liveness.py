@@ -56,6 +56,14 @@ def test_another_process_of_the_same_number_is_not_the_writer(liveness):
     assert liveness.dead("w", replace(Writer.here(), process_start="1"), 0) is True
 
 
+def watched(liveness, clock, seconds, writer, beats):
+    """Look every 15 seconds for so long, and return the last verdict."""
+    for _ in range(round(seconds / 15)):
+        clock.now += 15.0
+        verdict = liveness.dead("w", writer, beats)
+    return verdict
+
+
 @pytest.mark.parametrize(
     "place", [{"boot": "of another machine, or an older one"}, {"namespace": "pid:[1]"}, {"namespace": ""}]
 )
@@ -65,8 +73,7 @@ def test_processes_of_another_place_are_told_by_their_beats(liveness, clock, pla
     assert liveness.dead("w", writer, 0) is None
     clock.now += 180.0
     assert liveness.dead("w", writer, 1) is False
-    clock.now += 180.0
-    assert liveness.dead("w", writer, 1) is True
+    assert watched(liveness, clock, 180.0, writer, 1) is True
 
 
 def test_a_foreign_proc_tells_nothing(liveness, monkeypatch):
@@ -92,32 +99,48 @@ def test_whoever_left_is_gone(liveness):
 def test_another_host_dies_only_after_unmoved_beats(liveness, clock, writer):
     """A newcomer waits the whole time from first sight and does not know until then."""
     assert liveness.dead("w", writer, 5) is None
-    clock.now += 179.0
-    assert liveness.dead("w", writer, 5) is None
-    clock.now += 1.0
-    assert liveness.dead("w", writer, 5) is True
+    assert watched(liveness, clock, 165.0, writer, 5) is None
+    assert watched(liveness, clock, 15.0, writer, 5) is True
 
 
 def test_every_beat_gives_the_whole_time_again(liveness, clock):
     liveness.dead("w", ELSEWHERE, 0)
     for beats in range(1, 5):
-        clock.now += 179.0
+        watched(liveness, clock, 165.0, ELSEWHERE, beats - 1)
         assert liveness.dead("w", ELSEWHERE, beats) is False
-    clock.now += 179.0
-    assert liveness.dead("w", ELSEWHERE, 4) is False  # it was seen to live
-    clock.now += 1.0
-    assert liveness.dead("w", ELSEWHERE, 4) is True
+    assert watched(liveness, clock, 165.0, ELSEWHERE, 4) is False  # it was seen to live
+    assert watched(liveness, clock, 15.0, ELSEWHERE, 4) is True
     assert liveness.dead("w", ELSEWHERE, 5) is False  # it was only cut off
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_after_an_outage_the_living_have_time_to_beat(liveness, clock, moved):
+    """The file system was away, or the observer stood still, for an hour: nobody could beat, and nobody is dead."""
+    liveness.dead("w", ELSEWHERE, 1)
+    liveness.dead("w", ELSEWHERE, 1 + moved)
+    watched(liveness, clock, 60.0, ELSEWHERE, 1 + moved)
+    clock.now += 3600.0
+    assert liveness.dead("w", ELSEWHERE, 1 + moved) is (False if moved else None)
+    clock.now += 15.0
+    assert liveness.dead("w", ELSEWHERE, 2 + moved) is False
+
+
+def test_whoever_looks_seldom_finds_the_dead_in_the_end(liveness, clock):
+    liveness.dead("w", ELSEWHERE, 1)
+    verdicts = []
+    for _ in range(4):
+        clock.now += 3600.0
+        verdicts.append(liveness.dead("w", ELSEWHERE, 1))
+    assert verdicts == [None, None, None, True]
 
 
 def test_observers_and_writers_are_told_apart(liveness, clock):
     newcomer = Liveness(180.0, clock)
     liveness.dead("w", ELSEWHERE, 0)
-    clock.now += 100.0
+    watched(liveness, clock, 90.0, ELSEWHERE, 0)
     newcomer.dead("w", ELSEWHERE, 0)
     liveness.dead("other", ELSEWHERE, 0)
-    clock.now += 100.0
-    assert liveness.dead("w", ELSEWHERE, 0) is True
+    assert watched(liveness, clock, 90.0, ELSEWHERE, 0) is True
     assert liveness.dead("other", ELSEWHERE, 0) is None
     assert newcomer.dead("w", ELSEWHERE, 0) is None
 

@@ -113,6 +113,19 @@ def test_a_reader_that_was_looking_elsewhere(ledger):
     assert sorted(values(records)) == expected(3)
 
 
+def test_beats_go_with_their_journals(ledger):
+    live, *ended = write(ledger.directory, 3, close=False)
+    names = [one.writer for one in (live, *ended)]
+    for one in (live, *ended):
+        one.beat()
+    for one in ended:
+        one.close()
+    assert ledger.compact() == 2
+    assert {path.name for path in (ledger.directory / "beats").iterdir()} == set(names)
+    ledger.compact(keep_seconds=0)
+    assert [path.name for path in (ledger.directory / "beats").iterdir()] == names[:1]
+
+
 def test_live_writers_are_left_alone(ledger):
     (live,) = write(ledger.directory, 1, close=False)
     write(ledger.directory, 2, first=1)

@@ -53,9 +53,9 @@ def joined(writer: Writer, *, session: int) -> Record:
     return Record(kind="joined", body={**writer.body(), "session": session})
 
 
-def left() -> Record:
-    """Return the record by which a writer says that it appends no more."""
-    return Record(kind="left")
+def left(also: Sequence[str] = ()) -> Record:
+    """Return the record by which a writer says that it appends no more, nor as any of those that it was before."""
+    return Record(kind="left", body={"also": list(also)} if also else {})
 
 
 def proposed(

@@ -7,7 +7,7 @@ the least (writer, seq).
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from sys import intern
 from typing import Any
@@ -51,11 +51,13 @@ class State:
     creator: str = ""
     trials: dict[int, TrialState] = field(default_factory=dict)
     writers: dict[str, Writer] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)  # who has said goodbye, though it may not be among those yet
     decisions: dict[tuple[int, int], Decision] = field(default_factory=dict)
     notes: dict[tuple[str, int], tuple[int | None, str, Any]] = field(default_factory=dict)
     reference: dict[str, float] | None = None  # of the hypervolume: a value per objective, noted once
     referee: str = ""  # who noted it
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(map(str, Status), 0))  # by status
+    open: set[int] = field(default_factory=set)  # numbers of the trials that have not ended
     ended_hash: int = 0
     sessions: int = 0
     unknown_kinds: dict[str, int] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class State:
             if trial is None:
                 trial = self.trials[number] = TrialState(number)
                 self.counts[Status.PROPOSED] += 1
+                self.open.add(number)
             leases = len(trial.leases)
             _TRIAL_KINDS[kind](trial, record)
             if kind in _MOVING_KINDS or len(trial.leases) != leases:
@@ -87,6 +90,10 @@ class State:
             self.unknown_kinds[kind] = self.unknown_kinds.get(kind, 0) + 1
         return True
 
+    def knows(self, record: Record) -> bool:
+        """Whether a record, or a later one of its writer, was folded in."""
+        return record.seq < self._next_seq.get(record.writer, 0)
+
     def _move(self, trial: TrialState) -> None:
         before, after = trial.status, trial.settled()
         if before is not after:
@@ -94,8 +101,10 @@ class State:
             self.counts[after] += 1
             if before in ENDED:
                 self.ended_hash ^= _hash(trial.number, before)
+                self.open.add(trial.number)
             if after in ENDED:
                 self.ended_hash ^= _hash(trial.number, after)
+                self.open.discard(trial.number)
             trial.status = after
         if before is Status.PAUSED or after is Status.PAUSED:
             (self._preempted.add if trial.preempted else self._preempted.discard)(trial.number)
@@ -183,14 +192,15 @@ def _created(state: State, record: Record) -> None:
 
 
 def _joined(state: State, record: Record) -> None:
-    state.writers[record.writer] = Writer.of(record.body)
+    state.writers[record.writer] = replace(Writer.of(record.body), left=record.writer in state.left)
     state.sessions = max(state.sessions, record.body.get("session", 0))
 
 
 def _left(state: State, record: Record) -> None:
-    writer = state.writers.get(record.writer)
-    if writer is not None:
-        state.writers[record.writer] = Writer(**(writer.body() | {"left": True}))
+    for name in (record.writer, *record.body.get("also", ())):
+        state.left.add(name)
+        if name in state.writers:
+            state.writers[name] = replace(state.writers[name], left=True)
 
 
 def _decided(state: State, record: Record) -> None:

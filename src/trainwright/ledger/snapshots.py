@@ -162,6 +162,7 @@ class Packer:
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_size == place.size:  # else its writer came back, after a day: it stays
                         path.unlink()
+                        (self._beats / writer_of(name)).unlink()
             for name in generation.replaced:
                 (self._snapshots.folder / name).unlink(missing_ok=True)
         for path in self._snapshots.folder.glob(".packing-*"):

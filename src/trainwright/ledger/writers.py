@@ -12,6 +12,8 @@ from typing import Any
 
 __all__ = ["Liveness", "Writer", "new_writer"]
 
+_QUARTERS = 4
+
 
 def new_writer() -> str:
     """Return a fresh writer identity: host, process, 64 random bits. A restart never reuses one."""
@@ -74,27 +76,44 @@ class Liveness:
     """Holds a writer dead when its process is gone or its beats have not moved for `lease_seconds`.
 
     Clocks of different hosts are never compared: the time is that of the observer's own monotonic clock, from when it
-    first saw the count. A newcomer therefore waits the whole time.
+    first saw the count. A newcomer therefore waits the whole time. Of the time between two looks no more than a quarter
+    of a lease counts: after a while in which the observer, or everybody, was cut off, the living have time to beat.
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.lease_seconds = lease_seconds
         self._clock = clock
-        self._seen: dict[str, tuple[int, float, bool]] = {}
+        self._seen: dict[str, _Seen] = {}
 
     def dead(self, name: str, writer: Writer | None, beats: int) -> bool | None:
         """Return whether the writer `name`, who has beaten `beats` times, is dead; None while that is not known yet."""
         gone = writer.gone() if writer is not None else None
         if gone is not None:
             return gone
+        return self.silent(name, beats)
+
+    def silent(self, name: str, beats: int) -> bool | None:
+        """Return the same by the beats alone, whatever is known of the process."""
         now = self._clock()
-        count, since, moved = self._seen.setdefault(name, (beats, now, False))
-        if beats != count:
-            self._seen[name] = (beats, now, True)
+        seen = self._seen.setdefault(name, _Seen(beats, now))
+        if beats != seen.beats:
+            self._seen[name] = _Seen(beats, now, moved=True)
             return False
-        if now - since >= self.lease_seconds:
+        seen.silent_seconds += min(now - seen.looked, self.lease_seconds / _QUARTERS)
+        seen.looked = now
+        if seen.silent_seconds >= self.lease_seconds:
             return True
-        return False if moved else None
+        return False if seen.moved else None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What an observer knows of a writer's beats; times are of its own clock."""
+
+    beats: int
+    looked: float
+    silent_seconds: float = 0.0  # watched without a beat
+    moved: bool = False
 
 
 @cache

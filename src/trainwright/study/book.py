@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from trainwright.errors import StudyError
+from trainwright.errors import LedgerError, StudyError
 from trainwright.ledger import Constraint, Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
 from trainwright.space import Configuration, Space
 from trainwright.study.claims import Claims
@@ -19,6 +20,7 @@ ENQUEUED = "enqueued"
 """The origin of a trial that a person has put in front of all others, and that anybody may take."""
 
 _SELDOM_SECONDS = 30.0
+_REFEREE_SECONDS = 5.0  # between looks whether whoever fixes the reference point has died over it
 _ENDED = tuple(status for status in Status if status.ended)
 
 
@@ -54,18 +56,22 @@ class Book:
             mine=self._mine,
         )
         self._next_read = 0.0
-        self._refereed = False  # whether the reference point is fixed, or somebody else fixes it
+        self._refereed = False  # whether the reference point is fixed
+        self._next_referee = 0.0
         self.refresh()
 
     def replay(self, kinds: Collection[str]) -> list[Record]:
-        """Return all records of some kinds, session after session, each writer's in order: as they were first seen."""
+        """Return the records of some kinds that are in the state, session after session, each writer's in order.
+
+        So they were first seen. What came since the state was brought up to date will pass by the followers.
+        """
         if not kinds:
             return []
         sessions: dict[str, int] = {}
         found: list[Record] = []
         for records, _ in blocks(self.ledger):
             sessions |= {r.writer: r.body.get("session", 0) for r in records if r.kind == "joined"}
-            found += [record for record in records if record.kind in kinds]
+            found += [record for record in records if record.kind in kinds and self.state.knows(record)]
         return sorted(found, key=lambda r: (sessions.get(r.writer, 0), r.writer, r.seq))
 
     def append(self, *records: Record) -> None:
@@ -77,10 +83,12 @@ class Book:
     def _referee(self) -> None:
         """Fix the reference point of the hypervolume once its results are there; of many writers one does."""
         self._refereed = len(self.objectives) == 1 or self.state.reference is not None
-        if self._refereed or (values := first_reference(self.state)) is None:
+        now = time.monotonic()
+        if self._refereed or now < self._next_referee or (values := first_reference(self.state)) is None:
             return
-        self._refereed = True
-        if self.claim("reference") in self._mine:
+        self._next_referee = now + _REFEREE_SECONDS
+        if self.claims.take("reference"):
+            self._refereed = True
             self.append(facts.note("reference", values))
 
     def claim(self, key: str) -> str:
@@ -132,8 +140,12 @@ class Book:
 
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""
+        former = sorted(self._mine - {self.ledger.writer})
         if self.ledger.writer in self._mine:
-            self._fold(self.patience(lambda: self.ledger.append([facts.left()])))
+            self._fold(self.patience(lambda: self.ledger.append([facts.left(former)])))
+        elif former:  # what failed may work again; if not, our process tells it by its end
+            with suppress(LedgerError):
+                self._fold(self._written([facts.left(former)]))
         self._mine.clear()
         self.ledger.close()
 
@@ -187,7 +199,7 @@ class Book:
         ours = sum(trial is not None and trial.status is Status.PROPOSED for trial in waiting)
         if self.state.counts[Status.PROPOSED] == ours:
             return
-        for number in sorted(self.state.trials):
+        for number in sorted(self.state.open):
             trial = self.state.trials[number]
             abandoned = trial.status is Status.PROPOSED and trial.key and self.orphaned(trial)
             if abandoned and self.claims.lease(number) and trial.status is Status.PROPOSED:  # still
@@ -205,4 +217,5 @@ class Book:
             return True
         holder, status = trial.holder, trial.status
         dead = holder in self._mine or self.claims.dead(holder) is True
+        dead = dead or (status is Status.RUNNING and self.claims.stands_still(holder))
         return dead and (trial.holder, trial.status) == (holder, status)

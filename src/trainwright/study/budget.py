@@ -13,13 +13,13 @@ class Budget:
     """When a run ends; None is no limit.
 
     `trials` with a result and `device_seconds` count over the whole life of the study, `wall_seconds` over this run;
-    `stop_when` ends the search for new trials.
+    `stop_when` ends the search for new trials. `max_failures` None: 100, or as many as run at once if that is more.
     """
 
     trials: int | None = None
     wall_seconds: float | None = None
     device_seconds: float | None = None
-    max_failures: int = 100
+    max_failures: int | None = None
     stop_when: ExpectedGain | None = None
 
     def __post_init__(self) -> None:

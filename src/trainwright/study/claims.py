@@ -53,6 +53,7 @@ class Claims:
         self._told: set[str] = set()  # those of the dead that `newly_dead` has told
         self._liveness = Liveness(ledger.lease_seconds)
         self._looked: dict[str, tuple[float, bool | None]] = {}  # when at a writer's beats, and what they told
+        self._heard: dict[str, tuple[float, bool]] = {}  # likewise, of processes that live
 
     def number(self, limit: int | None = None, *, team: bool = False) -> int | None:
         """Return a free trial number, now ours, or None if `limit` numbers are taken.
@@ -190,6 +191,26 @@ class Claims:
                 self._refresh()  # it may have written more before it died than we have read
         return verdict
 
+    def stands_still(self, writer: str) -> bool:
+        """Whether a holder of running trials has not beaten for the time of a lease, though its process may live.
+
+        Whoever runs trials beats: so it has ended by an error and could not write that, or it was stopped.
+        """
+        if writer in self._mine:
+            return False
+        now = time.monotonic()
+        looked, verdict = self._heard.get(writer, (-math.inf, False))
+        if now - looked >= self._ledger.lease_seconds / _LOOKS:
+            verdict = self._liveness.silent(writer, self._ledger.beats([writer])[writer]) is True
+            self._heard[writer] = now, verdict
+            if verdict:
+                self._refresh()
+        return verdict
+
+    def take(self, key: str) -> bool:
+        """Claim what one writer does for all; whether it is ours, as it is after the death of whoever had it."""
+        return self._take_over(key)[0] is not None
+
     def newly_dead(self) -> set[str]:
         """Return writers found dead since the last call.
 
@@ -215,7 +236,8 @@ class Claims:
         Or if it is known, but was not told yet: so somebody has to take over what it left.
         """
         held = (Status.PROPOSED, Status.RUNNING)
-        holders = {trial.holder for trial in self._state.trials.values() if trial.status in held}
+        trials = map(self._state.trials.__getitem__, self._state.open)
+        holders = {trial.holder for trial in trials if trial.status in held}
         holders |= self.waited_for(limit)
         return any(self.dead(holder) is None for holder in holders) or not self._dead <= self._told
 

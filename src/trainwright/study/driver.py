@@ -1,14 +1,12 @@
 """The loop that joins searcher, scheduler and engine over the book: of one `study.run`, or of one worker of a team."""
 
-import gc
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.engine import Engine, Outcome, Raised, TrainFunction
-from trainwright.errors import TrainwrightError
+from trainwright.errors import LedgerError, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
@@ -17,7 +15,8 @@ from trainwright.space import Configuration
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget
 from trainwright.study.endings import NO_ROOM, ending, preempted
-from trainwright.study.followers import RuleFollower
+from trainwright.study.followers import RuleFollower, SpentFollower
+from trainwright.study.heap import frozen_heap
 from trainwright.study.heart import Heart
 from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
@@ -29,7 +28,9 @@ __all__ = ["Driver", "Member", "StudyFailed"]
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
 _HOPELESS = 10
-"""So many failures without one success end a run."""
+"""So many failures without one success end a run, or as many as trials run if that is more."""
+_MOST_FAILURES = 100
+"""So many failures end a run that was told no other limit, or as many as trials run if that is more."""
 
 
 class StudyFailed(TrainwrightError):
@@ -68,6 +69,7 @@ class Driver:
         book: Book,
         rule: RuleFollower,
         proposals: Proposals,
+        heart: Heart,
         *,
         scheduler: Scheduler,
         engine: Engine,
@@ -78,6 +80,7 @@ class Driver:
         self.book = book
         self.rule = rule
         self.proposals = proposals
+        self.heart = heart
         self.scheduler = scheduler
         self.engine = engine
         self.budget = budget
@@ -91,6 +94,7 @@ class Driver:
         self._free: list[int] = []
         self._granted = 0  # trials handed to the policy in its present plan
         self._leaving = False
+        self._spent: SpentFollower | None = None  # kept if there is a budget of device seconds
         self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
         self._started = self._watched = time.monotonic()
 
@@ -101,22 +105,23 @@ class Driver:
         self.engine.open(train, self.book.directory)
         self._free = list(range(self.engine.slots))
         self.book.followers.append(self)
-        with _frozen_heap(), Heart(self.book.ledger) as heart:
+        if self.budget.device_seconds is not None:
+            self._spent = SpentFollower(self.book.state)
+            self.book.followers.append(self._spent)
+        with frozen_heap():
             try:
-                self._adopt(self.book.state.trials)
+                self._adopt(self.book.state.open)
                 while not self._out_of_time():
                     if self._step():
                         break
-                    heart.check()
+                    self.heart.check()
             except KeyboardInterrupt:
                 self._leave()
                 raise
             finally:
                 self.engine.close()
-                self.book.followers.remove(self)
-                for number in list(self._running):
-                    self._preempt(number)
                 self.book.claims.release(list(self._fresh))
+                self._preempt_all()
 
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
@@ -290,11 +295,18 @@ class Driver:
         self._free = sorted([*self._free, *running.block])
         return running
 
-    def _preempt(self, number: int) -> None:
-        """Record that a running trial was interrupted; the next run goes on from its checkpoint."""
-        running = self._release(number)
-        trial = self.book.state.trials[number]
-        self.book.append(preempted(trial, running.lease, time.monotonic() - running.since))
+    def _preempt_all(self) -> None:
+        """Record which running trials were interrupted; the next run goes on from their checkpoints."""
+        trouble: LedgerError | None = None
+        for number in list(self._running):
+            running = self._release(number)
+            trial = self.book.state.trials[number]
+            try:
+                self.book.append(preempted(trial, running.lease, time.monotonic() - running.since))
+            except LedgerError as error:  # the next may be written all the same
+                trouble = error
+        if trouble is not None:
+            raise trouble
 
     # The engine's handler.
 
@@ -355,9 +367,13 @@ class Driver:
         failed = counts[Status.FAILED]
         if trial.status is not Status.FAILED:
             return
-        if failed >= _HOPELESS and not self.book.state.results:
+        hopeless = max(_HOPELESS, counts[Status.RUNNING])  # in a team as many as that fail before any can succeed
+        if failed >= hopeless and not self.book.state.results:
             self.book.refresh()  # others may have had success since we read
-        if failed >= self.budget.max_failures or (failed >= _HOPELESS and not self.book.state.results):
+        most = self.budget.max_failures
+        if most is None:
+            most = max(_MOST_FAILURES, counts[Status.RUNNING])
+        if failed >= most or (failed >= hopeless and not self.book.state.results):
             why = trial.failure.message if trial.failure is not None else ""
             raise StudyFailed(f"{failed} trials have failed, {self.book.state.results} have a result; the last: {why}")
 
@@ -369,7 +385,8 @@ class Driver:
             return
         self._watched = now
         if dead := self.book.claims.newly_dead():
-            self._adopt([number for number, trial in self.book.state.trials.items() if trial.holder in dead])
+            trials = self.book.state.trials
+            self._adopt([number for number in self.book.state.open if trials[number].holder in dead])
         retry = {number for number in self._contested if self._open(number)}
         self._contested.clear()
         self._waiting.extend(sorted(retry - self._running.keys() - set(self._waiting)))
@@ -391,7 +408,7 @@ class Driver:
         """Wait for what others do, and take over what they left if they are gone."""
         time.sleep(_POLL_SECONDS)
         self.book.refresh()
-        self._adopt(self.book.state.trials)
+        self._adopt(self.book.state.open)
 
     def _out_of_time(self) -> bool:
         wall, devices = self.budget.wall_seconds, self.budget.device_seconds
@@ -399,9 +416,9 @@ class Driver:
         if wall is not None and now - self._started >= wall:
             self.progress.say(f"the budget of {wall:g} wall seconds is used; running trials keep their checkpoints")
             return True
-        if devices is not None:
+        if devices is not None and self._spent is not None:
             held = sum(self._unrecorded(number, now) for number in self._running)
-            if self.book.state.device_seconds + held >= devices:
+            if self._spent.device_seconds + held >= devices:
                 self.progress.say(f"the budget of {devices:g} device seconds is used")
                 return True
         return False
@@ -410,20 +427,3 @@ class Driver:
         """Return the device seconds of a running trial beyond those that its reports have recorded."""
         lease = self.book.state.trials[number].leases[self._running[number].lease]
         return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))
-
-
-@contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """Let the garbage collector pass over all that is there now, unless somebody has told it so already.
-
-    What others write becomes objects that stay, and for so many new ones the collector looks through everything that
-    ever was imported, again and again: a fifth of a worker's time among many.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

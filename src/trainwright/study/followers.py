@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from trainwright.ledger import Objective, Outcome, Record, Status, TrialState, losses_of
+from trainwright.ledger import Objective, Outcome, Record, State, Status, TrialState, losses_of
 from trainwright.schedule import Continue, Ended, FixedEpochs, New, PromotionRule, Reported, TrialView, Verdict
 from trainwright.schedule import View as RuleView
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 
-__all__ = ["RuleFollower", "SearchFollower"]
+__all__ = ["RuleFollower", "SearchFollower", "SpentFollower"]
 
 _RULE_KINDS = frozenset({"reported", "finished", "failed"})
 
@@ -110,3 +110,21 @@ class RuleFollower:
     def starts_new(self, view: RuleView) -> bool:
         """Return whether free devices go to a new trial."""
         return isinstance(self.rule.on_free(self._index, view), New)
+
+
+class SpentFollower:
+    """Keeps the device seconds of all trials together: a sum over all of them at each look would take too long."""
+
+    kinds = frozenset({"proposed", "started", "reported", "paused", "finished", "failed"})
+    """The kinds of records by which time passes, or from which its devices are known."""
+
+    def __init__(self, state: State) -> None:
+        self._spent = {number: trial.device_seconds for number, trial in state.trials.items()}
+        self.device_seconds = math.fsum(self._spent.values())
+
+    def follow(self, record: Record, trial: TrialState | None) -> None:  # noqa: ARG002 -- a follower's arguments
+        """Take one trial's time anew."""
+        if trial is not None:
+            now = trial.device_seconds
+            self.device_seconds += now - self._spent.get(trial.number, 0.0)
+            self._spent[trial.number] = now

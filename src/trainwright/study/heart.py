@@ -4,7 +4,7 @@ import threading
 from contextlib import suppress
 from typing import Self
 
-from trainwright.errors import LedgerError, LedgerFull
+from trainwright.errors import LedgerFull
 from trainwright.ledger import Ledger
 
 __all__ = ["Heart"]
@@ -19,7 +19,7 @@ class Heart:
         self._ledger = ledger
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="trainwright-beat", daemon=True)
-        self._trouble: LedgerError | None = None
+        self._trouble: Exception | None = None
 
     def __enter__(self) -> Self:
         self._ledger.beat()
@@ -36,14 +36,14 @@ class Heart:
                 self._ledger.beat()
             except LedgerFull:
                 continue  # what is written next tells it to whoever has the patience
-            except LedgerError as error:
+            except Exception as error:  # noqa: BLE001 -- whatever it is: without beats others hold us dead
                 self._trouble = error  # told by the driver, that knows what to do with it; the next beat may succeed
 
     def check(self) -> None:
         """Raise the error of the last beat, if it failed."""
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
-            with suppress(LedgerError):
+            with suppress(Exception):
                 self._ledger.beat()
                 return  # it was a passing trouble
             raise trouble

@@ -31,6 +31,7 @@ from trainwright.study.book import ENQUEUED, Book
 from trainwright.study.budget import Budget
 from trainwright.study.driver import Driver, Member
 from trainwright.study.followers import RuleFollower, SearchFollower
+from trainwright.study.heart import Heart
 from trainwright.study.job import Job
 from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.patience import Patience
@@ -218,7 +219,7 @@ class Study:
         engine: Engine | None = None,
         wall_seconds: float | None = None,
         device_seconds: float | None = None,
-        max_failures: int = 100,
+        max_failures: int | None = None,
         stop_when: ExpectedGain | None = None,
         progress: bool = True,
     ) -> None:
@@ -227,8 +228,8 @@ class Study:
         `wall_seconds` ends this call, `device_seconds` (wall seconds times devices, over the whole life) likewise;
         what runs then, or at Ctrl-C, goes on from its checkpoint in the next call. With `stop_when`, such as
         `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
-        space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures, or after 10 without
-        one success.
+        space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
+        10 without one success; in a team that runs more trials than that at once, after as many as it runs.
         """
         script_boundary()
         budget = Budget(
@@ -240,7 +241,8 @@ class Study:
         )
         if budget.endless and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
-        self._drive(train, budget, searcher, Scheduler.of(scheduler), engine, progress=progress)
+        with Heart(self._book.ledger) as heart:
+            self._drive(train, budget, searcher, Scheduler.of(scheduler), engine, heart=heart, progress=progress)
 
     def join(
         self,
@@ -255,8 +257,9 @@ class Study:
         progress: bool = True,
     ) -> int:
         """Work as a member of a team, as `Worker` sets it up; return how many trials with a result are ours."""
-        slot = self._book.claims.take_slot(rank)
-        self._drive(train, budget, searcher, scheduler, engine, progress=progress, member=replace(member, slot=slot))
+        with Heart(self._book.ledger) as heart:
+            member = replace(member, slot=self._book.claims.take_slot(rank))
+            self._drive(train, budget, searcher, scheduler, engine, heart=heart, progress=progress, member=member)
         return sum(trial.has_result and self._book.ours(trial.holder) for trial in self.trials)
 
     def _drive(
@@ -267,10 +270,11 @@ class Study:
         scheduler: Scheduler,
         engine: Engine | None,
         *,
+        heart: Heart,
         progress: bool,
         member: Member | None = None,
     ) -> None:
-        """Run trials as the one driver, or as a member of a team."""
+        """Run trials as the one driver, or as a member of a team; `heart` beats already, as that takes a while."""
         if budget.stop_when is not None:
             budget.stop_when.check(len(self.objectives))
         view = SearchView(
@@ -312,6 +316,7 @@ class Study:
                     say=shown.say,
                     stop_when=budget.stop_when,
                 ),
+                heart,
                 scheduler=scheduler,
                 engine=engine if engine is not None else Local(),
                 budget=budget,

@@ -56,7 +56,7 @@ class Worker:
         trials: int | None = None,
         wall_seconds: float | None = None,
         device_seconds: float | None = None,
-        max_failures: int = 100,
+        max_failures: int | None = None,
         stop_when: ExpectedGain | None = None,
         progress: bool = True,
     ) -> int:
