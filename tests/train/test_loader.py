@@ -201,9 +201,9 @@ def test_the_seed_of_a_trial():
 
 def test_differences():
     state = loader().state_dict()
-    assert loader().differences(state) == []
+    assert loader().state_differences(state) == []
     other = Loader(Augmented(30), global_batch=6, seed=4, shuffle=False)
-    found = other.differences(state)
+    found = other.state_differences(state)
     assert {difference.item for difference in found} == {
         "loader.dataset", "loader.order", "loader.global_batch", "loader.seed",
     }  # fmt: skip
@@ -219,7 +219,7 @@ def test_a_data_set_that_changed_is_told():
     one, other = Augmented(), Augmented()
     one.fingerprint, other.fingerprint = "abc", "abd"
     state = Loader(one, global_batch=4, seed=3).state_dict()
-    (difference,) = Loader(other, global_batch=4, seed=3).differences(state)
+    (difference,) = Loader(other, global_batch=4, seed=3).state_differences(state)
     assert (difference.saved, difference.now) == ([22, "abc"], [22, "abd"])
 
 

@@ -25,6 +25,7 @@ from trainwright.checkpoint.interval import Costs, Estimate, LossRate, SavePlan,
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner, Saves
+from trainwright.checkpoint.proof import Proof, verify_resume
 from trainwright.checkpoint.publish import Published
 from trainwright.checkpoint.restoring import Restored
 from trainwright.checkpoint.rng import capture_random, restore_random
@@ -60,6 +61,7 @@ __all__ = [
     "Manifest",
     "Npz",
     "Owner",
+    "Proof",
     "Published",
     "Restored",
     "Retention",
@@ -90,4 +92,5 @@ __all__ = [
     "plan_saves",
     "restore_random",
     "verify",
+    "verify_resume",
 ]

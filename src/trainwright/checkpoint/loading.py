@@ -38,6 +38,8 @@ def compare_state(
             found += [_missing(f"{item}: {name}", saved=None, now="given") for name in sorted(after - set(before))]
         elif isinstance(value, torch.Tensor):
             found += _compare_tensor(item, value, tensors)
+        elif hasattr(value, "state_differences"):  # such as a loader, of other data
+            found += value.state_differences(decode(tree[item], {}))
     return found
 
 

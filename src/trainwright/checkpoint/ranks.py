@@ -156,9 +156,12 @@ class Ranks(Solo):
     def portion(self, captured: Captured) -> Portion:
         """Return what of the state this rank keeps: its parts of DTensors, and all plain tensors.
 
-        Of the plain ones it writes some; the others it compares with those of the other ranks.
+        Of the plain ones it writes some; the others it compares with those of the other ranks. Buffers of modules are
+        the first rank's: batch statistics differ between ranks until DDP hands out the first one's with the next batch.
         """
-        local, shares = held_by(captured.tensors, self.rank, self.world, own=f"{self.item('rng')}.")
+        buffers = {name for name in captured.loadable - captured.lazy if name not in captured.tree}
+        own = f"{self.item('rng')}."
+        local, shares = held_by(captured.tensors, self.rank, self.world, own=own, of_first=buffers)
         mine = layout_of({name: tensor for name, tensor in local.items() if shares[name].writes})
         rest = layout_of({name: tensor for name, tensor in local.items() if not shares[name].writes})
         start = -(-mine.size // 8) * 8

@@ -4,7 +4,7 @@ A tensor is its canonical name and its global shape. A plain tensor is the same 
 DTensor is cut into boxes, as by FSDP2 and tensor parallelism. What was saved in one way is restored in any other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -32,12 +32,12 @@ class Share:
 
 
 def held_by(
-    tensors: "Mapping[str, torch.Tensor]", rank: int, world: int, *, own: str = ""
+    tensors: "Mapping[str, torch.Tensor]", rank: int, world: int, *, own: str = "", of_first: Collection[str] = ()
 ) -> "tuple[dict[str, torch.Tensor], dict[str, Share]]":
     """Return what this rank holds: the local tensors that are not empty, and the share that each is.
 
     Of what several ranks hold one writes it: plain tensors are dealt out by size, of replicas of a DTensor the first
-    writes. Names that begin with `own` are this rank's alone.
+    writes. Names that begin with `own` are this rank's alone; of those in `of_first` the first rank's value counts.
     """
     from torch.distributed.tensor import DTensor
 
@@ -46,11 +46,13 @@ def held_by(
     alike = {
         name: tensor
         for name, tensor in tensors.items()
-        if not isinstance(tensor, DTensor) and not (own and name.startswith(own))
+        if not isinstance(tensor, DTensor) and not (own and name.startswith(own)) and name not in of_first
     }
     writer = _dealt({name: tensor.nbytes for name, tensor in alike.items()}, world)
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
+        if name in of_first and rank and not isinstance(tensor, DTensor):
+            continue
         if isinstance(tensor, DTensor):
             box, replica, copies = _box_of(name, tensor)
             if prod(box.lengths) or (not prod(shape) and not rank):

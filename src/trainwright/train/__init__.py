@@ -1,5 +1,6 @@
 """Inside a trial: reporting, epochs, devices, seeds, checkpoints."""
 
+from trainwright.train.accumulation import Accumulation
 from trainwright.train.loader import Loader
 from trainwright.train.optuna import ObjectiveTrial, OptunaObjective, from_optuna
 from trainwright.train.run import Run
@@ -8,6 +9,7 @@ from trainwright.train.slots import Slots
 from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, as_number
 
 __all__ = [
+    "Accumulation",
     "Assignment",
     "Channel",
     "Loader",

@@ -127,12 +127,12 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` stood, at any number of workers and ranks; warns if the samples will be others."""
-        if differences := self.differences(state):
+        if differences := self.state_differences(state):
             warnings.warn("; ".join(map(str, differences)), stacklevel=2)
         self._plan.epoch, self._plan.samples = state["epoch"], min(state["samples"], self._plan.used)
         self._pass = None
 
-    def differences(self, state: Mapping[str, Any]) -> list[Difference]:
+    def state_differences(self, state: Mapping[str, Any]) -> list[Difference]:
         """Return why the samples after `load_state_dict(state)` would not be those of the run that was saved."""
         return [
             Difference(item=f"loader.{name}", saved=state.get(name), now=now, effect=Effect.SAMPLES)
