@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Blocking", "compare_blocking"]
+__all__ = ["Blocking", "compare_blocking", "idle_step_seconds"]
 
 _RESTORES = 5
 
@@ -92,6 +92,21 @@ def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "a
     shutil.rmtree(folder / "manager")
     file.unlink()
     return found
+
+
+def idle_step_seconds(folder: Path, steps: int = 20_000) -> float:
+    """Return what `manager.step()` takes when there is nothing to do: the least mean of several runs."""
+    import torch
+
+    from trainwright.checkpoint import CheckpointConfig, Manager
+
+    with Manager(folder, config=CheckpointConfig(interval=10**9), weight=torch.zeros(4)) as manager:
+
+        def run() -> None:
+            for _ in range(steps):
+                manager.step()
+
+        return min(_timed(run) for _ in range(5)) / steps
 
 
 def _restores(manager: Any, file: Path) -> dict[str, Callable[[], object]]:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import ROOT, add_arguments, environment, finish, progress, table
-from benchmarks.checkpoint.blocking import compare_blocking
+from benchmarks.checkpoint.blocking import compare_blocking, idle_step_seconds
 from benchmarks.checkpoint.flips import DAMAGES, damage_at_random
 from benchmarks.checkpoint.intervals import compare_intervals
 from benchmarks.checkpoint.kills import kill_while_saving
@@ -34,7 +34,7 @@ _SIZES = {"200mb": 200_000_000, "1gb": 1_000_000_000}
 
 def blocking(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure how long saves stop a training, and how long restores take."""
-    summary: dict[str, Any] = {}
+    summary: dict[str, Any] = {"step_idle_us": 1e6 * idle_step_seconds(folder / "idle")}
     rounds = {}
     for name in arguments.sizes.split(","):
         progress(f"blocking: {name}, {arguments.rounds} rounds")
@@ -171,6 +171,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 _CLAIMS = {
+    "step_idle_us": "manager.step() with nothing to do, us",
     **{
         key: text
         for name, size in (("200mb", "211 MB"), ("1gb", "1.0 GB"))

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import bench as module
-from trainwright.checkpoint.bench import Bench, Row, Span, bench, state_of
+from trainwright.checkpoint.bench import Bench, Row, Span, bench, fill_optimizers, state_of
 from trainwright.checkpoint.formats import FORMATS, SafeTensors
+from trainwright.checkpoint.scaling import scale
 from trainwright.errors import (
     CheckpointConfigError,
+    CheckpointError,
     CheckpointFormatError,
     CheckpointSpaceError,
     CheckpointStateError,
@@ -57,7 +59,7 @@ class TestBench:
 
     def test_the_state_is_as_before(self, state, tmp_path):
         """Weights, moments and values are what they were, whatever was read into them meanwhile."""
-        module._fill_optimizers(state)
+        fill_optimizers(state)
         before = {name: value.clone() for name, value in state["model"].state_dict().items()}
         bench(state, directory=tmp_path, formats=["npz"], writers=["thread"], repeats=1, step_seconds=0)
         after = state["model"].state_dict()
@@ -78,7 +80,11 @@ class TestBench:
                 with super().open(path) as stored:
                     yield replace(stored, fetch=lambda name, cut: stored.fetch(name, cut) + 1)
 
-        monkeypatch.setattr(module, "format_named", lambda name: Lossy() if name == "safetensors" else FORMATS[name])
+        monkeypatch.setattr(
+            sys.modules["trainwright.checkpoint.bench"],
+            "format_named",
+            lambda name: Lossy() if name == "safetensors" else FORMATS[name],
+        )
         found = bench(state, directory=tmp_path, formats=["safetensors"], writers=[], repeats=1)
         assert [one.bitwise for one in found.rows] == [True, False]
 
@@ -170,3 +176,38 @@ class TestRecommendation:
         lossy = row("torch", 2.0, bitwise=False)
         found = Bench(rows=(lossy,), raw_bytes=1, tensors=1, repeats=1, step_seconds=0, cached=False)
         assert found.recommendation == "nothing came back whole"
+
+
+class TestScale:
+    @pytest.fixture
+    def factory(self, tmp_path, monkeypatch):
+        """Return a factory by name, in a module of its own."""
+        lines = [
+            "import torch",
+            "def build():",
+            "    model = torch.nn.Linear(64, 64)",
+            "    return model, torch.optim.Adam(model.parameters())",
+            "def fail():",
+            "    raise ValueError('no data')",
+        ]
+        (tmp_path / "scaled_factory.py").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(tmp_path)
+        return "scaled_factory"
+
+    @pytest.mark.slow
+    def test_one_and_two_ranks(self, factory, tmp_path):
+        """Each rank writes its part: together they write the state once, in more files."""
+        found = scale(f"{factory}:build", [1, 2], directory=tmp_path, repeats=1)
+        assert [(row.ranks, row.name) for row in found] == [(n, w) for n in (1, 2) for w in ("Manager", "torch DCP")]
+        assert found[2].files == found[0].files + 1
+        assert 4 * 3 * 64 * 65 < found[2].bytes < 1.5 * found[0].bytes
+        assert all(row.total.median > 0 < row.restore.median for row in found)
+
+    @pytest.mark.slow
+    def test_a_rank_that_fails(self, factory):
+        with pytest.raises(CheckpointError, match=r"bench, 1 ranks: rank 0 failed: .*ValueError: no data"):
+            scale(f"{factory}:fail", [1])
+
+    def test_refusals(self):
+        with pytest.raises(CheckpointConfigError, match=r"scale: got ranks \[0\] and repeats 3; allowed: numbers >= 1"):
+            scale("a:b", [0])

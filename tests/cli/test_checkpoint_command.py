@@ -13,6 +13,7 @@ from torch import nn
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.formats import FORMATS
 from trainwright.checkpoint.interval import Costs, exact, plan_saves
+from trainwright.checkpoint.proof import Proof
 from trainwright.cli._words import seconds, size
 from trainwright.errors import InputError
 
@@ -125,7 +126,7 @@ class TestBench:
         assert said.status == 0
         assert [row["name"] for row in content["rows"]] == ["torch", "safetensors", "Manager thread"]
         assert content["recommendation"] in said.out
-        assert "4 tensors, 7.4 kB; medians of 1 rounds" in said.out
+        assert "4 tensors, 7.4 kB; medians of 1 round" in said.out
         assert [line.split()[-1] for line in said.out.splitlines() if line.startswith(("torch", "Manager"))] == [
             "yes"
         ] * 2
@@ -194,7 +195,7 @@ class TestInspect:
         lines = said.out.splitlines()
         assert (said.status, content["step"], content["steps"]) == (0, 2, [1, 2])
         assert lines[0] == "run/step-000000000002"
-        assert lines[2:4] == ["  step 2, 0 epochs done", "  other steps there: 1"]
+        assert lines[2:4] == ["  step 2", "  other steps there: 1"]
         assert ["weight", "float32", "8", "x", "4", "128", "B"] in [line.split() for line in lines]
         assert [line.split()[0] for line in lines[9:] if line[:4].strip().isdigit()] == ["0", "1"]
         kinds = {"float32", "int64", "uint8"}
@@ -323,3 +324,69 @@ class TestConvert:
         assert (said.status, said.out, len(said.err.splitlines())) == (2, "", 1)
         assert sentence in said.err
         assert not Path("new").exists()
+
+
+TRAINING = """
+import sys
+import torch
+import trainwright as tw
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+optimizer = torch.optim.Adam(model.parameters())
+manager = tw.checkpoint.Manager(sys.argv[1], model=model, optimizer=optimizer)
+manager.restore()
+while manager.steps < 20:
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).square().mean().backward()
+    optimizer.step()
+    manager.step()
+"""
+
+
+class TestVerifyResume:
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("options", "status"), [([], 0), (["--kill"], 0), (["--drop", "optimizer"], 1)])
+    def test_a_script(self, checkpoint, tmp_path, monkeypatch, options, status):
+        """Equal as it is and when it is killed; not equal without its optimizer. Its own folder is not touched."""
+        monkeypatch.chdir(tmp_path)
+        Path("training.py").write_text(TRAINING)
+        said = checkpoint("verify-resume", "training.py", "--steps", 3, *options, "--json", "--", "runs")
+        assert (said.status, last_line(said)["equal"]) == (status, status == 0)
+        assert not Path("runs").exists()
+
+    @pytest.mark.parametrize(
+        ("found", "lines"),
+        [
+            (
+                {"repeatable": True, "equal": True, "compared": 1234},
+                ["t.py: interrupted at step 5 and resumed, it is equal to the last bit", "  1,234 digests of batches"],
+            ),
+            (
+                {"repeatable": True, "equal": False, "step": 6, "item": "model.w", "others": 2, "suspect": "no loader"},
+                [
+                    "t.py: interrupted at step 5",
+                    "  first difference at step 6: model.w and 2 more items",
+                    "  suspect: no l",
+                ],
+            ),
+            (
+                {"repeatable": False, "equal": False, "step": 1, "item": "losses", "suspect": "seed every generator"},
+                ["t.py: two runs without interruption differ", "  first difference at step 1: losses", "  seed every"],
+            ),
+        ],
+    )
+    def test_what_is_told(self, checkpoint, monkeypatch, found, lines):
+        """The verdict first, then where it begins and what may be behind it; exit 1 if anything differs."""
+        proof = Proof(steps=5, **{"compared": 9, **found})
+        monkeypatch.setattr("trainwright.checkpoint.proof.verify_resume", lambda *_, **__: proof)
+        said = checkpoint("verify-resume", "t.py", "--steps", 5)
+        assert said.status == (0 if found["equal"] else 1)
+        assert all(line.startswith(start) for line, start in zip(said.out.splitlines(), lines, strict=True))
+
+    def test_no_script(self, checkpoint):
+        said = checkpoint("verify-resume", "nowhere.py", "--steps", 5)
+        assert (said.status, said.err) == (
+            2,
+            "trainwright: verify-resume: got 'nowhere.py', where no file is; give a Python script\n",
+        )

@@ -33,7 +33,7 @@ from trainwright.errors import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WRITERS", "Bench", "Row", "Span", "bench", "drop_cache", "state_of"]
+__all__ = ["WRITERS", "Bench", "Row", "Span", "bench", "drop_cache", "files_below", "fill_optimizers", "state_of"]
 
 WRITERS: tuple[Literal["sync", "thread", "process"], ...] = ("sync", "thread", "process")
 """The writers of the Manager."""
@@ -166,7 +166,7 @@ def bench(
     if unknown:
         raise CheckpointConfigError(f"bench, writer: got {unknown[0]!r}; allowed: {', '.join(WRITERS)}")
     chosen = {name: format_named(name) for name in dict.fromkeys((_BASELINE, *formats))}
-    _fill_optimizers(state)
+    fill_optimizers(state)
     captured = capture(state)
     raw = sum(tensor.nbytes for tensor in captured.tensors.values())
     _check_room(Path(directory or tempfile.gettempdir()), raw * (1 + 2 * len(writers)))
@@ -298,7 +298,7 @@ class _FormatWay:
                 self._captured.tensors[name].copy_(tensor)
 
     def files(self) -> list[Path]:
-        return _files(self._path.parent)
+        return files_below(self._path.parent)
 
     def clear(self) -> None:
         for file in self.files():
@@ -342,7 +342,7 @@ class _ManagerWay:
         self._manager.restore(mode="best_effort", check=verified)
 
     def files(self) -> list[Path]:
-        return _files(self._saved)
+        return files_below(self._saved)
 
     def clear(self) -> None:
         pass  # its retention does
@@ -366,7 +366,8 @@ def _check_room(folder: Path, needed: int) -> None:
         )
 
 
-def _files(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
+    """Return all files in a folder and below."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -384,7 +385,7 @@ def _put_right(captured: Captured, kept: "Mapping[str, torch.Tensor]") -> bool:
     return same
 
 
-def _fill_optimizers(state: Mapping[str, Any]) -> None:
+def fill_optimizers(state: Mapping[str, Any]) -> None:
     """Give optimizers that took no step yet the state that they will have in training."""
     import torch
 

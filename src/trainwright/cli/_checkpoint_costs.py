@@ -5,13 +5,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table, seconds, size
 from trainwright.errors import InputError, closest
+
+if TYPE_CHECKING:
+    from trainwright.checkpoint.scaling import Scaled
 
 __all__ = ["bench", "interval"]
 
@@ -94,6 +97,9 @@ def bench(
         list[str] | None, typer.Option("--writer", help="Only this writer of the Manager; may be repeated.")
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Rounds, after one to warm up.")] = 5,
+    ranks: Annotated[
+        int, typer.Option("--ranks", min=1, help="Also save on 1, 2, 4, ... up to so many ranks (gloo, here).")
+    ] = 1,
     step: Annotated[str, typer.Option("--step", help="How long a forward and backward pass computes.")] = "0.3s",
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
@@ -136,9 +142,40 @@ def bench(
     )
     for name, why in done.skipped.items():
         print(f"left out: {name}: {why}")
+    scaled = _scaled(factory, ranks, directory or Path.cwd(), repeats) if ranks > 1 else ()
     print(f"\n{done.recommendation}")
     if json:
-        print_json({**asdict(done), "recommendation": done.recommendation})
+        rows = [asdict(row) for row in scaled]
+        print_json({**asdict(done), "scale": rows, "recommendation": done.recommendation})
+
+
+def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[Scaled, ...]":
+    """Measure on 1, 2, 4, ... ranks, and print."""
+    from trainwright.checkpoint.scaling import scale
+
+    numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    wanted = sorted({*numbers, most})
+    shown = _progress if sys.stderr.isatty() else lambda _: None
+    scaled = scale(factory, wanted, directory=directory, repeats=repeats, progress=shown)
+    if sys.stderr.isatty():
+        _progress("")
+    print("\nevery rank holds the whole state and writes its part; reads from memory\n")
+    print_table(
+        ["ranks", "", "written", "GB/s", "restored", "listed", "files"],
+        [
+            [
+                row.ranks,
+                row.name,
+                f"{row.total.median:.3f}",
+                f"{row.bytes / row.total.median / 1e9:.2f}",
+                *(f"{span.median:.3f}" for span in (row.restore, row.listed)),
+                row.files,
+            ]
+            for row in scaled
+        ],
+        left=2,
+    )
+    return scaled
 
 
 def _progress(text: str) -> None:

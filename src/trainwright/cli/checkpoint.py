@@ -4,6 +4,7 @@ import typer
 
 from trainwright.cli._checkpoint_costs import bench, interval
 from trainwright.cli._checkpoint_files import convert, diff, inspect, verify
+from trainwright.cli._checkpoint_proof import verify_resume
 
 __all__ = ["app"]
 
@@ -13,5 +14,5 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for _command in (inspect, verify, diff, convert, bench, interval):
+for _command in (inspect, verify, verify_resume, diff, convert, bench, interval):
     app.command()(_command)
