@@ -4,8 +4,9 @@
 
 The data set returns ready tensors, so that all time is the loader's. `seeding_us` is our loader less torch's
 DataLoader of the same data set, batch size and shuffling, per sample, in processor time of this process (workers=0):
-the least of several rounds, since other work on the machine only ever adds. `order_us` is the permutation alone. A step with slots
-is timed on four ranks (gloo) beside DDP's on the same model and batches; `slots_bytes` is what each rank receives.
+the least of several rounds, since other work on the machine only ever adds. `order_us` is the permutation alone. A step
+with slots is timed on four ranks (gloo) beside DDP's on the same model and batches; `slots8_bytes` is what each rank
+receives with eight slots.
 """
 
 import argparse

@@ -183,7 +183,8 @@ def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: i
         size = len(dataset)
     except TypeError as error:
         raise TrialError(
-            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}"
+            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}; give a list of its "
+            "samples, or loop over it without a Loader"
         ) from error
     if size < 1:
         raise TrialError("Loader got a data set without samples; give one with at least one")
