@@ -15,6 +15,8 @@ from trainwright.checkpoint.verify import verify
 
 COUNTS = (1, 2, 3, 4)
 
+pytestmark = pytest.mark.timeout(600)  # processes that load torch, on machines that may be busy
+
 
 def run(folder, world, *arguments):
     statuses, said = launch(folder, world, *arguments)
@@ -85,7 +87,6 @@ def test_any_number_to_any_other(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_meshes(tmp_path):
     """Meshes of two dims: of replicas one writes, and a tensor cut in two ways is one tensor."""
     run(tmp_path, 4, "meshes")
