@@ -1,10 +1,12 @@
 """The manager: what is saved is one moment's state, training hardly waits, and what fails is told."""
 
 import math
+import mmap
 import os
 import signal
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -415,6 +417,32 @@ def test_a_writer_that_is_killed(tmp_path):
         verdicts = [record.verdict[:6] for record in manager.history]
     assert verdicts == ["good", "failed", "good", "failed", "good"]
     assert not list(tmp_path.glob(".tmp*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_two_hundred_saves_leak_nothing(tmp_path):
+    """The memory of the process grows by less than one snapshot."""
+    model = nn.Linear(1000, 1000)  # little memory goes by in a step
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(2, 1000)).sum().backward()
+        optimizer.step()
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    step()
+    with Manager(tmp_path, config=THREAD, model=model, optimizer=optimizer) as manager:
+        for number in range(240):
+            manager.save()
+            step()
+            if number == 40:
+                before = resident()
+        manager.drain()
+        assert resident() - before < manager.buffer_bytes
 
 
 def test_when_it_saves(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.errors import TrialError
+from trainwright.errors import CheckpointMismatchError, TrialError
 from trainwright.ledger import facts
 from trainwright.train import Assignment, Trial, TrialEnd, as_number, seed_all
 
@@ -266,6 +266,18 @@ class TestPrepare:
         trial.report(val_loss=1.0)
         assert [record.kind for record in channel.batches[0]] == ["reported"]
         assert list(tmp_path.iterdir()) == []
+
+    def test_the_checkpoint_of_another_model(self, tmp_path):
+        """A function that was changed meanwhile does not go on with half of the old weights."""
+        trial, _ = make(directory=str(tmp_path))
+        trial.prepare(*self.parts())
+        trial.report(val_loss=1.0)
+        trial.close()
+        model = torch.nn.Linear(4, 1)
+        with pytest.raises(
+            CheckpointMismatchError, match=r"cannot be restored exactly: model.weight was .*\[1, 3\].*\[1, 4\]"
+        ):
+            make(directory=str(tmp_path))[0].prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
 
     def test_a_checkpoint_comes_before_its_report(self, tmp_path):
         """Both records reach the ledger together, the checkpoint first."""

@@ -320,7 +320,8 @@ class Manager:
         if not self._ranks.first:
             return published
         self._pace.ask()
-        kept = [published, *self._known()]
+        kept = [published, *self._known()]  # with several buffers one that was begun later may be there sooner
+        kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
         self._owner.committed(
             published,
             blocking_seconds=handle.blocking_seconds,

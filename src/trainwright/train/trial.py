@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainwright.checkpoint import CheckpointConfig, Manager, Owner, Restored
+from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Owner, Restored
+from trainwright.checkpoint.differences import settle
 from trainwright.errors import CheckpointError, TrialError
 from trainwright.ledger import Record, facts
 from trainwright.train.keeping import TrialCheckpoints
@@ -178,7 +179,10 @@ class Trial:
         if self.assignment.directory is not None:
             manager = Manager(self, config=_PREPARED, **self._run.items())
             self._run.count_steps(manager)
-            manager.restore(mode="best_effort")
+            restored = manager.restore(mode="best_effort")
+            if restored is not None:  # another machine or other versions will do, another model will not
+                grave = [found for found in restored.differences if found.effect is Effect.STATE]
+                settle(grave, mode="exact", what=str(restored.path))
         return self._run
 
     def checkpoint_owner(self) -> Owner:
