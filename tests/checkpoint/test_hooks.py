@@ -27,6 +27,34 @@ time.sleep(60)
 '
 """
 
+TRAINING = """
+import sys, time
+import torch
+from trainwright.checkpoint import CheckpointConfig, Manager, SlurmRequeue
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+config = CheckpointConfig(hook=SlurmRequeue(), grace_seconds=120.0)
+manager = Manager(sys.argv[1], config=config, model=model, optimizer=optimizer)
+manager.restore()
+print("at", manager.steps, flush=True)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+    try:
+        manager.step()
+    except SystemExit as end:
+        print("left", manager.steps, end.code, flush=True)
+        raise
+"""
+BATCH = """#!/bin/bash
+#SBATCH --requeue --open-mode=append --output {folder}/out.txt --time 5
+trap 'kill -USR1 "$(jobs -p)"' USR1
+srun {python} {folder}/training.py {folder}/run & wait; wait
+"""
+
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
@@ -94,27 +122,54 @@ class TestSlurmRequeue:
             SlurmRequeue(timeout_seconds=0)
 
     @pytest.mark.slow
-    def test_a_real_slurm(self, tmp_path, monkeypatch):
+    def test_a_real_slurm(self, slurm, tmp_path):
         """A batch job requeues itself: Slurm counts one restart and holds it for the next run."""
-        missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
-        if missing or os.geteuid() != 0:
-            pytest.skip(f"no {missing[0]}; install slurmctld slurmd slurm-client munge" if missing else "needs root")
         script = tmp_path / "job.sh"
         script.write_text(JOB.format(folder=tmp_path, python=sys.executable))
-        with one_node_slurm(tmp_path) as environment:
-            for name, value in environment.items():
-                monkeypatch.setenv(name, value)
-            subprocess.run([shutil.which("sbatch"), str(script)], check=True, capture_output=True)
-            out, shown = tmp_path / "out.txt", ""
-            for _ in range(200):
-                shown = subprocess.run(
-                    [shutil.which("scontrol"), "show", "job", "1"], check=True, capture_output=True, text=True
-                ).stdout  # fmt: skip
-                if "Restarts=1" in shown and "status 0" in out.read_text():
-                    break
-                time.sleep(0.3)
-            assert "Restarts=1" in shown
-            assert out.read_text().splitlines()[:3] == ["run", "300.0", "status 0"]
+        slurm("sbatch", str(script))
+        waited_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", "1"))
+        assert (tmp_path / "out.txt").read_text().splitlines()[:3] == ["run", "300.0", "status 0"]
+
+    @pytest.mark.slow
+    def test_a_training_that_is_warned(self, slurm, tmp_path):
+        """The guide's batch script passes the signal on: the last step is saved, and the job waits to go on."""
+        (tmp_path / "training.py").write_text(TRAINING)
+        script = tmp_path / "job.sh"
+        script.write_text(BATCH.format(folder=tmp_path, python=sys.executable))
+        slurm("sbatch", str(script))
+        out = tmp_path / "out.txt"
+        waited_for(lambda: out.exists() and "at 0" in out.read_text())
+        slurm("scancel", "--batch", "--signal=USR1", "1")
+        waited_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", "1"))
+        [left] = [line.split() for line in out.read_text().splitlines() if line.startswith("left")]
+        assert left[2] == "0"
+        assert (tmp_path / "run" / f"step-{int(left[1]):012d}" / "manifest.json").exists()
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Start Slurm on this node; return a function that calls one of its commands."""
+    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"no {missing[0]}; install slurmctld slurmd slurm-client munge" if missing else "needs root")
+
+    def call(name, *arguments):
+        return subprocess.run(
+            [shutil.which(name), *arguments], check=True, capture_output=True, text=True, cwd=tmp_path
+        ).stdout  # fmt: skip
+
+    with one_node_slurm(tmp_path) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield call
+
+
+def waited_for(question):
+    for _ in range(400):
+        if question():
+            return
+        time.sleep(0.3)
+    raise TimeoutError
 
 
 class TestCommandHook:
