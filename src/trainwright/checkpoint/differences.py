@@ -23,6 +23,7 @@ class Effect(StrEnum):
     ROUNDING = "may round differently"
 
 
+_MOST_LISTED = 10
 _GRAVITY = {effect: number for number, effect in enumerate(Effect)}
 
 
@@ -50,7 +51,8 @@ def settle(differences: Iterable[Difference], *, mode: Mode, what: str) -> tuple
     """
     found = tuple(sorted(differences, key=lambda difference: _GRAVITY[difference.effect]))
     if found and mode == "exact":
-        listed = "; ".join(str(difference) for difference in found)
+        listed = "; ".join(str(difference) for difference in found[:_MOST_LISTED])
+        listed += f"; and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
         raise CheckpointMismatchError(
             f"{what} cannot be restored exactly: {listed}; go on all the same with restore(mode='best_effort')"
         )
