@@ -1,9 +1,13 @@
 """Running, watching and killing `small_study.py`, and what must hold whatever was killed."""
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ import trainwright as tw
 from trainwright.errors import StudyError
 from trainwright.ledger import DirectoryLedger
 
-__all__ = ["Begun", "Watched", "check_study", "log_of", "running", "wait_until", "workers_of"]
+__all__ = ["Begun", "Forked", "Watched", "check_study", "log_of", "running", "wait_until", "workers_of"]
 
 SCRIPT = Path(__file__).with_name("small_study.py")
 PATIENCE_SECONDS = 120.0
@@ -72,6 +76,67 @@ def running(directory, *arguments, script=SCRIPT):
         process.communicate()
         for pid in workers_of(process.pid):
             os.kill(pid, 9)
+
+
+class Forked:
+    """A fork of this process that runs `code` with `words` as its command line, and writes what it says to a file.
+
+    It can be waited for and killed like a `subprocess.Popen`.
+    """
+
+    def __init__(self, code, words, said_at):
+        self.returncode = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn of forks beside threads, of which the child uses none
+            self.pid = os.fork()
+        if not self.pid:
+            status = 1
+            try:
+                status = _run(code, words, said_at)
+            finally:
+                os._exit(status)
+
+    def poll(self):
+        """Return the exit status, or None while it runs."""
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self, timeout=PATIENCE_SECONDS):
+        """Wait for the exit status; fail after a long time."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(0.005)
+        return self.returncode
+
+    def kill(self):
+        """Kill it if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _run(code, words, said_at):
+    """Become a program of its own, as far as that goes, and return its exit status."""
+    handle = os.open(said_at, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(handle, standard)
+    sys.stdout, sys.stderr = (open(standard, "w", buffering=1, closefd=False) for standard in (1, 2))  # noqa: SIM115
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    gc.unfreeze()
+    os.chdir("/")
+    sys.argv = ["trainwright", *words]
+    try:
+        exec(code, {"__name__": "__main__"})  # noqa: S102 -- the test's own lines
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 -- a fork never runs on into the test
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 class Watched:

@@ -1,6 +1,7 @@
 """Workers under bad input and faults: another version, a full disk, a server that forgot, two of one name, a freeze.
 
-Each worker is the command in a process of its own; `WITH` are lines that it runs before, which bring the fault.
+Each worker is the command in a process of its own, a fork of this one: to import all that anew takes most of the time.
+`with_` are lines that it runs before, which bring the fault.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import small_study
-from scripts import check_study, log_of, wait_until
+from scripts import Forked, check_study, log_of, wait_until
 
 import trainwright as tw
 from trainwright.checkpoint.files import FileLayer
@@ -62,8 +63,12 @@ class Running:
     def __init__(self, directory, *arguments, with_, launcher):
         code = f"import os, sys, time\n{with_}\nfrom trainwright.cli.main import main\nmain()"
         self.said_at = Path(f"{directory}-{time.monotonic_ns()}.said")
-        command = [*launcher, sys.executable, "-c", code, "worker", str(directory), "--workers", "0", *arguments]
+        words = ["worker", str(directory), "--workers", "0", *arguments]
+        if not launcher:
+            self.process = Forked(code, words, self.said_at)
+            return
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+        command = [*launcher, sys.executable, "-c", code, *words]
         with self.said_at.open("wb") as said:
             self.process = subprocess.Popen(command, env=environment, stderr=said, stdout=said, cwd="/")
 
@@ -373,7 +378,7 @@ def container():
 def test_two_containers_of_one_name(tmp_path, container):
     """The worker of each is process 1 on a host of one name: neither takes the other for gone."""
     epochs = 60  # more than a second: time enough to look at each other
-    begun, budget = begin(tmp_path / "study", epochs=epochs), ("--trials", "6")
+    begun, budget = begin(tmp_path / "study", epochs=epochs), ("--trials", "3")
     with worker(begun, *budget, launcher=container) as one:
         at_work(begun, one, lines=1)
         with worker(begun, *budget, launcher=container) as other:
@@ -382,7 +387,7 @@ def test_two_containers_of_one_name(tmp_path, container):
     with tw.Study.open(begun) as study:
         places = [(writer.pid, writer.namespace) for writer in study.state.writers.values() if writer.pid == 1]
     assert len(places) == len(set(places)) == 2
-    check_nothing_twice(begun, 6, epochs)
+    check_nothing_twice(begun, 3, epochs)
 
 
 # A worker that is stopped for longer than its lease.
