@@ -9,9 +9,9 @@ returns, reports within 5 s). Optuna's journal syncs each of its records; so the
 where ours is better.
 
 A sync is what a worker does to hear of the others: read what `--writers` live writers wrote, 3 records each, and fold
-it. `least` is the number of system calls below which no reader of one file a writer can go. An operation is a claim,
-an append and a read, one after the other; Redis (with its append-only file, synced every second) runs beside it on the
-same machine, if it is installed.
+it, on a directory and on Redis. `least` is the number of system calls below which no reader of one file a writer can
+go. An operation is a claim, an append and a read, one after the other; Redis (with its append-only file, synced every
+second) runs beside it on the same machine, if it is installed.
 """
 
 import argparse
@@ -34,6 +34,8 @@ from benchmarks.ledger.child import RECORDS_PER_TRIAL
 from benchmarks.peers.client import python_of
 
 __all__ = ["main"]
+
+_ENDS = {"": "all", "_eighth": "eighth", "_none": "none"}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -70,8 +72,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         summary["memory_ratio_to_optuna"] = theirs["resident_bytes"] / ours["lifecycle"]["resident_bytes"]
     else:
         summary["skipped"]["optuna"] = "no .peers/optuna; `make peers` installs it"
-    syncs = {n: _median(arguments.repeats, "sync", "{path}", str(n)) for n in arguments.writers}
-    operations = _operations(arguments.repeats, summary["skipped"])
+    syncs = {n: _median(arguments.repeats, "sync", "directory", "{path}", str(n)) for n in arguments.writers}
+    operations, of_redis = _operations(arguments.repeats, summary["skipped"]), _syncs_of_redis(arguments)
+    for writers, measured in of_redis.items():
+        summary |= {f"redis_sync_ms_{writers}{end}": measured[f"ms_{word}"] for end, word in _ENDS.items()}
+        summary[f"redis_sync_us_a_record_{writers}"] = measured["us_a_record"]
     for writers, measured in syncs.items():
         summary |= {f"sync_ms_{writers}": measured["ms_all"], f"sync_ms_{writers}_none": measured["ms_none"]}
         summary |= {
@@ -89,7 +94,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "of an eighth, ms",
         "nothing new, ms",
     ]
-    sync_rows = [_sync_row(writers, measured) for writers, measured in syncs.items()]
+    sync_rows = [_sync_row(f"{writers:,}", measured) for writers, measured in syncs.items()]
+    sync_rows += [_sync_row(f"{writers:,}, Redis", measured) for writers, measured in of_redis.items()]
     print(table(sync_header, sync_rows))
     operation_header = ["claim + append + read", "median ms", "95 % ms"]
     operation_rows = [[kind, f"{m['median_ms']:.3f}", f"{m['p95_ms']:.3f}"] for kind, m in operations.items()]
@@ -101,6 +107,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             "ours_never": unsynced,
             **{f"ours_{policy}": measured for policy, measured in ours.items()},
             "sync": syncs,
+            "sync_redis": of_redis,
             "operations": operations,
         },
         "settings": {"records": records, "trials": arguments.trials, "repeats": arguments.repeats},
@@ -146,7 +153,7 @@ def _median(repeats: int, *command: str) -> dict[str, float]:
 
 def _operations(repeats: int, skipped: dict[str, str]) -> dict[str, dict[str, float]]:
     found = {kind: _median(repeats, "operations", kind, "{path}") for kind in ("memory", "directory")}
-    if shutil.which("redis-server") is None or find_spec("redis") is None:
+    if not _has_redis():
         skipped["redis"] = (
             "no redis-server, or no redis-py; apt-get install redis-server, pip install trainwright[redis]"
         )
@@ -156,10 +163,24 @@ def _operations(repeats: int, skipped: dict[str, str]) -> dict[str, dict[str, fl
     return found
 
 
-def _sync_row(writers: int, measured: dict[str, float]) -> list[str]:
-    calls = f"{measured['calls_all']:,.0f} ({measured['least_all']:,.0f})"
+def _has_redis() -> bool:
+    return shutil.which("redis-server") is not None and find_spec("redis") is not None
+
+
+def _syncs_of_redis(arguments: argparse.Namespace) -> dict[int, dict[str, float]]:
+    if not _has_redis():
+        return {}
+    with tempfile.TemporaryDirectory(dir=ROOT / "benchmarks") as folder, server(folder) as address:
+        return {
+            n: _median(arguments.repeats, "sync", "redis", f"{address}/0?study=sync-{n}-{{number}}", str(n))
+            for n in arguments.writers
+        }
+
+
+def _sync_row(name: str, measured: dict[str, float]) -> list[str]:
+    calls = f"{measured['calls_all']:,.0f} ({measured['least_all']:,.0f})" if "calls_all" in measured else ""
     times = [f"{measured[name]:.2f}" for name in ("ms_all", "ms_eighth", "ms_none")]
-    return [f"{writers:,}", times[0], calls, *times[1:]]
+    return [name, times[0], calls, *times[1:]]
 
 
 def _child(python: str, *arguments: str, module: str = "child") -> dict[str, float]:
