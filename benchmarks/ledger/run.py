@@ -45,8 +45,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--trials", type=int, default=1000, help="trials of the study that both ledgers write")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--writers", type=int, nargs="*", default=[16, 128, 1024], help="live writers of a sync")
+    parser.add_argument("--only-sync", action="store_true", help="measure the syncs of many writers, and nothing else")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
+    if arguments.only_sync:
+        return _only_sync(arguments)
     many = -(-arguments.records // RECORDS_PER_TRIAL["own"])
     records = many * RECORDS_PER_TRIAL["own"]
 
@@ -72,31 +75,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         summary["memory_ratio_to_optuna"] = theirs["resident_bytes"] / ours["lifecycle"]["resident_bytes"]
     else:
         summary["skipped"]["optuna"] = "no .peers/optuna; `make peers` installs it"
-    syncs = {n: _median(arguments.repeats, "sync", "directory", "{path}", str(n)) for n in arguments.writers}
-    operations, of_redis = _operations(arguments.repeats, summary["skipped"]), _syncs_of_redis(arguments)
-    for writers, measured in of_redis.items():
-        summary |= {f"redis_sync_ms_{writers}{end}": measured[f"ms_{word}"] for end, word in _ENDS.items()}
-        summary[f"redis_sync_us_a_record_{writers}"] = measured["us_a_record"]
-    for writers, measured in syncs.items():
-        summary |= {f"sync_ms_{writers}": measured["ms_all"], f"sync_ms_{writers}_none": measured["ms_none"]}
-        summary |= {
-            f"sync_calls_{writers}": measured["calls_all"],
-            f"sync_least_calls_{writers}": measured["least_all"],
-        }
-        summary[f"sync_us_a_record_{writers}"] = measured["us_a_record"]
+    syncs, of_redis = _syncs(arguments, summary)
+    operations = _operations(arguments.repeats, summary["skipped"])
     summary |= {f"operation_ms_{kind}": measured["median_ms"] for kind, measured in operations.items()}
     header = ["ledger", "trials", "write, ms a trial", "records/s", "replay, ms a trial", "resident bytes a trial"]
     print(table(header, rows))
-    sync_header = [
-        "live writers",
-        "3 records of each, ms",
-        "system calls (least)",
-        "of an eighth, ms",
-        "nothing new, ms",
-    ]
-    sync_rows = [_sync_row(f"{writers:,}", measured) for writers, measured in syncs.items()]
-    sync_rows += [_sync_row(f"{writers:,}, Redis", measured) for writers, measured in of_redis.items()]
-    print(table(sync_header, sync_rows))
+    sync_table = _sync_table(syncs, of_redis)
+    print(table(**sync_table))
     operation_header = ["claim + append + read", "median ms", "95 % ms"]
     operation_rows = [[kind, f"{m['median_ms']:.3f}", f"{m['p95_ms']:.3f}"] for kind, m in operations.items()]
     print(table(operation_header, operation_rows))
@@ -113,13 +98,53 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "settings": {"records": records, "trials": arguments.trials, "repeats": arguments.repeats},
         "table": {"header": header, "rows": rows},
         "tables": {
-            "sync": {"header": sync_header, "rows": sync_rows},
+            "sync": sync_table,
             "operations": {"header": operation_header, "rows": operation_rows},
         },
         "environment": environment(),
     }
     finish(result, arguments)
     return result
+
+
+def _only_sync(arguments: argparse.Namespace) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    syncs, of_redis = _syncs(arguments, summary)
+    found = _sync_table(syncs, of_redis)
+    print(table(**found))
+    result = {
+        "benchmark": "ledger",
+        "summary": summary,
+        "detail": {"sync": syncs, "sync_redis": of_redis},
+        "settings": {"writers": arguments.writers, "repeats": arguments.repeats},
+        "table": found,
+        "environment": environment(),
+    }
+    finish(result, arguments)
+    return result
+
+
+def _syncs(
+    arguments: argparse.Namespace, summary: dict[str, Any]
+) -> tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]]:
+    """Measure on directories and on Redis, if that is there, and enter the numbers."""
+    syncs = {n: _median(arguments.repeats, "sync", "directory", "{path}", str(n)) for n in arguments.writers}
+    of_redis = _syncs_of_redis(arguments)
+    for prefix, measurements in (("sync", syncs), ("redis_sync", of_redis)):
+        for writers, measured in measurements.items():
+            summary |= {f"{prefix}_ms_{writers}{end}": measured[f"ms_{word}"] for end, word in _ENDS.items()}
+            summary[f"{prefix}_us_a_record_{writers}"] = measured["us_a_record"]
+    for writers, measured in syncs.items():
+        summary[f"sync_calls_{writers}"] = measured["calls_all"]
+        summary[f"sync_least_calls_{writers}"] = measured["least_all"]
+    return syncs, of_redis
+
+
+def _sync_table(syncs: dict[int, dict[str, float]], of_redis: dict[int, dict[str, float]]) -> dict[str, Any]:
+    rows = [_sync_row(f"{writers:,}", measured) for writers, measured in syncs.items()]
+    rows += [_sync_row(f"{writers:,}, Redis", measured) for writers, measured in of_redis.items()]
+    header = ["live writers", "3 records of each, ms", "system calls (least)", "of an eighth, ms", "nothing new, ms"]
+    return {"header": header, "rows": rows}
 
 
 def _measure(kind: str, trials: int, repeats: int, *policy: str) -> dict[str, float]:
