@@ -141,6 +141,6 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def _dropped(files: list[Path]) -> bool:
-    from trainwright.checkpoint.bench import drop_cache
+    from trainwright.checkpoint.ways import drop_cache
 
     return drop_cache(files)

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint.bench import Bench, Row, Span, bench, fill_optimizers, state_of
+from trainwright.checkpoint.bench import Bench, Row, Span, bench
 from trainwright.checkpoint.formats import FORMATS, SafeTensors
 from trainwright.checkpoint.scaling import scale
+from trainwright.checkpoint.ways import fill_optimizers, state_of
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointError,

@@ -5,8 +5,6 @@ comes back is what was saved. Contenders take turns, so that a busy machine meet
 """
 
 import contextlib
-import math
-import os
 import shutil
 import statistics
 import tempfile
@@ -14,33 +12,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.checkpoint.config import CheckpointConfig, Retention
-from trainwright.checkpoint.digest import digest_file
-from trainwright.checkpoint.formats import FORMATS, Format, format_named
+from trainwright.checkpoint.formats import FORMATS, format_named
 from trainwright.checkpoint.interval import Costs, estimates
-from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.state import Captured, capture
+from trainwright.checkpoint.ways import FormatWay, ManagerWay, Way, drop_cache, fill_optimizers
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointError,
     CheckpointSpaceError,
-    CheckpointStateError,
     InputError,
 )
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WRITERS", "Bench", "Row", "Span", "bench", "drop_cache", "files_below", "fill_optimizers", "state_of"]
+__all__ = ["WRITERS", "Bench", "Row", "Span", "bench"]
 
 WRITERS: tuple[Literal["sync", "thread", "process"], ...] = ("sync", "thread", "process")
 """The writers of the Manager."""
 
 _BASELINE = "torch"
 _TIMES = ("blocking", "slowdown", "total", "restore", "verified")
-_PACE_SECONDS = 0.1  # over which the undisturbed pace of training is taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,36 +105,6 @@ class Bench:
         )
 
 
-class _Way(Protocol):
-    """One way of saving. `save` returns the seconds of blocking, slow-down and total."""
-
-    def save(self) -> tuple[float, float, float]: ...
-
-    def restore(self, *, verified: bool) -> None: ...
-
-    def files(self) -> list[Path]: ...
-
-    def clear(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def state_of(made: Any) -> dict[str, Any]:
-    """Return the items of state that a factory made: a model, a tuple of model, optimizer and schedule, or a dict."""
-    import torch
-
-    if isinstance(made, torch.nn.Module):
-        return {"model": made}
-    if isinstance(made, tuple | list) and 1 <= len(made) <= 3:
-        return dict(zip(("model", "optimizer", "schedule"), made, strict=False))
-    if isinstance(made, Mapping) and made and all(isinstance(name, str) for name in made):
-        return dict(made)
-    raise CheckpointStateError(
-        f"factory: got {type(made).__name__}; allowed: a torch.nn.Module, a tuple (model, optimizer[, schedule]), or a "
-        "dict of items such as {'model': model, 'optimizer': optimizer}"
-    )
-
-
 def bench(
     state: Mapping[str, Any],
     *,
@@ -176,11 +140,11 @@ def bench(
     dropped = True
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trainwright-bench-", dir=directory)))
-        ways: dict[str, _Way] = {
-            name: _FormatWay(folder / name / f"state{one.suffix}", one, captured) for name, one in chosen.items()
+        ways: dict[str, Way] = {
+            name: FormatWay(folder / name / f"state{one.suffix}", one, captured) for name, one in chosen.items()
         }
         for writer in writers:
-            ways[f"Manager {writer}"] = _ManagerWay(folder / writer, writer, state, captured, step_seconds)
+            ways[f"Manager {writer}"] = ManagerWay(folder / writer, writer, state, captured, step_seconds)
         for way in ways.values():
             stack.callback(way.close)
         for repeat in range(repeats + 1):  # the first one warms up: imports, memory, the disk's own structures
@@ -244,7 +208,7 @@ class _Times:
         )
 
 
-def _round(way: _Way, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
+def _round(way: Way, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
     """Save, restore twice, compare, clean up; also return whether the page cache could be dropped."""
     import torch
 
@@ -274,83 +238,6 @@ def _round(way: _Way, captured: Captured, kept: "Mapping[str, torch.Tensor]") ->
     return found, dropped
 
 
-class _FormatWay:
-    """A file format: training waits until it is written."""
-
-    def __init__(self, path: Path, form: Format, captured: Captured) -> None:
-        self._path, self._format, self._captured = path, form, captured
-        path.parent.mkdir()
-
-    def save(self) -> tuple[float, float, float]:
-        began = time.perf_counter()
-        self._format.write(self._path, self._captured.tensors)
-        seconds = time.perf_counter() - began
-        return seconds, 0.0, seconds
-
-    def restore(self, *, verified: bool) -> None:
-        import torch
-
-        if verified:
-            for file in self.files():
-                digest_file(file)
-        with torch.no_grad(), self._format.open(self._path) as stored:
-            for name, tensor in stored.read().items():
-                self._captured.tensors[name].copy_(tensor)
-
-    def files(self) -> list[Path]:
-        return files_below(self._path.parent)
-
-    def clear(self) -> None:
-        for file in self.files():
-            file.unlink()
-        if self._path.is_dir():
-            self._path.rmdir()
-
-    def close(self) -> None:
-        pass
-
-
-class _ManagerWay:
-    """The Manager: training goes on while the checkpoint is written."""
-
-    def __init__(
-        self, folder: Path, writer: Any, state: Mapping[str, Any], captured: Captured, step_seconds: float
-    ) -> None:
-        config = CheckpointConfig(
-            writer=writer, interval=1e9, screen=None, retention=Retention(last=1), on_error="raise"
-        )  # fmt: skip
-        self._captured, self._step_seconds = captured, step_seconds
-        self._manager = Manager(folder, config=config, **state)
-        self._saved = folder
-
-    def save(self) -> tuple[float, float, float]:
-        pace = _computed(until=lambda: False, seconds=_PACE_SECONDS) / _PACE_SECONDS
-        handle = self._manager.save()
-        at_once, began = handle.blocking_seconds, time.perf_counter()
-        products = 0
-        if not handle.committed.done():
-            products += _computed(until=handle.committed.done, seconds=self._step_seconds)
-            for optimizer in self._captured.optimizers:
-                optimizer.zero_grad(set_to_none=True)
-                optimizer.step()  # without gradients: it changes nothing, but waits for the snapshot
-            products += _computed(until=handle.committed.done, seconds=math.inf)
-        beside = time.perf_counter() - began - (handle.blocking_seconds - at_once)
-        self._saved = handle.committed.result().path
-        return handle.blocking_seconds, max(0.0, beside - products / pace), handle.persist_seconds
-
-    def restore(self, *, verified: bool) -> None:
-        self._manager.restore(mode="best_effort", check=verified)
-
-    def files(self) -> list[Path]:
-        return files_below(self._saved)
-
-    def clear(self) -> None:
-        pass  # its retention does
-
-    def close(self) -> None:
-        self._manager.close()
-
-
 def _check_room(folder: Path, needed: int) -> None:
     """Refuse a folder that is not there or too small, before anything is written."""
     try:
@@ -366,11 +253,6 @@ def _check_room(folder: Path, needed: int) -> None:
         )
 
 
-def files_below(folder: Path) -> list[Path]:
-    """Return all files in a folder and below."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
 def _put_right(captured: Captured, kept: "Mapping[str, torch.Tensor]") -> bool:
     """Return whether all tensors are bit for bit what they were; one that is not becomes it again."""
     import torch
@@ -383,48 +265,3 @@ def _put_right(captured: Captured, kept: "Mapping[str, torch.Tensor]") -> bool:
             with torch.no_grad():
                 tensor.copy_(kept[name])
     return same
-
-
-def fill_optimizers(state: Mapping[str, Any]) -> None:
-    """Give optimizers that took no step yet the state that they will have in training."""
-    import torch
-
-    for value in state.values():
-        if isinstance(value, torch.optim.Optimizer) and not value.state:
-            for group in value.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = 1e-3 * torch.randn_like(parameter)
-            value.step()
-            value.zero_grad(set_to_none=True)
-
-
-def _computed(*, until: Callable[[], bool], seconds: float) -> int:
-    """Keep the main thread as busy as training does; return how many products it got done."""
-    import torch
-
-    matrix, products = torch.ones(256, 256), 0
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end and not until():
-        torch.mm(matrix, matrix)
-        products += 1
-    return products
-
-
-def drop_cache(files: Sequence[Path]) -> bool:
-    """Drop the files' pages from the system's cache; return whether that can be told to have worked."""
-    if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
-        return False
-    gone = True
-    for file in files:
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            try:
-                gone &= os.preadv(handle, [bytearray(1)], file.stat().st_size // 2, os.RWF_NOWAIT) == 0
-            except BlockingIOError:  # it would have to come from the disk
-                continue
-            except OSError:
-                gone = False
-        finally:
-            os.close(handle)
-    return gone

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.bench import Span, files_below, fill_optimizers, state_of
+from trainwright.checkpoint.bench import Span
+from trainwright.checkpoint.ways import files_below, fill_optimizers, state_of
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
 __all__ = ["Scaled", "made_by", "rank_main", "scale"]

@@ -104,9 +104,10 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    from trainwright.checkpoint.bench import WRITERS, state_of
+    from trainwright.checkpoint.bench import WRITERS
     from trainwright.checkpoint.bench import bench as measure
     from trainwright.checkpoint.formats import FORMATS
+    from trainwright.checkpoint.ways import state_of
 
     state = state_of(_made(factory))
     done = measure(
