@@ -112,8 +112,8 @@ def test_infeasible_trials_come_last():
         (
             lambda: MultiObjectiveASHA(max_epochs=9).check(1),
             (
-                "MultiObjectiveASHA compares trials by several objectives, the study has 1; give the study two or more, or "
-                "use ASHA"
+                "MultiObjectiveASHA compares trials by several objectives, the study has 1; give the study two or "
+                "more, or use ASHA"
             ),
         ),
         (

@@ -393,8 +393,8 @@ BAD = [
     (
         lambda: IEpoch(top_k=9, max_epochs=3).check(1, 4),
         (
-            "IEpoch.top_k: got 9, the budget has 4 trials, so nothing would be selected; allowed: 1 to 4, or a fraction; "
-            "or use FixedEpochs"
+            "IEpoch.top_k: got 9, the budget has 4 trials, so nothing would be selected; allowed: 1 to 4, or a "
+            "fraction; or use FixedEpochs"
         ),
     ),
 ]
