@@ -155,7 +155,9 @@ def train(manager_of: Any, case: Case) -> None:
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 20)
     loader = Loader(_Images(), global_batch=BATCH, seed=SEED, workers=case.workers)
     items = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
-    scaler = torch.amp.GradScaler("cpu", enabled=case.precision == "scaled", init_scale=2.0**10, growth_interval=3)
+    scaler = torch.amp.GradScaler(
+        "cpu", enabled=case.precision == "scaled", init_scale=1000.0, growth_factor=1.5, growth_interval=3
+    )
     accumulation = Accumulation(model, every=2 if case.extra == "accumulation" else 1)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     slots = Slots(model, count=4, seed=SEED) if case.reduction == "slots" else None
