@@ -162,7 +162,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "benchmark": "checkpoint",
         "summary": summary,
         "parts": parts,
-        "settings": {name: str(value) for name, value in vars(arguments).items() if name not in {"json", "results"}},
+        "settings": {
+            name: str(value) for name, value in vars(arguments).items() if name not in {"json", "results", "directory"}
+        },
         "table": {"header": header, "rows": rows},
         "environment": environment(),
     }

@@ -175,7 +175,7 @@ class TestForcedExit:
         process = start(hung("flag = signals.SignalFlag(grace_seconds=5.2)"))
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=250)
         assert process.returncode == 75
         assert said.startswith("trainwright: forced exit: 0.2 s after the signal the step is not over; the newest")
 
@@ -189,7 +189,7 @@ class TestForcedExit:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=250)
         assert (process.returncode, said.split("; ")[0]) == (75, "trainwright: forced exit: a second signal, SIGTERM")
 
     def test_a_forked_child_is_not_concerned(self, start):
@@ -205,7 +205,7 @@ class TestForcedExit:
                     os._exit(1)
                 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flag.received, flush=True)
         """)
-        assert process.communicate(timeout=60) == ("-15 None\n", "")
+        assert process.communicate(timeout=250) == ("-15 None\n", "")
 
 
 class TestAgreement:
@@ -229,7 +229,7 @@ class TestAgreement:
             ranks[0].wait(generator.uniform(0.01, 0.3))
         struck = generator.randrange(size)
         ranks[struck].send_signal(signal.SIGUSR1)
-        answers = [process.communicate(timeout=100) for process in ranks]
+        answers = [process.communicate(timeout=250) for process in ranks]
         assert [err for _, err in answers if "Error" in err] == []
         words = [out.split() for out, _ in answers]
         assert len({step for step, _ in words}) == 1
@@ -288,7 +288,7 @@ class TestManager:
         process = start(TRAINING, tmp_path / "run", 0, 1, status)
         assert [process.stdout.readline() for _ in range(2)] == ["at 0\n", "ready\n"]
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=250)
         steps = int(out.split()[1])
         assert (process.returncode, out) == (status, f"left {steps} {status}\n")
         assert "Traceback" not in err
@@ -305,7 +305,7 @@ class TestManager:
         for process in ranks:
             assert [process.stdout.readline() for _ in range(2)] == ["at 0\n", "ready\n"]
         ranks[struck].send_signal(signal.SIGUSR1)
-        answers = [process.communicate(timeout=100)[0] for process in ranks]
+        answers = [process.communicate(timeout=250)[0] for process in ranks]
         assert [process.returncode for process in ranks] == [4, 4]
         assert answers[0] == answers[1]
         steps = int(answers[0].split()[1])
