@@ -45,7 +45,7 @@ class Difference:
 
 
 def settle(differences: Iterable[Difference], *, mode: Mode, what: str) -> tuple[Difference, ...]:
-    """Return the differences, gravest first; in exact mode raise `CheckpointMismatchError` naming all of them.
+    """Return the differences, gravest first; in exact mode raise `CheckpointMismatchError` with ten of them.
 
     `what` opens the error's sentence, such as the path of the checkpoint.
     """

@@ -129,6 +129,7 @@ class Manager:
         fails warns or raises as `config.on_error` says: at once with `wait`, else at the next call. Raises
         `CheckpointStateError` after `close`.
         """
+        started = time.perf_counter()
         if self._closed:
             raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
         self._settle()
@@ -159,7 +160,7 @@ class Manager:
         )
         self._serial = manifest.serial
         self._pace.saved(self.steps)
-        handle = self._saver.save(self._ranks.portion(captured), manifest, self._home, wait=wait)
+        handle = self._saver.save(self._ranks.portion(captured), manifest, self._home, wait=wait, started=started)
         if handle.committed.done():
             self._settle()
         return handle

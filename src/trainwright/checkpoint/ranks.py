@@ -167,7 +167,7 @@ class Ranks(Solo):
         start = -(-mine.size // 8) * 8
         places = (*mine.places, *(place._replace(start=place.start + start) for place in rest.places))
         held = replace(captured, tensors=local, lazy=captured.lazy & local.keys())
-        return Portion(captured=held, layout=Layout(places, mine.header), mine=mine, shares=shares)
+        return Portion(captured=held, layout=Layout(places), mine=mine, shares=shares)
 
     def together(self, act: Callable[[], T]) -> T:
         """Do the same on all ranks; where it fails on one it fails on all, with the first one's error."""

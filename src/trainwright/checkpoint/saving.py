@@ -113,9 +113,8 @@ class Saver:
         """Bytes held for snapshots."""
         return sum(buffer.size for buffer in self._buffers)
 
-    def save(self, portion: Portion, manifest: Manifest, home: Path, *, wait: bool) -> SaveHandle:
-        """Take a snapshot and write it; with `wait` it is over when this returns."""
-        started = time.perf_counter()
+    def save(self, portion: Portion, manifest: Manifest, home: Path, *, wait: bool, started: float) -> SaveHandle:
+        """Take a snapshot and write it; with `wait` it is over when this returns. Training waits since `started`."""
         handle = SaveHandle(manifest.step)
         self._open.append(handle)
         buffer = self._buffer(wait=wait or self._config.when_busy == "wait")

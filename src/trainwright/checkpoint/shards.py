@@ -54,34 +54,38 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The places of all tensors of one file, one after the other, and the file's header."""
+    """The places of all tensors of one file, one after the other."""
 
     places: tuple[Place, ...]
-    header: bytes
 
     @property
     def size(self) -> int:
         """Bytes of the data."""
         return self.places[-1].start + self.places[-1].size if self.places else 0
 
+    def header(self) -> bytes:
+        """Return what comes before the data in the file."""
+        header = {}
+        for place in self.places:
+            code = _CODES.get(place.dtype)  # what other readers have no word for is bytes to them; the manifest knows
+            header[place.name] = {
+                "dtype": code or "U8",
+                "shape": place.shape if code else [place.size],
+                "data_offsets": [place.start, place.start + place.size],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % _PAGE)
+        return len(text).to_bytes(8, "little") + text
+
 
 def layout_of(tensors: "Mapping[str, torch.Tensor]") -> Layout:
     """Return the layout of a file with these tensors."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), -item[1].nbytes, item[0]))
-    places, header, at = [], {}, 0
+    places, at = [], 0
     for name, tensor in ordered:
-        dtype, shape, size = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes
-        places.append(Place(name, dtype, shape, at, size))
-        code = _CODES.get(dtype)  # what other readers have no word for is bytes to them; the manifest knows better
-        header[name] = {
-            "dtype": code or "U8",
-            "shape": list(shape) if code else [size],
-            "data_offsets": [at, at + size],
-        }
-        at += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % _PAGE)
-    return Layout(tuple(places), len(text).to_bytes(8, "little") + text)
+        places.append(Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), at, tensor.nbytes))
+        at += tensor.nbytes
+    return Layout(tuple(places))
 
 
 def write_shard(
@@ -91,12 +95,13 @@ def write_shard(
 
     Digests are taken from the buffer before it is written, so that they tell what the file should hold.
     """
-    origin = len(layout.header)
+    header = layout.header()
+    origin = len(header)
     kind = fastest_kind()
-    digests = [digest(layout.header[start:stop], kind) for start, stop in cuts(0, origin)]
+    digests = [digest(header[start:stop], kind) for start, stop in cuts(0, origin)]
     ends = [stop for _, stop in cuts(0, origin)]
     tensors = []
-    write(memoryview(layout.header))
+    write(memoryview(header))
     written = 0
     for place in layout.places:
         own = []
