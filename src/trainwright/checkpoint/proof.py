@@ -193,7 +193,8 @@ class _Runs:
 def _run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_seconds: float) -> None:
     path = Path(f"{plan.journal}.plan")
     plan.write(path)
-    command = [sys.executable, "-m", "trainwright.checkpoint.witness", str(path), str(script), *arguments]
+    start = "import sys; from trainwright.checkpoint.witness import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", start, str(path), str(script), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_seconds)
     except subprocess.TimeoutExpired as error:

@@ -1,10 +1,8 @@
 """What `verify-resume` sees from within a training: a Manager that writes down digests of all state at every step.
 
-    python -m trainwright.checkpoint.witness PLAN SCRIPT ARGUMENTS...
-
-runs a script with this Manager in place of its own. Each step's line of the journal has the batches that loaders of
-torch handed out and the losses that went backward since the last, and the state of every item, the generators and the
-counters.
+`main([PLAN, SCRIPT, *ARGUMENTS])` runs a script with this Manager in place of its own. Each step's line of the journal
+has the batches that loaders of torch handed out and the losses that went backward since the last, and the state of
+every item, the generators and the counters.
 """
 
 import copy
@@ -218,7 +216,3 @@ def _of_rank(path: str) -> str:
 
     together = dist.is_available() and dist.is_initialized()
     return f"{path}.{dist.get_rank() if together else 0}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
