@@ -6,6 +6,7 @@ from trainwright.schedule import (
     ASHA,
     PASHA,
     AnyOf,
+    Extrapolate,
     Fixed,
     FixedEpochs,
     Hyperband,
@@ -157,6 +158,14 @@ class TestMultiObjectiveAshaOfPromotions(RuleConformance):
 
     def make_rule(self):
         return MultiObjectiveASHA(max_epochs=9, eta=2, kind="promotion", order="crowding")
+
+
+class TestExtrapolate(RuleConformance):
+    equals_stay = False
+    streams = 3
+
+    def make_rule(self):
+        return Extrapolate(max_epochs=9, eta=2, families=["pow3", "ilog2"])
 
 
 class TestAnyOf(RuleConformance):

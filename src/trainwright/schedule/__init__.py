@@ -26,6 +26,7 @@ from trainwright.schedule._rule import (
 )
 from trainwright.schedule.any_of import AnyOf
 from trainwright.schedule.asha import ASHA
+from trainwright.schedule.extrapolate import Extrapolate
 from trainwright.schedule.fixed import Fixed
 from trainwright.schedule.fixed_epochs import FixedEpochs
 from trainwright.schedule.hyperband import Hyperband
@@ -50,6 +51,7 @@ __all__ = [
     "Desk",
     "Ended",
     "Event",
+    "Extrapolate",
     "Fixed",
     "FixedEpochs",
     "Grant",

@@ -170,9 +170,13 @@ def _copy(index: Index) -> Index:
 
 
 class RuleConformance:
-    """Inherit as Test<Rule> and give `make_rule`; set `rank_based` if only the order of losses counts."""
+    """Inherit as Test<Rule> and give `make_rule`.
+
+    Set `rank_based` if only the order of losses counts, `equals_stay` to False if trials are judged by a model.
+    """
 
     rank_based: ClassVar[bool] = False
+    equals_stay: ClassVar[bool] = True
     objectives: ClassVar[int] = 1
     streams: ClassVar[int] = 12  # random studies per test
 
@@ -217,6 +221,8 @@ class RuleConformance:
 
     def test_ties_go_to_the_lower_number(self) -> None:
         """Among equal losses, the lowest number so far is the best so far: it is never stopped."""
+        if not self.equals_stay:
+            return
         rule = self.make_rule()
         played = Played(index=rule.empty())
         for number in range(40, -1, -1):

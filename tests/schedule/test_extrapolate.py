@@ -1,0 +1,169 @@
+"""Learning-curve extrapolation: its posterior against integration on a grid, and what the rule makes of it."""
+
+import math
+
+import numpy as np
+import pytest
+from streams import judge
+
+from trainwright.errors import ScheduleError
+from trainwright.randomness import rng
+from trainwright.schedule import CONTINUE, Continue, Ended, Extrapolate, Reported, Stop, TrialView, View
+from trainwright.schedule._families import FAMILIES, Grid
+from trainwright.schedule._posterior import Curve, Prior, pareto_k, posterior
+
+END = Grid.of(np.ones(1), 30)
+
+
+def curve_of(values, length=30):
+    return Curve(Grid.of(np.arange(1, len(values) + 1) / length, length), np.array(values))
+
+
+@pytest.mark.parametrize("name", ["lin-log", "ilog2"])
+def test_posterior_equals_integration_on_a_grid(name):
+    """Mean and tail of f(R) for the families of two parameters, by a sum over a, log b and log sigma."""
+    family = FAMILIES[name]
+    truth = family.curve(np.array([[-0.3, -0.7, 0.0, 0.0]]), curve_of(range(12)).grid)[0]
+    values = truth + 0.1 * np.random.default_rng(1).standard_normal(12)
+    curve = curve_of(values)
+    found = posterior([family], curve, [Prior.broad(family)], END, rng(0, "test", 0))
+    a, b, s = np.meshgrid(
+        np.linspace(-0.9, 0.3, 401), np.linspace(-1.6, 0.2, 61), np.linspace(-4.5, -1, 29), indexing="ij"
+    )
+    theta = np.column_stack([a.ravel(), b.ravel(), np.zeros((a.size, 2))])
+    variance = np.exp(2 * s.ravel()) + 0.01**2  # no curve is believed more exactly
+    gaps = (values - family.curve(theta, curve.grid)) ** 2 / variance[:, None]
+    log = -2.5 * np.log1p(gaps / 4).sum(axis=1) - 6 * np.log(variance)
+    log += -(theta[:, :2] ** 2).sum(axis=1) / 8 - 0.5 * np.exp(2 * s.ravel()) + s.ravel()
+    weights = np.exp(log - log.max())
+    weights /= weights.sum()
+    ends = family.curve(theta, END)[:, 0]
+    mean = weights @ ends
+    assert found.weights @ found.ends == pytest.approx(mean, abs=0.01)
+    for loss in (mean - 0.1, mean, mean + 0.1):
+        assert found.above(loss) == pytest.approx(weights[ends >= loss].sum(), abs=0.05)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_finds_its_own_curve(name):
+    """From half of a nearly exact curve the end is known to a few hundredths."""
+    family = FAMILIES[name]
+    theta = np.array([[-1.0, 0.5, -0.5, -0.3]])
+    whole = family.curve(theta, curve_of(range(30)).grid)[0]
+    noise = 0.03 * np.random.default_rng(0).standard_normal(30)
+    found = posterior([family], curve_of((whole + noise)[:20]), [Prior.broad(family)], END, rng(0, "test", 1))
+    assert found is not None
+    assert found.weights @ found.ends == pytest.approx(whole[-1], abs=0.1)
+
+
+@pytest.mark.parametrize("k", [0.2, 0.5, 1.0])
+def test_pareto_k_of_known_tails(k):
+    """Weights u^-k have a tail of shape k."""
+    found = [pareto_k(np.random.default_rng(seed).random(2048) ** -k) for seed in range(20)]
+    assert np.mean(found) == pytest.approx(k, abs=0.12)
+
+
+def study(rule, curves):
+    """Return the index after whole trials with these curves."""
+    index = rule.empty()
+    for number, curve in enumerate(curves):
+        for epoch, loss in enumerate(curve, start=1):
+            index = rule.fold(index, Reported(trial=number, epoch=epoch, losses=(loss,)))
+        index = rule.fold(index, Ended(trial=number, failed=False))
+    return index
+
+
+def falling(floor, speed=0.5, epochs=27):
+    return [floor + (1 - floor) * math.exp(-speed * epoch) for epoch in range(1, epochs + 1)]
+
+
+def at_rung(rule, index, curve, number=99):
+    for epoch, loss in enumerate(curve, start=1):
+        index, verdict = judge(rule, index, number, epoch, loss)
+    return index, verdict
+
+
+def test_a_hopeless_trial_stops_and_a_better_one_goes_on():
+    """Against a best finished loss of 0.2: a curve that flattens at 0.7 stops, one that falls below 0.2 goes on."""
+    rule = Extrapolate(max_epochs=27)
+    index = study(rule, [falling(floor) for floor in (0.2, 0.3, 0.5)])
+    _, verdict = at_rung(rule, index, falling(0.7)[:9])
+    assert isinstance(verdict, Stop)
+    assert verdict.reason.value > 0.9 == verdict.reason.threshold
+    index = study(rule, [falling(floor) for floor in (0.2, 0.3, 0.5)])
+    _, verdict = at_rung(rule, index, falling(0.05)[:9])
+    assert isinstance(verdict, Continue)
+    assert verdict.reason.value < 0.5
+
+
+def test_the_fit_moves_when_a_point_is_added():
+    """All points count: the probability at a rung changes with its last point alone."""
+    rule = Extrapolate(max_epochs=27, families=["lin-log"])
+    found = []
+    for last in (0.56, 0.5, 0.44):
+        index = study(rule, [falling(0.3), falling(0.4)])
+        _, verdict = at_rung(rule, index, [0.92, 0.78, 0.75, 0.66, 0.67, 0.59, 0.6, 0.53, last])
+        found.append(verdict.reason.value)
+    assert found[0] > found[1] > found[2]
+
+
+def test_the_study_teaches_a_prior():
+    """After eight whole trials that fall late, a curve that is still high is given more chances than before."""
+    late = [[1 - (1 - floor) * (epoch / 27) ** 4 for epoch in range(1, 28)] for floor in np.linspace(0.2, 0.5, 10)]
+    found = []
+    for prior in ("broad", "study"):
+        rule = Extrapolate(max_epochs=27, prior=prior)
+        _, verdict = at_rung(rule, study(rule, late), [1 - 0.9 * (epoch / 27) ** 4 for epoch in range(1, 10)])
+        found.append(verdict.reason.value)
+    assert found[1] < found[0]
+
+
+def test_the_same_question_has_the_same_answer():
+    """What comes after the report changes nothing about its verdict, so a resumed study repeats it."""
+    rule = Extrapolate(max_epochs=27)
+    index, verdict = at_rung(rule, study(rule, [falling(0.2), falling(0.3)]), falling(0.5)[:9])
+    index = rule.fold(index, Reported(trial=50, epoch=27, losses=(0.0,)))
+    now = TrialView(number=99, epoch=9, losses=(0.5,), best_loss=0.5)
+    assert rule.on_report(index, View(remaining=0), now) == verdict
+
+
+def test_without_a_finished_trial_or_with_few_points_it_goes_on():
+    rule = Extrapolate(max_epochs=27)
+    _, verdict = at_rung(rule, rule.empty(), falling(0.9)[:9])
+    assert verdict == CONTINUE
+    _, verdict = at_rung(rule, study(rule, [falling(0.1)]), [0.9])
+    assert verdict == CONTINUE
+
+
+def test_with_few_points_an_outlier_stops():
+    """Among more than ten others at the rung: above the third quartile by 1.5 interquartile ranges."""
+    rule = Extrapolate(max_epochs=27)
+    for others, loss, kind in ((11, 3.0, Stop), (11, 1.4, Continue), (10, 3.0, Continue), (11, math.inf, Stop)):
+        index = rule.empty()
+        for number in range(others):
+            index = rule.fold(index, Reported(trial=number, epoch=1, losses=(number / 10,)))
+        _, verdict = judge(rule, index, 99, 1, loss)
+        assert isinstance(verdict, kind)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "sentence"),
+    [
+        ({"p": 1}, "Extrapolate.p: got 1; allowed: a probability above 0 and below 1"),
+        ({"p": "high"}, "Extrapolate.p: got 'high'; allowed: a probability above 0 and below 1"),
+        ({"prior": "best"}, "Extrapolate.prior: got 'best'; allowed: 'study', 'self', 'broad'"),
+        (
+            {"families": ["pow5"]},
+            (
+                f"Extrapolate.families: got ['pow5']; allowed: 'all', or a list of {', '.join(FAMILIES)}"
+                " (did you mean 'pow4'?)"
+            ),
+        ),
+        ({"families": []}, f"Extrapolate.families: got []; allowed: 'all', or a list of {', '.join(FAMILIES)}"),
+        ({"min_epochs": 28}, "Extrapolate.min_epochs: got 28, above max_epochs 27; allowed: 1 to max_epochs"),
+    ],
+)
+def test_bad_settings(settings_, sentence):
+    with pytest.raises(ScheduleError) as caught:
+        Extrapolate(**{"max_epochs": 27, **settings_})
+    assert str(caught.value) == sentence
