@@ -4,7 +4,7 @@ A child holds a state whose every byte is a function of the step, restores it, a
 without end; it tells each commit through a pipe. It is killed with SIGKILL at a random moment, in the restore too. What
 the next child restores must be a step that was saved, with exactly its bytes, and no older than the last one told.
 
-    python benchmarks/checkpoint/kills.py FOLDER KILLS SEED NUMBERS WRITER
+    python benchmarks/checkpoint/kills.py FOLDER KILLS SEED NUMBERS WRITER SECONDS
 """
 
 import json
@@ -22,7 +22,6 @@ from typing import Any
 
 __all__ = ["Killed", "kill_while_saving"]
 
-_MOST_SECONDS = 0.15  # from its start, or from its restore, to the kill
 _AFTER_RESTORE = 0.8  # of the kills; the others may come sooner
 _TENSORS = 4
 
@@ -43,13 +42,21 @@ class Killed:
 
 
 def kill_while_saving(
-    folder: Path, kills: int, *, seed: int = 0, numbers: int = 20_000, writer: str = "thread"
+    folder: Path,
+    kills: int,
+    *,
+    seed: int = 0,
+    numbers: int = 20_000,
+    writer: str = "thread",
+    within_seconds: float = 0.15,
 ) -> Killed:
     """Kill so many savers of checkpoints in `folder`; `numbers` are the integers of their state.
 
+    Each dies within so many seconds of its start, or mostly of its restore.
+
     All are forked from one new process that has torch loaded, so that a kill costs a fraction of a second.
     """
-    arguments = [str(folder), str(kills), str(seed), str(numbers), writer]
+    arguments = [str(folder), str(kills), str(seed), str(numbers), writer, str(within_seconds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True, env=environment
@@ -57,7 +64,7 @@ def kill_while_saving(
     return Killed(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _kill_all(folder: Path, kills: int, seed: int, numbers: int, writer: str) -> Killed:
+def _kill_all(folder: Path, kills: int, *, seed: int, numbers: int, writer: str, within_seconds: float) -> Killed:
     chance = random.Random(seed)
     commits = half_done = lost = wrong = told = 0
     _warm_up(folder.with_name(f"{folder.name}-warm"), numbers)
@@ -66,7 +73,7 @@ def _kill_all(folder: Path, kills: int, seed: int, numbers: int, writer: str) ->
         if number == kills or chance.random() < _AFTER_RESTORE:
             select.select([line], [], [], 60)  # it says that it has restored
         if number < kills:
-            time.sleep(chance.uniform(0, _MOST_SECONDS))
+            time.sleep(chance.uniform(0, within_seconds))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with os.fdopen(line) as said:
@@ -141,6 +148,7 @@ if __name__ == "__main__":
 
     import trainwright.checkpoint  # noqa: F401 -- likewise
 
-    where, kills_wanted, chosen_seed, size, kind = sys.argv[1:]
-    result = _kill_all(Path(where), int(kills_wanted), int(chosen_seed), int(size), kind)
+    where, count, seed, numbers, writer, within = sys.argv[1:]
+    settings = {"seed": int(seed), "numbers": int(numbers), "within_seconds": float(within)}
+    result = _kill_all(Path(where), int(count), writer=writer, **settings)  # type: ignore[arg-type]  # as they are named
     print(json.dumps(asdict(result)))

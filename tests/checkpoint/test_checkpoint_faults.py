@@ -34,9 +34,12 @@ def test_killed_while_saving(tmp_path):
 @linux
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("writer", "kills"), [("thread", 600), ("sync", 300), ("process", 100)])
-def test_killed_a_thousand_times(tmp_path, writer, kills):
-    found = check_kills(tmp_path / "checkpoints", kills, seed=2, writer=writer)
+@pytest.mark.parametrize(
+    ("writer", "kills", "within"), [("thread", 600, 0.15), ("sync", 300, 0.15), ("process", 100, 2)]
+)
+def test_killed_a_thousand_times(tmp_path, writer, kills, within):
+    """In any writer; a process of its own takes a second to start."""
+    found = check_kills(tmp_path / "checkpoints", kills, seed=2, writer=writer, within_seconds=within)
     assert found.commits > kills // 10
     assert found.half_done > kills // 100
 
