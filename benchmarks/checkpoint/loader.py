@@ -92,7 +92,8 @@ def _member(rank: int, store: str, repeats: int, results: Any) -> None:
     eight, four = (Slots(model, count=count, seed=0) for count in (8, 4))
 
     def loss_of(module: torch.nn.Module, part: torch.Tensor) -> torch.Tensor:
-        return module(part).square().mean()
+        loss: torch.Tensor = module(part).square().mean()
+        return loss
 
     times = {
         "ddp_step_ms": _least(lambda: loss_of(wrapped, batch).backward(), repeats) * 1e3,
@@ -113,7 +114,7 @@ def _member(rank: int, store: str, repeats: int, results: Any) -> None:
 
 def _least(work: Any, repeats: int, clock: Any = time.perf_counter) -> float:
     work()
-    spans = []
+    spans: list[float] = []
     for _ in range(repeats):
         started = clock()
         work()
