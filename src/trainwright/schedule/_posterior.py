@@ -121,17 +121,22 @@ class _Shape:
         return drawn, np.log(densities) + constant
 
 
-def _mixed(locations: Sequence[Array], scales: Sequence[Array], standard: Array, turn: int) -> tuple[Array, Array]:
-    """Return draws from equal mixtures of t distributions, each draw's own, and their log densities.
+def _mixed(parts: Sequence[tuple[int, Array, Array]], standard: Array, turn: int) -> tuple[Array, Array]:
+    """Return draws from mixtures of t distributions, each draw's own, and their log densities.
 
-    Parts are taken in turns of `turn` draws, so that all combinations of the parts of several mixtures occur.
+    `parts` are (share, location, scale), shares in whole numbers. They are taken in turns of `turn` draws, so that all
+    combinations of the parts of several mixtures occur.
     """
-    place, scale = np.stack(np.broadcast_arrays(*locations)), np.stack(np.broadcast_arrays(*scales))
+    shares = np.array([share for share, _, _ in parts])
     rows = np.arange(standard.size)
-    part = rows // turn % len(place)
-    drawn = place[part, rows] + scale[part, rows] * standard
-    near = 1.0 / (1.0 + ((drawn - place) / scale) ** 2 / _NU)
-    return drawn, np.log((near * near * near / scale).mean(axis=0)) + _LOG_T
+    chosen = np.repeat(np.arange(len(parts)), shares)[rows // turn % shares.sum()]
+    places = np.empty((len(parts), standard.size))
+    scales = np.empty_like(places)
+    for part, (_, place, scale) in enumerate(parts):
+        places[part], scales[part] = place, scale
+    drawn = places[chosen, rows] + scales[chosen, rows] * standard
+    near = 1.0 / (1.0 + ((drawn - places) / scales) ** 2 / _NU)
+    return drawn, np.log((shares / shares.sum()) @ (near * near * near / scales)) + _LOG_T
 
 
 def _regressed(g: Array, y: Array, weights: Array) -> tuple[Array, float, Array, Array, Array]:
@@ -162,8 +167,8 @@ def _cloud(
     g = np.clip(family.shape(padded[:, :1], padded[:, 1:], curve.grid), -1e6, 1e6)  # a copy: it is worked on in place
     fits = [_regressed(g, y, weights) for weights in (np.ones(n), trust)]
     mean, own = prior.mean, 1.0 / np.diag(prior.covariance)
-    places, scales = [mean[1:2]], [own[1:2] ** -0.5]
-    for _, _, slope, square, left in fits:
+    parts = [(1, mean[1:2], own[1:2] ** -0.5)]
+    for share, (_, _, slope, square, left) in zip((1, 4), fits, strict=True):
         error = (np.sqrt(left / max(n - 2, 1)) + _LEAST) / np.sqrt(square)
         if family.positive:  # of log b; a slope below its error says only that b is less than that
             weak = slope < 2.0 * error
@@ -175,11 +180,8 @@ def _cloud(
         else:
             known = error**-2.0
             near = (known * slope + own[1] * mean[1]) / (known + own[1])
-        places.append(near)
-        scales.append(1.2 * (known + own[1]) ** -0.5)
-    places += [places[2]] * 3  # mostly that with trust
-    scales += [scales[2]] * 3
-    second, density = _mixed(places, scales, noise.standard[0, :count], 1)
+        parts.append((share, near, 1.2 * (known + own[1]) ** -0.5))
+    second, density = _mixed(parts, noise.standard[0, :count], 1)
     proposal = proposal + density
     b = np.exp(second) if family.positive else second
     places, scales = [], []
@@ -187,24 +189,20 @@ def _cloud(
         known = total / (np.sqrt((left + (b - slope) ** 2 * square) / max(n - 1, 1)) + _LEAST) ** 2
         places.append((known * (mean_y - b * mean_g) + own[0] * mean[0]) / (known + own[0]))
         scales += [1.2 * (known + own[0]) ** -0.5]
-    places = [places[1]] * 4
-    scales = [scales[1]] * 3 + [np.maximum(scales[0], 3.0 * scales[1])]
-    first, density = _mixed(places, scales, noise.standard[1, :count], 6)
+    parts = [(3, places[1], scales[1]), (1, places[1], np.maximum(scales[0], 3.0 * scales[1]))]
+    first, density = _mixed(parts, noise.standard[1, :count], 6)
     proposal = proposal + density
     g *= -b[:, None].astype(g.dtype)
     g += y
     g -= first[:, None].astype(g.dtype)
     np.square(g, out=g)
     widths = [(g @ weights.astype(g.dtype) / n).astype(np.float64) for weights in (np.ones(n), trust)]
-    parts = [np.maximum(width - _LEAST**2, _LEAST**2 / n) for width in widths]
-    places = [-0.5 * np.log(1.0 / part + 1.0 / n) for part in parts]  # the half-normal bounds it
-    scales = [
-        np.minimum(1.1 / np.sqrt(n) * np.maximum(width, _LEAST**2) / part, 1.0)
-        for width, part in zip(widths, parts, strict=True)
-    ]
-    wide = 0.5 * np.abs(places[0] - places[1]) + np.maximum(1.5 / np.sqrt(n), scales[1])
-    places, scales = [places[1], places[1], 0.5 * (places[0] + places[1])], [scales[1], scales[1], wide]
-    log_sigma, density = _mixed(places, scales, noise.standard[2, :count], 24)
+    bounds = [np.maximum(width - _LEAST**2, _LEAST**2 / n) for width in widths]
+    places = [-0.5 * np.log(1.0 / bound + 1.0 / n) for bound in bounds]  # the half-normal bounds it too
+    scale = np.minimum(1.1 / np.sqrt(n) * np.maximum(widths[1], _LEAST**2) / bounds[1], 1.0)
+    wide = 0.5 * np.abs(places[0] - places[1]) + np.maximum(1.5 / np.sqrt(n), scale)
+    parts = [(2, places[1], scale), (1, 0.5 * (places[0] + places[1]), wide)]
+    log_sigma, density = _mixed(parts, noise.standard[2, :count], 24)
     proposal = proposal + density
     variance = np.exp(2.0 * log_sigma) + _LEAST**2
     g *= (0.25 / variance)[:, None].astype(g.dtype)
