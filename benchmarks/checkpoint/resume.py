@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import os
 import random
 import sys
 import tempfile
@@ -228,15 +229,19 @@ def _member(rank: int, case: Case, plan: dict[str, Any], store: str, training: A
     torch.set_num_threads(1)
     if case.ranks > 1:
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=case.ranks)
+    status = 0
     try:
         with taking_part(Plan(**plan)) as manager_of:
             training(manager_of, case)
-    except Exception:
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    except Exception:  # noqa: BLE001 -- the parent sees the status, and a person the traceback
         traceback.print_exc()
-        raise
-    finally:
-        if case.ranks > 1:
-            torch.distributed.destroy_process_group()
+        status = 1
+    if case.ranks > 1 and not status:
+        torch.distributed.barrier()
+    sys.stderr.flush()
+    os._exit(status)  # the destructors of DDP and gloo may wait for each other for ever
 
 
 def _other_samples(whole: list[dict[str, Any]], part: list[list[dict[str, Any]]], stop: int) -> str:
