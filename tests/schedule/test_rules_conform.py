@@ -147,6 +147,7 @@ class TestPlateau(RuleConformance):
 class TestMultiObjectiveAsha(RuleConformance):
     rank_based = True
     objectives = 2
+    streams = 5
 
     def make_rule(self):
         return MultiObjectiveASHA(max_epochs=9)
@@ -155,6 +156,7 @@ class TestMultiObjectiveAsha(RuleConformance):
 class TestMultiObjectiveAshaOfPromotions(RuleConformance):
     rank_based = True
     objectives = 3
+    streams = 5
 
     def make_rule(self):
         return MultiObjectiveASHA(max_epochs=9, eta=2, kind="promotion", order="crowding")
