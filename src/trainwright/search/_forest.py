@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
-from trainwright.search._dominance import Dominance, dominated_shares
 from trainwright.search._scalarise import SCALARISATIONS, penalised, simplex
 from trainwright.search.view import View
 
@@ -61,16 +60,15 @@ class Forest:
 
     def __init__(self, growth: Growth, view: View, recalled: Array | None = None) -> None:
         self.growth = growth
-        self._dominance = (
-            Dominance(view.objectives, view.bounds)
-            if view.objectives > 1 and growth.scalarisation == "dominance"
-            else None
-        )
+        self._dominance = None
+        if view.objectives > 1 and growth.scalarisation == "dominance":
+            from trainwright.search._dominance import Dominance, dominated_shares
+
+            self._dominance = Dominance(view.objectives, view.bounds)
+            recalled = None if recalled is None else dominated_shares(recalled.T)[None, :]
         objectives = 1 if self._dominance is not None else view.objectives
         bounds = view.bounds if self._dominance is None else np.full(1, np.inf)  # of what `_losses` holds
         self._recalled = np.zeros((objectives, 0)) if recalled is None else recalled
-        if recalled is not None and self._dominance is not None:
-            self._recalled = dominated_shares(recalled.T)[None, :]
         self.count = 0  # rows taken
         columns = view.space.columns
         self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
