@@ -22,6 +22,7 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,9 @@ def train(manager_of: Any, case: Case) -> None:
     torch.use_deterministic_algorithms(True)
     seed_all(SEED)
     model = _network()
-    together = torch.nn.parallel.DistributedDataParallel(model) if case.ranks > 1 and case.reduction == "ddp" else model
+    # else DDP regroups gradients after its first step, so that the first one after a resume is summed in another order
+    ddp = partial(torch.nn.parallel.DistributedDataParallel, find_unused_parameters=True)
+    together = ddp(model) if case.ranks > 1 and case.reduction == "ddp" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 20)
     loader = Loader(_Images(), global_batch=BATCH, seed=SEED, workers=case.workers)
