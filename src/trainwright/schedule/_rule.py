@@ -175,6 +175,10 @@ class PromotionRule(Protocol):
     def max_epochs(self) -> int | None:
         """The full length of a trial in epochs; None if the training function decides."""
 
+    @property
+    def promotes(self) -> bool:
+        """Whether it pauses trials to go on with some of them later."""
+
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse a study of so many objectives, or of so few trials, that the rule cannot judge them."""
 
@@ -199,6 +203,11 @@ class PromotionRule(Protocol):
 
 class Rule:
     """What most rules share: they compare one objective, never pause, start new trials while the budget lasts."""
+
+    @property
+    def promotes(self) -> bool:
+        """Nobody pauses."""
+        return False
 
     def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
         """Refuse more objectives than one: a rule that looks at the first alone would drop the best at the others."""

@@ -42,6 +42,11 @@ class AnyOf:
         lengths = [rule.max_epochs for rule in (self.first, self.second) if rule.max_epochs is not None]
         return min(lengths, default=None)
 
+    @property
+    def promotes(self) -> bool:
+        """If either rule does."""
+        return self.first.promotes or self.second.promotes
+
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse what either refuses."""
         self.first.check(objectives, trials)

@@ -43,6 +43,11 @@ class ASHA(RungRule):
                 "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', or kind='stopping'"
             )
 
+    @property
+    def promotes(self) -> bool:
+        """Of kind "promotion" it pauses."""
+        return self.kind == "promotion"
+
     def empty(self) -> Rungs:
         """Return empty rungs."""
         eta, pausing = self._factor, self.kind == "promotion"

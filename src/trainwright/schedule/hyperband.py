@@ -106,6 +106,11 @@ class Hyperband(RungRule):
         count, eta = len(self.brackets), self._factor
         return tuple(math.ceil(Fraction(count, count - b) * eta ** (count - 1 - b)) for b in range(count))
 
+    @property
+    def promotes(self) -> bool:
+        """Brackets in turn pause, and those of kind "promotion"."""
+        return not self.asynchronous or self.kind == "promotion"
+
     def empty(self) -> "_Drawn | Brackets":
         """Return empty brackets."""
         eta, pausing = self._factor, self.kind == "promotion"

@@ -72,6 +72,11 @@ class IEpoch(Rule):
         if isinstance(self.quorum, bool) or not isinstance(self.quorum, int | float) or not 0 < self.quorum <= 1:
             raise ScheduleError(f"IEpoch.quorum: got {self.quorum!r}; allowed: a number above 0 and up to 1")
 
+    @property
+    def promotes(self) -> bool:
+        """All trials pause once."""
+        return True
+
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse several objectives, and a choice of more than there are."""
         Rule.check(self, objectives, trials)

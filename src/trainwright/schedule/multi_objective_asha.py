@@ -113,6 +113,11 @@ class MultiObjectiveASHA(RungRule):
         if self.order not in {"epsnet", "crowding"}:
             raise ScheduleError(f"MultiObjectiveASHA.order: got {self.order!r}; allowed: 'epsnet', 'crowding'")
 
+    @property
+    def promotes(self) -> bool:
+        """Of kind "promotion" it pauses."""
+        return self.kind == "promotion"
+
     def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
         """Refuse a single objective, for which plain ASHA is exact and cheaper."""
         if objectives < 2:

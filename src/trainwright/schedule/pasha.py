@@ -132,6 +132,11 @@ class PASHA(RungRule):
         ):
             raise ScheduleError(f"PASHA.epsilon: got {self.epsilon!r}; allowed: a number >= 0, or 'auto'")
 
+    @property
+    def promotes(self) -> bool:
+        """Trials pause at each rung."""
+        return True
+
     def empty(self) -> _Index:
         """Return empty rungs, of which two are open."""
         tables: dict[int, Table] = {rung: RankRung(self._factor, least=0) for rung in self.rungs}

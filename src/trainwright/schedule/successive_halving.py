@@ -32,6 +32,11 @@ class SuccessiveHalving(RungRule):
             raise ScheduleError(f"SuccessiveHalving.n: got {self.n!r}; allowed: a whole number of trials >= 1")
         check_straggler("SuccessiveHalving", self.straggler_seconds)
 
+    @property
+    def promotes(self) -> bool:
+        """Trials pause at each rung."""
+        return True
+
     def empty(self) -> Brackets:
         """Return an index without trials."""
         return Brackets(

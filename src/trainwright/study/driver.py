@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.engine import Engine, Outcome, Raised, TrainFunction
-from trainwright.errors import LedgerError, TrainwrightError
+from trainwright.errors import LedgerError, ScheduleError, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
@@ -100,7 +100,13 @@ class Driver:
 
     def run(self, train: TrainFunction) -> None:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens."""
-        self.scheduler.rule.check(len(self.book.objectives))
+        rule = self.scheduler.rule
+        rule.check(len(self.book.objectives), self.budget.trials)
+        if rule.promotes:
+            raise ScheduleError(
+                f"scheduler: {type(rule).__name__} pauses trials and goes on with the best of them later, which "
+                "studies do not do yet; allowed: rules that stop trials, such as ASHA(max_epochs=27)"
+            )
         self.scheduler.policy.check(self.engine.slots)
         self.engine.open(train, self.book.directory)
         self._free = list(range(self.engine.slots))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainwright.ledger import Objective, Outcome, Record, State, Status, TrialState, losses_of
-from trainwright.schedule import Continue, Ended, FixedEpochs, New, PromotionRule, Reported, TrialView, Verdict
+from trainwright.schedule import Continue, Ended, FixedEpochs, New, Opened, PromotionRule, Reported, TrialView, Verdict
 from trainwright.schedule import View as RuleView
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
@@ -78,11 +78,11 @@ class SearchFollower:
 class RuleFollower:
     """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from."""
 
-    def __init__(self, rule: PromotionRule, objectives: tuple[Objective, ...]) -> None:
+    def __init__(self, rule: PromotionRule, objectives: tuple[Objective, ...], seed: int) -> None:
         self.rule = rule
         self.kinds = frozenset() if isinstance(rule, FixedEpochs) else _RULE_KINDS
         self._objectives = objectives
-        self._index = rule.empty()
+        self._index = rule.fold(rule.empty(), Opened(seed=seed))
 
     def follow(self, record: Record, trial: TrialState | None) -> None:
         """Fold a report or an end into the rule's index."""

@@ -286,7 +286,7 @@ class Study:
             slot=None if member is None else member.slot,
             bounds=self._book.state.limits,
         )
-        rule = RuleFollower(scheduler.rule, self.objectives)
+        rule = RuleFollower(scheduler.rule, self.objectives, self.seed)
         self._book.refresh()
         for record in self._book.replay(rule.kinds):
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
