@@ -99,7 +99,6 @@ def test_compression_warns_of_its_cost(kind, tmp_path):
 
 def test_names_of_formats(tmp_path):
     assert set(FORMATS) == {"torch", "safetensors", "dcp", "hdf5", "npz"}
-    assert format_named("dcp").capabilities.sharded
     with pytest.raises(
         CheckpointFormatError, match=r"got 'safetensor'; allowed: torch, .* \(did you mean 'safetensors'"
     ):

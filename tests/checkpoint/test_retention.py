@@ -31,7 +31,7 @@ def test_the_newest_the_best_and_every_tenth():
 
 def test_pins():
     line = [checkpoint(step, pin="rung 3" if step == 2 else None) for step in (5, 4, 3, 2, 1)]
-    assert steps(retain(line, Retention(last=1), pins={Path("step-1")}).keep) == [5, 2, 1]
+    assert steps(retain(line, Retention(last=1)).keep) == [5, 2]
 
 
 def test_a_budget():
@@ -64,16 +64,14 @@ policies = st.builds(
     line=st.lists(records, max_size=10, unique_by=lambda one: one.path),
     policy=policies,
     budget=st.none() | st.integers(1, 120),
-    data=st.data(),
 )
-def test_what_always_holds(line, policy, budget, data):
+def test_what_always_holds(line, policy, budget):
     """Nothing is both kept and dropped; pins and the newest good one stay; the rest fits into the budget."""
     line = sorted(line, key=lambda one: one.manifest.step, reverse=True)
-    pins = set(data.draw(st.lists(st.sampled_from([one.path for one in line]), max_size=3))) if line else set()
-    keep, drop = retain(line, policy, pins=pins, budget_bytes=budget)
+    keep, drop = retain(line, policy, budget_bytes=budget)
     assert sorted(steps(keep) + steps(drop)) == sorted(steps(line))
     assert [one for one in line if one in keep] == list(keep)
-    certain = [one for one in line if one.manifest.pin is not None or one.path in pins]
+    certain = [one for one in line if one.manifest.pin is not None]
     certain += ([one for one in line if one.manifest.screen == "good"] or line)[:1]
     assert all(one in keep for one in certain)
     if budget is None:

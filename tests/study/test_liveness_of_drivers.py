@@ -226,7 +226,7 @@ def test_what_comes_while_a_worker_joins_reaches_its_rule_once(tmp_path, monkeyp
 
     class Counting(tw.ASHA):
         def fold(self, index, event):
-            seen.append((type(event).__name__, event.trial))
+            seen.append((type(event).__name__, getattr(event, "trial", None)))
             return super().fold(index, event)
 
     with make(tmp_path / "study") as study, make(tmp_path / "study") as other:

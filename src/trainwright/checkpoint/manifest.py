@@ -88,7 +88,6 @@ class Manifest:
     trial: int | None = None
     lease: int = 0
     world_size: int = 1
-    mesh: tuple[int, ...] = ()
     parent: str | None = None
     pin: str | None = None
     format: str = "safetensors"
@@ -138,7 +137,6 @@ class Manifest:
                 "trainwright"
             )
         plain.pop("digest")
-        plain["mesh"] = tuple(plain["mesh"])
         plain["files"] = tuple(FileRecord(**_tuples(file)) for file in plain["files"])
         plain["tensors"] = tuple(
             TensorRecord(

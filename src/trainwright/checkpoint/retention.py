@@ -1,8 +1,7 @@
 """Which checkpoints stay: a pure choice by age, metric, step, pin and budget."""
 
 import math
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainwright.checkpoint.config import Retention
@@ -22,7 +21,6 @@ def retain(
     checkpoints: Sequence[Published],
     policy: Retention,
     *,
-    pins: Collection[Path] = (),
     budget_bytes: int | None = None,
 ) -> Choice:
     """Choose among a run's checkpoints, given newest first.
@@ -30,7 +28,7 @@ def retain(
     The newest that is not suspect (or if all are, the newest) and all pinned ones stay whatever the policy and the
     budget say. Over the budget, what the policy keeps goes oldest first, the best by metric last.
     """
-    pinned = {place for place, one in enumerate(checkpoints) if one.path in pins or one.manifest.pin is not None}
+    pinned = {place for place, one in enumerate(checkpoints) if one.manifest.pin is not None}
     safe = next((place for place, one in enumerate(checkpoints) if one.manifest.screen == "good"), 0)
     certain = pinned | {safe} if checkpoints else pinned
     best = sorted(

@@ -72,7 +72,6 @@ class SaveRecord:
     blocking_seconds: float = 0.0
     persist_seconds: float = 0.0
     slowdown_seconds: float = 0.0
-    tier: str = "local"
     verdict: str = "good"
 
 

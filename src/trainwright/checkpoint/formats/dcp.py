@@ -32,7 +32,7 @@ class Dcp(BaseFormat):
 
     name: ClassVar[str] = "dcp"
     suffix: ClassVar[str] = ".dcp"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, sharded=True, streams=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, streams=True)
 
     def recognises(self, path: Path) -> bool:
         """Tell whether `path` is a folder with DCP's metadata."""

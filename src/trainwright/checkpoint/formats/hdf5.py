@@ -30,7 +30,7 @@ class Hdf5(BaseFormat):
 
     name: ClassVar[str] = "hdf5"
     suffix: ClassVar[str] = ".h5"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, sharded=False, streams=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, streams=True)
 
     compress: bool = False
 

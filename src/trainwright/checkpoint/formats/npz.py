@@ -34,7 +34,7 @@ class Npz(BaseFormat):
 
     name: ClassVar[str] = "npz"
     suffix: ClassVar[str] = ".npz"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=False, sharded=False, streams=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=False, streams=True)
 
     compress: bool = False
 

@@ -32,7 +32,6 @@ class Capabilities:
 
     dtypes: frozenset[str]
     partial: bool  # a box of a tensor is read without the rest of it
-    sharded: bool  # many ranks write one checkpoint
     streams: bool  # writing holds one tensor at a time
 
 

@@ -54,9 +54,7 @@ class SafeTensors(BaseFormat):
 
     name: ClassVar[str] = "safetensors"
     suffix: ClassVar[str] = ".safetensors"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        dtypes=frozenset(_CODES), partial=True, sharded=False, streams=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=frozenset(_CODES), partial=True, streams=True)
 
     def recognises(self, path: Path) -> bool:
         """Tell whether `path` begins with the length of a header and the header's brace."""

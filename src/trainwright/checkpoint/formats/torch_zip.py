@@ -32,7 +32,7 @@ class TorchZip(BaseFormat):
 
     name: ClassVar[str] = "torch"
     suffix: ClassVar[str] = ".pt"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, sharded=False, streams=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, streams=False)
 
     trust: bool = False
 
