@@ -18,7 +18,8 @@ from trainwright.schedule import (
     Scheduler,
     SuccessiveHalving,
 )
-from trainwright.schedule.conformance import PolicyConformance, RuleConformance
+from trainwright.schedule.conformance import RuleConformance
+from trainwright.schedule.policy_conformance import PolicyConformance
 
 
 class TestFixedEpochs(RuleConformance):
@@ -181,7 +182,7 @@ class TestFixed(PolicyConformance):
 
 
 class TestFixedPairs(PolicyConformance):
-    slots = (2, 3, 8)
+    engines = ((2, 2), (3, 3), (8, 8), (12, 4))
 
     def make_policy(self):
         return Fixed(2)

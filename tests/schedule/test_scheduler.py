@@ -10,14 +10,15 @@ from trainwright.schedule import (
     WAIT,
     AnyOf,
     Continue,
+    Desk,
     Fixed,
     FixedEpochs,
-    Grant,
     Median,
     New,
     Pause,
     Reason,
     Scheduler,
+    Start,
     Stop,
     View,
     Work,
@@ -88,21 +89,27 @@ def test_rules_of_one_objective_refuse_several():
     FixedEpochs(9).check(3)
 
 
-class Desk:
-    slots = 5
-    free = (0, 2, 3, 4)
-
+class Queue:
     def __init__(self, waiting):
         self.waiting = list(waiting)
 
     def next_work(self):
         return Work(self.waiting.pop(0)) if self.waiting else None
 
+    def waits(self):
+        return bool(self.waiting)
+
+
+def planned(policy, waiting, slots=5, per_node=5):
+    desk = Desk(policy, Queue(waiting), policy.room(slots, per_node), slots=slots, rungs=(), survival=lambda _: ())
+    return desk.plan(0.0)
+
 
 def test_fixed_gives_the_lowest_slots_in_order():
-    assert Fixed(2).plan(Desk([7, 5, 9])) == [Grant(Work(7), (0, 2)), Grant(Work(5), (3, 4))]
-    assert Fixed(3).plan(Desk([7, 5])) == [Grant(Work(7), (0, 2, 3))]
-    assert Fixed().plan(Desk([])) == []
+    assert planned(Fixed(2), [7, 5, 9]) == [Start(Work(7), (0, 1)), Start(Work(5), (2, 3))]
+    assert planned(Fixed(3), [7, 5]) == [Start(Work(7), (0, 1, 2))]
+    assert planned(Fixed(3), [7, 5], slots=8, per_node=4) == [Start(Work(7), (0, 1, 2)), Start(Work(5), (4, 5, 6))]
+    assert planned(Fixed(), []) == []
 
 
 @pytest.mark.parametrize("devices", [0, -1, 1.5, "2", True, None])
@@ -112,9 +119,9 @@ def test_fixed_refuses_what_is_no_size(devices):
 
 
 def test_fixed_refuses_a_small_engine():
-    Fixed(4).check(4)
+    Fixed(4).check(4, 4, FixedEpochs())
     with pytest.raises(ScheduleError, match=r"Fixed.devices: got 4, the engine has 3 slots; allowed: 1 to 3, or"):
-        Fixed(4).check(3)
+        Fixed(4).check(3, 3, FixedEpochs())
 
 
 def test_scheduler_of():

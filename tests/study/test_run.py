@@ -10,7 +10,6 @@ import small_study
 
 import trainwright as tw
 from trainwright.errors import InputError, ObjectiveError, ScheduleError, StudyError, TrialError
-from trainwright.schedule import Grant
 from trainwright.study import StudyFailed
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
@@ -87,40 +86,21 @@ def test_a_stopped_trial_keeps_its_last_report():
         assert decision.value > decision.threshold
 
 
-class Slow:
-    """A policy that takes all the work at once, and starts one trial of it at a time."""
-
-    def __init__(self):
-        self.taken = []
-
-    def check(self, slots):
-        pass
-
-    def plan(self, desk):
-        while (work := desk.next_work()) is not None:
-            self.taken.append(work)
-        return [Grant(self.taken.pop(0), (0,))] if self.taken and desk.free else []
-
-
-def test_a_policy_may_start_later_what_it_took(tmp_path):
-    """What it took is proposed by then, so that the searcher knows of it, and so do others."""
-    seen = []
-
-    def train(trial):
-        seen.append(len(tw.Study.open(tmp_path / "study").trials))
-        return 1.0
-
-    with make(directory=tmp_path / "study") as study:
-        run(study, train, trials=4, scheduler=Slow())
-        assert seen == [4] * 4
-        assert counts(study) == {"complete": 4}
-        assert len({trial.key for trial in study.trials}) == 4
-
-
 def test_a_number_whose_trial_was_not_started_is_used_again():
-    class Broken(Slow):
+    class Broken:
+        start = 1
+
+        def check(self, slots, slots_per_node, rule):
+            pass
+
+        def room(self, slots, slots_per_node):
+            return tw.Fixed().room(slots, slots_per_node)
+
+        def planner(self):
+            return self
+
         def plan(self, desk):
-            desk.next_work()
+            desk.begin()
             raise RuntimeError("no plan")
 
     study = make()

@@ -75,6 +75,10 @@ class Engine(Protocol):
     def slots(self) -> int:
         """How many blocks of one slot it has."""
 
+    @property
+    def slots_per_node(self) -> int:
+        """How many of them are in one node; slots are numbered node by node."""
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Make ready to run `train`; logs go below `directory`. Raises `EngineError` if it cannot be shipped."""
 

@@ -47,6 +47,11 @@ class Pool:
         """The number of workers."""
         return self.workers
 
+    @property
+    def slots_per_node(self) -> int:
+        """All slots: there is one node."""
+        return self.slots
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; no process is started before the first launch."""
         self._reference = FunctionReference.of(train)

@@ -27,6 +27,11 @@ class InProcess:
         """One."""
         return 1
 
+    @property
+    def slots_per_node(self) -> int:
+        """All slots: there is one node."""
+        return self.slots
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:  # noqa: ARG002 -- output stays where it is
         """Keep the function; anything callable will do."""
         self._train = train

@@ -69,6 +69,11 @@ class Local:
         """The number of trials that run at once."""
         return self._engine.slots
 
+    @property
+    def slots_per_node(self) -> int:
+        """All of them: this machine is one node."""
+        return self._engine.slots
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; no process is started before the first launch."""
         self._engine.open(train, directory)

@@ -1,6 +1,6 @@
 """Who goes on, and with how much: promotion rules times allocation policies, pure decisions without clock or I/O."""
 
-from trainwright.schedule._policy import AllocationPolicy, Block, Desk, Grant, Work
+from trainwright.schedule._policy import Action, AllocationPolicy, Block, Move, Planner, Rest, Start, Work
 from trainwright.schedule._rule import (
     CONTINUE,
     WAIT,
@@ -26,6 +26,8 @@ from trainwright.schedule._rule import (
 )
 from trainwright.schedule.any_of import AnyOf
 from trainwright.schedule.asha import ASHA
+from trainwright.schedule.desk import Desk, Seat, Source
+from trainwright.schedule.estimates import Estimates
 from trainwright.schedule.extrapolate import Extrapolate
 from trainwright.schedule.fixed import Fixed
 from trainwright.schedule.fixed_epochs import FixedEpochs
@@ -36,6 +38,7 @@ from trainwright.schedule.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.pasha import PASHA
 from trainwright.schedule.patience import Patience
 from trainwright.schedule.plateau import Plateau
+from trainwright.schedule.room import Nodes, Room, Tiles
 from trainwright.schedule.scheduler import Scheduler
 from trainwright.schedule.successive_halving import SuccessiveHalving
 
@@ -44,37 +47,47 @@ __all__ = [
     "CONTINUE",
     "PASHA",
     "WAIT",
+    "Action",
     "AllocationPolicy",
     "AnyOf",
     "Block",
     "Continue",
     "Desk",
     "Ended",
+    "Estimates",
     "Event",
     "Extrapolate",
     "Fixed",
     "FixedEpochs",
-    "Grant",
     "Hyperband",
     "IEpoch",
     "Index",
     "Median",
+    "Move",
     "MultiObjectiveASHA",
     "New",
+    "Nodes",
     "Opened",
     "Patience",
     "Pause",
+    "Planner",
     "Plateau",
     "Promote",
     "Promoted",
     "PromotionRule",
     "Reason",
     "Reported",
+    "Rest",
+    "Room",
     "Rule",
     "Scheduler",
+    "Seat",
+    "Source",
+    "Start",
     "Started",
     "Stop",
     "SuccessiveHalving",
+    "Tiles",
     "TrialView",
     "Verdict",
     "View",

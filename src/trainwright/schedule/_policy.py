@@ -1,51 +1,73 @@
-"""What an allocation policy is: it gives devices to work, and knows nothing of quality."""
+"""What an allocation policy is: it gives devices to work, and knows nothing of quality but what the desk tells."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-__all__ = ["AllocationPolicy", "Block", "Desk", "Grant", "Work"]
+if TYPE_CHECKING:
+    from trainwright.schedule._rule import PromotionRule
+    from trainwright.schedule.desk import Desk
+    from trainwright.schedule.room import Room
+
+__all__ = ["Action", "AllocationPolicy", "Block", "Move", "Planner", "Rest", "Start", "Work"]
 
 Block = tuple[int, ...]
-"""The slots of an engine that one trial holds."""
+"""The slots of an engine that one trial holds, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A trial to start or to go on with."""
+    """A trial to start or to go on with, after `epoch` epochs."""
 
     trial: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Start:
     """Let `work` run on `block`."""
 
     work: Work
     block: Block
 
 
-class Desk(Protocol):
-    """What a policy deals with: the engine's slots on one side, work that waits on the other."""
+@dataclass(frozen=True, slots=True)
+class Move:
+    """At its next checkpoint the running `trial` goes on on `block`, which is held for it from now on."""
 
-    @property
-    def free(self) -> Sequence[int]:
-        """The free slots, ascending."""
+    trial: int
+    block: Block
 
-    @property
-    def slots(self) -> int:
-        """All slots of the engine."""
 
-    def next_work(self) -> Work | None:
-        """Return the next piece of work (interrupted before promoted before new), or None. It is handed out once."""
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """At its next checkpoint the running `trial` gives its devices back, until it is started again."""
+
+    trial: int
+
+
+Action = Start | Move | Rest
+
+
+class Planner(Protocol):
+    """A policy at work: it may remember between plans, but only what desks have told it."""
+
+    def plan(self, desk: "Desk") -> None:
+        """Start, move and rest trials by the desk's methods, as far as devices are free."""
 
 
 @runtime_checkable
 class AllocationPolicy(Protocol):
-    """With how much. Asked after every event; grants only what is free."""
+    """With how much. A frozen configuration; its planner is asked after every event."""
 
-    def check(self, slots: int) -> None:
-        """Refuse an engine of `slots` slots on which no trial could ever start."""
+    @property
+    def start(self) -> int:
+        """The devices of a new trial."""
 
-    def plan(self, desk: Desk) -> Sequence[Grant]:
-        """Return the grants to make now."""
+    def check(self, slots: int, slots_per_node: int, rule: "PromotionRule") -> None:
+        """Refuse an engine on which no trial could ever start, or a rule that the policy cannot work with."""
+
+    def room(self, slots: int, slots_per_node: int) -> "Room":
+        """Return the free slots, in the blocks that this policy grants."""
+
+    def planner(self) -> Planner:
+        """Return a planner that has seen nothing yet."""

@@ -1,4 +1,4 @@
-"""What every promotion rule and every allocation policy promises, as tests that any of them inherits.
+"""What every promotion rule promises, as tests that any rule inherits; for policies see `policy_conformance`.
 
     class TestMine(RuleConformance):
         def make_rule(self):
@@ -9,13 +9,11 @@ Needs no test library of its own: any runner that collects classes and methods n
 # ruff: noqa: S101, S301 -- a test kit is made of asserts, and pickles what it made itself
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
-from trainwright.schedule._policy import AllocationPolicy, Work
 from trainwright.schedule._rule import (
     Continue,
     Ended,
@@ -35,7 +33,7 @@ from trainwright.schedule._rule import (
     View,
 )
 
-__all__ = ["Played", "PolicyConformance", "RuleConformance", "play"]
+__all__ = ["Played", "RuleConformance", "play"]
 
 Loss = Callable[[int, int], float]  # of a trial's number and an epoch
 
@@ -277,76 +275,3 @@ def _moved(loss: Loss, factor: float, offset: float) -> Loss:
 
 def _kinds(played: Played) -> list[tuple[int, int, str]]:
     return [(trial, epoch, type(verdict).__name__) for trial, epoch, verdict in played.verdicts]
-
-
-@dataclass
-class _Desk:
-    """An engine's slots and a queue of work, as a policy sees them."""
-
-    slots: int
-    waiting: list[int]
-    busy: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    handed_out: list[int] = field(default_factory=list)
-
-    @property
-    def free(self) -> Sequence[int]:
-        taken = {slot for block in self.busy.values() for slot in block}
-        return [slot for slot in range(self.slots) if slot not in taken]
-
-    def next_work(self) -> Work | None:
-        if not self.waiting:
-            return None
-        self.handed_out.append(self.waiting.pop(0))
-        return Work(self.handed_out[-1])
-
-
-class PolicyConformance:
-    """Inherit as Test<Policy> and give `make_policy` and the sizes of engines that it can use."""
-
-    slots: ClassVar[tuple[int, ...]] = (1, 2, 3, 8)
-
-    def make_policy(self) -> AllocationPolicy:
-        """Return the policy."""
-        raise NotImplementedError
-
-    def test_grants(self) -> None:
-        """Blocks are of free slots and disjoint, and each piece of work that was taken is granted once."""
-        for seed, slots in enumerate(self.slots):
-            for desk, grants in self._plans(slots, seed):
-                assert [grant.work.trial for grant in grants] == desk.handed_out, "work was taken but not granted"
-                given = [slot for grant in grants for slot in grant.block]
-                assert len(given) == len(set(given)), "two grants share a slot"
-                assert set(given) <= set(desk.free), "a slot was granted that is not free"
-
-    def test_all_work_is_done(self) -> None:
-        """Whatever ends when, all waiting work is granted at last, and in its order."""
-        for seed, slots in enumerate(self.slots):
-            granted = [grant.work.trial for _, grants in self._plans(slots, seed) for grant in grants]
-            assert granted == list(range(30))
-
-    def test_refuses_an_engine_that_is_too_small(self) -> None:
-        """An engine on which no trial could ever start is refused before anything runs."""
-        try:
-            self.make_policy().check(0)
-        except ScheduleError:
-            return
-        raise AssertionError("an engine without slots was accepted")
-
-    def test_is_a_value(self) -> None:
-        """A policy is its settings: equal ones are equal, and it survives pickling."""
-        policy = self.make_policy()
-        assert isinstance(policy, AllocationPolicy)
-        assert pickle.loads(pickle.dumps(policy)) == policy == self.make_policy()
-
-    def _plans(self, slots: int, seed: int) -> Iterator[tuple[_Desk, Sequence[Any]]]:
-        """Yield the desk before, and the plan at, every event of a run in which random trials end."""
-        policy, generator = self.make_policy(), rng(seed, "conformance", slots)
-        policy.check(slots)
-        desk = _Desk(slots, list(range(30)))
-        while desk.waiting or desk.busy:
-            desk.handed_out.clear()
-            grants = policy.plan(desk)
-            yield desk, grants
-            desk.busy |= {grant.work.trial: grant.block for grant in grants}
-            assert desk.busy, "nothing runs, work waits, and nothing is granted"
-            del desk.busy[sorted(desk.busy)[generator.integers(len(desk.busy))]]

@@ -1,17 +1,18 @@
 """Fixed: one size for all trials, first come, first served."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule._policy import Desk, Grant
+from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule.desk import Desk
+from trainwright.schedule.room import Room, Tiles
 
 __all__ = ["Fixed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Give every trial `devices` slots of the engine. O(grants) per event."""
+    """Give every trial `devices` slots of the engine. O(log n) a grant."""
 
     devices: int = 1
 
@@ -19,7 +20,12 @@ class Fixed:
         if isinstance(self.devices, bool) or not isinstance(self.devices, int) or self.devices < 1:
             raise ScheduleError(f"Fixed.devices: got {self.devices!r}; allowed: a whole number >= 1")
 
-    def check(self, slots: int) -> None:
+    @property
+    def start(self) -> int:
+        """The one size."""
+        return self.devices
+
+    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
         """Refuse an engine that is too small for one trial."""
         if self.devices > slots:
             raise ScheduleError(
@@ -27,11 +33,15 @@ class Fixed:
                 "or a larger engine"
             )
 
-    def plan(self, desk: Desk) -> Sequence[Grant]:
+    def room(self, slots: int, slots_per_node: int) -> Room:
+        """Return tiles of that size."""
+        return Tiles(slots, slots_per_node, self.devices)
+
+    def planner(self) -> "Fixed":
+        """Return itself: there is nothing to remember."""
+        return self
+
+    def plan(self, desk: Desk) -> None:
         """Fill the free slots, lowest first, while work waits."""
-        free = list(desk.free)
-        grants = []
-        while len(free) >= self.devices and (work := desk.next_work()) is not None:
-            grants.append(Grant(work, tuple(free[: self.devices])))
-            del free[: self.devices]
-        return grants
+        while desk.begin():
+            pass

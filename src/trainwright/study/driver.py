@@ -2,14 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainwright.engine import Engine, Outcome, Raised, TrainFunction
 from trainwright.errors import LedgerError, ScheduleError, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
-from trainwright.schedule import CONTINUE, Block, Continue, Pause, Scheduler, Stop, Verdict, Work
+from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Start, Stop, Verdict, Work
 from trainwright.schedule import View as RuleView
 from trainwright.space import Configuration
 from trainwright.study.book import Book
@@ -62,7 +62,7 @@ class _Running:
 
 
 class Driver:
-    """Runs a study on an engine until its budget is used. Also the engine's handler and the policy's desk."""
+    """Runs a study on an engine until its budget is used. Also the engine's handler and the desk's source."""
 
     def __init__(
         self,
@@ -91,8 +91,7 @@ class Driver:
         self._contested: set[int] = set()  # trials that another was quicker to claim, but has not started yet
         self._directory = None if book.directory is None else str(book.directory.resolve())
         self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
-        self._free: list[int] = []
-        self._granted = 0  # trials handed to the policy in its present plan
+        self._granted = 0  # trials handed to the desk in its present plan
         self._leaving = False
         self._spent: SpentFollower | None = None  # kept if there is a budget of device seconds
         self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
@@ -107,9 +106,11 @@ class Driver:
                 f"scheduler: {type(rule).__name__} pauses trials and goes on with the best of them later, which "
                 "studies do not do yet; allowed: rules that stop trials, such as ASHA(max_epochs=27)"
             )
-        self.scheduler.policy.check(self.engine.slots)
+        policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
+        policy.check(slots, per_node, rule)
         self.engine.open(train, self.book.directory)
-        self._free = list(range(self.engine.slots))
+        room = policy.room(slots, per_node)
+        self.desk = Desk(policy, self, room, slots=slots, rungs=(), survival=lambda _: ())
         self.book.followers.append(self)
         if self.budget.device_seconds is not None:
             self._spent = SpentFollower(self.book.state)
@@ -134,8 +135,9 @@ class Driver:
         self._granted = 0
         self.book.keep_up()
         allowed = self._allowed()
-        for grant in self.scheduler.policy.plan(self):
-            self._start(grant.work.trial, grant.block)
+        for action in self.desk.plan(time.monotonic()):
+            if isinstance(action, Start):
+                self._start(action.work.trial, action.block)
         self._write_fresh()
         if self._running:
             self.proposals.prepare()
@@ -159,17 +161,11 @@ class Driver:
         while self._running and time.monotonic() < deadline:
             self.engine.poll(self, min(_POLL_SECONDS, self.member.grace_seconds))
 
-    # The policy's desk.
+    # The desk's source.
 
-    @property
-    def free(self) -> Sequence[int]:
-        """The free slots."""
-        return self._free
-
-    @property
-    def slots(self) -> int:
-        """All slots."""
-        return self.engine.slots
+    def waits(self) -> bool:
+        """Whether there would be a new trial to start."""
+        return not (self._enough() or self.proposals.exhausted) and self.rule.starts_new(self._rule_view())
 
     def next_work(self) -> Work | None:
         """Return an interrupted trial, or a new one while budget and space last."""
@@ -177,9 +173,9 @@ class Driver:
             number = self._waiting.popleft()
             if self._open(number) and not self._settle(self.book.state.trials[number]):
                 self._granted += 1
-                return Work(number)
+                return Work(number, self.book.state.trials[number].epoch)
         self._write_fresh()  # the searcher is to know of them
-        if self._enough() or self.proposals.exhausted or not self.rule.starts_new(self._rule_view()):
+        if not self.waits():
             return None
         proposal = self.proposals.next(self._allowed())
         if proposal is None:
@@ -189,7 +185,7 @@ class Driver:
         return Work(proposal[0])
 
     def _write_fresh(self) -> None:
-        """Write proposals that the policy did not start at once."""
+        """Write proposals that were not started at once."""
         for number, configuration in list(self._fresh.items()):
             self.book.append(self.book.proposal(number, configuration))
             del self._fresh[number]
@@ -258,10 +254,10 @@ class Driver:
         lease = self._begun(number, block)
         if lease is None:
             self._contested.add(number)
+            self.desk.gone(number)
             return
         trial = self.book.state.trials[number]
         self._running[number] = _Running(lease=lease, block=block, since=time.monotonic())
-        self._free = [slot for slot in self._free if slot not in block]
         assignment = Assignment(
             trial=number,
             lease=lease,
@@ -297,9 +293,8 @@ class Driver:
         return slots if self.member is None else f"{self.member.slot}:{slots}"
 
     def _release(self, number: int) -> _Running:
-        running = self._running.pop(number)
-        self._free = sorted([*self._free, *running.block])
-        return running
+        self.desk.gone(number)
+        return self._running.pop(number)
 
     def _preempt_all(self) -> None:
         """Record which running trials were interrupted; the next run goes on from their checkpoints."""

@@ -1,0 +1,181 @@
+"""The desk where devices are given out: who runs on which, what waits; the same for real engines and the simulator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trainwright.schedule._policy import Action, AllocationPolicy, Block, Move, Rest, Start, Work
+from trainwright.schedule.estimates import Estimates
+from trainwright.schedule.room import Room
+
+__all__ = ["Desk", "Seat", "Source"]
+
+
+class Source(Protocol):
+    """What waits for devices."""
+
+    def next_work(self) -> Work | None:
+        """Return the next piece of work (interrupted before promoted before new), or None. It is handed out once."""
+
+    def waits(self) -> bool:
+        """Whether there would be new trials to start."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """A trial that runs: on what, since when, how far, how good, and where it is to move."""
+
+    trial: int
+    block: Block
+    since: float
+    epoch: int = 0
+    rungs: int = 0  # that it has passed
+    rung_epoch: int = 0  # the last of them
+    loss: float = float("inf")
+    rank: float = 0.5  # the share of those in its last rung that are better
+    epoch_seconds: float | None = None  # on these devices
+    began: tuple[int, float] | None = None  # an epoch and a time, from which to measure
+    moved: float = float("-inf")  # when it last changed its devices
+    target: Block | None = None
+    rests: bool = False
+
+    @property
+    def size(self) -> int:
+        """The devices that it has, or will have."""
+        return len(self.target if self.target is not None else self.block)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no change of its devices is under way."""
+        return self.target is None and not self.rests
+
+
+@dataclass
+class Desk:
+    """Keeps the seats, and asks the policy's planner after every event. All times are `at` seconds of the caller's."""
+
+    policy: AllocationPolicy
+    source: Source
+    room: Room
+    slots: int
+    rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
+    survival: Callable[[Seat], tuple[float, ...]]
+    estimates: Estimates = field(default_factory=Estimates)
+    seats: dict[int, Seat] = field(default_factory=dict)
+    resting: dict[int, Seat] = field(default_factory=dict)
+    at: float = 0.0
+    changed: Seat | None = None  # whose report was the event: it is at a checkpoint
+    wake_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._planner = self.policy.planner()
+        self._actions: list[Action] = []
+
+    # Told by whoever runs trials.
+
+    def reported(self, trial: int, epoch: int, loss: float, rank: float | None, at: float) -> None:
+        """Note a report of a trial that goes on; `rank` is the share of its rung's trials that are better."""
+        seat = self.seats[trial]
+        if seat.began is not None and epoch > seat.began[0]:
+            seat.epoch_seconds = (at - seat.began[1]) / (epoch - seat.began[0])
+            if len(seat.block) == self.policy.start:
+                self.estimates.saw_epoch(seat.epoch_seconds)
+        seat.began = epoch, at
+        seat.epoch, seat.loss = epoch, loss
+        if rank is not None:
+            seat.rank = rank
+        while seat.rungs < len(self.rungs) and self.rungs[seat.rungs] <= epoch:
+            seat.rung_epoch = self.rungs[seat.rungs]
+            seat.rungs += 1
+        self.changed = seat
+
+    def moved(self, trial: int, at: float) -> None:
+        """Note that a trial has left its block for the one that was held for it."""
+        seat = self.seats[trial]
+        assert seat.target is not None  # noqa: S101 -- nobody else moves trials
+        kept = set(seat.target)
+        self.room.give([slot for slot in seat.block if slot not in kept])
+        seat.block, seat.target, seat.moved, seat.began = seat.target, None, at, None
+
+    def rested(self, trial: int) -> None:
+        """Note that a trial has given its devices back, to be started again."""
+        seat = self.seats.pop(trial)
+        seat.rests = False
+        self.room.give(seat.block)
+        self.resting[trial] = seat
+
+    def gone(self, trial: int) -> None:
+        """Note that a trial runs no more: it has ended, or waits for a promotion."""
+        self.resting.pop(trial, None)
+        seat = self.seats.pop(trial, None)
+        if seat is not None:
+            self.room.give({*seat.block, *(seat.target or ())})
+
+    def plan(self, at: float) -> list[Action]:
+        """Ask the planner what to do now."""
+        self.at = at
+        self.wake_at = None
+        self._actions = []
+        self._planner.plan(self)
+        self.changed = None
+        return self._actions
+
+    # Asked by planners.
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        return self.room.free
+
+    def begin(self, size: int | None = None) -> bool:
+        """Start the next piece of work on a new trial's devices, or on `size`; return whether there was any."""
+        block = self.room.take(size or self.policy.start)
+        if block is None:
+            return False
+        work = self.source.next_work()
+        if work is None:
+            self.room.give(block)
+            return False
+        self._sit(work, block, Seat(trial=work.trial, block=block, since=self.at, epoch=work.epoch))
+        return True
+
+    def again(self, trial: int, size: int) -> bool:
+        """Start a resting trial on `size` devices; return whether they were free."""
+        block = self.room.take(size)
+        if block is None:
+            return False
+        seat = self.resting.pop(trial)
+        seat.block, seat.moved, seat.began = block, self.at, None
+        self._sit(Work(trial, seat.epoch), block, seat)
+        return True
+
+    def _sit(self, work: Work, block: Block, seat: Seat) -> None:
+        self.seats[work.trial] = seat
+        self._actions.append(Start(work, block))
+
+    def move(self, seat: Seat, size: int) -> bool:
+        """Let a settled trial go on with `size` devices from its next checkpoint; return whether they were free."""
+        block = seat.block[:size] if size < len(seat.block) else self.room.grow(seat.block, size)
+        if block is None:
+            return False
+        seat.target = block
+        self._actions.append(Move(seat.trial, block))
+        return True
+
+    def rest(self, seat: Seat) -> None:
+        """Let a trial give its devices back at its next checkpoint."""
+        seat.rests = True
+        self._actions.append(Rest(seat.trial))
+
+    def wake(self, at: float) -> None:
+        """Ask to be asked again at this time, if nothing happens before."""
+        self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
+
+    def work(self, seat: Seat) -> float:
+        """Return the epochs that a trial has still before it, each weighed with the chance that it comes to it."""
+        chances = (1.0, *self.survival(seat))
+        total, before = 0.0, seat.epoch
+        for chance, rung in zip(chances, self.rungs[seat.rungs :], strict=False):
+            total += chance * (rung - before)
+            before = rung
+        return total
