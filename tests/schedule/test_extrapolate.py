@@ -9,8 +9,9 @@ from streams import judge
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Continue, Ended, Extrapolate, Reported, Stop, TrialView, View
+from trainwright.schedule._draws import Curve, Prior
 from trainwright.schedule._families import FAMILIES, Grid
-from trainwright.schedule._posterior import Curve, Prior, pareto_k, posterior
+from trainwright.schedule._posterior import pareto_k, posterior
 
 END = Grid.of(np.ones(1), 30)
 
@@ -23,21 +24,21 @@ def curve_of(values, length=30):
 def test_posterior_equals_integration_on_a_grid(name):
     """Mean and tail of f(R) for the families of two parameters, by a sum over a, log b and log sigma."""
     family = FAMILIES[name]
-    truth = family.curve(np.array([[-0.3, -0.7, 0.0, 0.0]]), curve_of(range(12)).grid)[0]
+    truth = family.curve(np.array([[-0.3], [-0.7], [0.0], [0.0]]), curve_of(range(12)).grid)[:, 0]
     values = truth + 0.1 * np.random.default_rng(1).standard_normal(12)
     curve = curve_of(values)
-    found = posterior([family], curve, [Prior.broad(family)], END, rng(0, "test", 0))
+    found = posterior([family], curve, Prior.broad(1), END, rng(0, "test", 0))
     a, b, s = np.meshgrid(
         np.linspace(-0.9, 0.3, 401), np.linspace(-1.6, 0.2, 61), np.linspace(-4.5, -1, 29), indexing="ij"
     )
-    theta = np.column_stack([a.ravel(), b.ravel(), np.zeros((a.size, 2))])
+    theta = np.stack([a.ravel(), b.ravel(), np.zeros(a.size), np.zeros(a.size)])
     variance = np.exp(2 * s.ravel()) + 0.01**2  # no curve is believed more exactly
-    gaps = (values - family.curve(theta, curve.grid)) ** 2 / variance[:, None]
-    log = -2.5 * np.log1p(gaps / 4).sum(axis=1) - 6 * np.log(variance)
-    log += -(theta[:, :2] ** 2).sum(axis=1) / 8 - 0.5 * np.exp(2 * s.ravel()) + s.ravel()
+    gaps = (values[:, None] - family.curve(theta, curve.grid)) ** 2 / variance
+    log = -2.5 * np.log1p(gaps / 4).sum(axis=0) - 6 * np.log(variance)
+    log += -(theta[:2] ** 2).sum(axis=0) / 8 - 0.5 * np.exp(2 * s.ravel()) + s.ravel()
     weights = np.exp(log - log.max())
     weights /= weights.sum()
-    ends = family.curve(theta, END)[:, 0]
+    ends = family.curve(theta, END)[0]
     mean = weights @ ends
     assert found.weights @ found.ends == pytest.approx(mean, abs=0.01)
     for loss in (mean - 0.1, mean, mean + 0.1):
@@ -48,10 +49,10 @@ def test_posterior_equals_integration_on_a_grid(name):
 def test_each_family_finds_its_own_curve(name):
     """From half of a nearly exact curve the end is known to a few hundredths."""
     family = FAMILIES[name]
-    theta = np.array([[-1.0, 0.5, -0.5, -0.3]])
-    whole = family.curve(theta, curve_of(range(30)).grid)[0]
+    theta = np.array([[-1.0], [0.5], [-0.5], [-0.3]])
+    whole = family.curve(theta, curve_of(range(30)).grid)[:, 0]
     noise = 0.03 * np.random.default_rng(0).standard_normal(30)
-    found = posterior([family], curve_of((whole + noise)[:20]), [Prior.broad(family)], END, rng(0, "test", 1))
+    found = posterior([family], curve_of((whole + noise)[:20]), Prior.broad(1), END, rng(0, "test", 1))
     assert found is not None
     assert found.weights @ found.ends == pytest.approx(whole[-1], abs=0.1)
 

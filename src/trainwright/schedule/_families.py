@@ -1,7 +1,7 @@
 """Families of learning curves f(z) = a + b g(z; p, q) over z = epoch / full length, in unconstrained parameters.
 
-After Domhan et al. (IJCAI 2015) and Viering and Loog (arXiv 2103.10948). A parameter row is (a, b or its logarithm,
-log p, log q, log sigma); entries that a family does not use have no effect.
+After Domhan et al. (IJCAI 2015) and Viering and Loog (arXiv 2103.10948). Parameters are (a, b or its logarithm, log p,
+log q); what a family does not use has no effect, so that all families are worked on in one array.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Array = NDArray[Any]  # of either precision
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The points z at which curves are computed, their logarithms, and the values of families without p and q."""
+    """The points z [n, 1] at which curves are computed, their logarithms, and values of families without p and q."""
 
     z: Array
     log_z: Array
@@ -27,7 +27,8 @@ class Grid:
     @classmethod
     def of(cls, z: Array, length: int) -> "Grid":
         """Return the grid of z in (0, 1], for trials of `length` epochs."""
-        return cls(z, np.log(z), 1.0 / np.log1p(np.e * length * z))
+        column = np.asarray(z, dtype=float)[:, None]
+        return cls(column, np.log(column), 1.0 / np.log1p(np.e * length * column))
 
     def single(self) -> "Grid":
         """Return the grid in single precision, enough for weights of draws and several times as fast."""
@@ -60,7 +61,7 @@ def _hill(u: Array, v: Array, grid: Grid) -> Array:
 
 
 def _inverse_log(u: Array, v: Array, grid: Grid) -> Array:  # noqa: ARG001 -- likewise
-    return np.broadcast_to(grid.ilog, (*u.shape[:-1], grid.z.size))
+    return np.broadcast_to(grid.ilog, (grid.ilog.size, u.size))
 
 
 def _janoschek(u: Array, v: Array, grid: Grid) -> Array:
@@ -69,35 +70,34 @@ def _janoschek(u: Array, v: Array, grid: Grid) -> Array:
 
 
 def _lin_log(u: Array, v: Array, grid: Grid) -> Array:  # noqa: ARG001 -- likewise
-    return np.broadcast_to(-grid.log_z, (*u.shape[:-1], grid.z.size))
+    return np.broadcast_to(-grid.log_z, (grid.log_z.size, u.size))
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family: g(log p, log q, grid), how many of p and q it uses, and whether b > 0 (else any sign)."""
+    """One family: g(log p, log q, grid), and whether b > 0 (else any sign)."""
 
     name: str
     shape: Callable[[Array, Array, Grid], Array]
-    used: int
     positive: bool = True
 
     def curve(self, theta: Array, grid: Grid) -> Array:
-        """Return f [..., points] of parameter rows [..., 5]."""
-        b = np.exp(theta[..., 1:2]) if self.positive else theta[..., 1:2]
-        found: Array = theta[..., 0:1] + b * self.shape(theta[..., 2:3], theta[..., 3:4], grid)
+        """Return f [points, S] of parameters [4, S]."""
+        b = np.exp(theta[1]) if self.positive else theta[1]
+        found: Array = theta[0] + b * self.shape(theta[2], theta[3], grid)
         return found
 
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("pow3", _power, 1),
-        Family("pow4", _shifted_power, 2),
-        Family("exp4", _weibull, 2),
-        Family("mmf4", _mmf, 2, positive=False),
-        Family("hill4", _hill, 2),
-        Family("ilog2", _inverse_log, 0),
-        Family("janoschek4", _janoschek, 2),
-        Family("lin-log", _lin_log, 0),
+        Family("pow3", _power),
+        Family("pow4", _shifted_power),
+        Family("exp4", _weibull),
+        Family("mmf4", _mmf, positive=False),
+        Family("hill4", _hill),
+        Family("ilog2", _inverse_log),
+        Family("janoschek4", _janoschek),
+        Family("lin-log", _lin_log),
     )
 }

@@ -14,8 +14,9 @@ import numpy as np
 
 from trainwright.errors import ScheduleError, closest
 from trainwright.randomness import rng
+from trainwright.schedule._draws import Array, Curve, Prior
 from trainwright.schedule._families import FAMILIES, Family, Grid
-from trainwright.schedule._posterior import Curve, Prior, best_fit, posterior
+from trainwright.schedule._posterior import fits, posterior
 from trainwright.schedule._rule import (
     CONTINUE,
     Continue,
@@ -182,24 +183,24 @@ class Extrapolate(Rule):
             return None
         curve = scaled(points, question.centre, question.scale, self.max_epochs)
         chosen = tuple(FAMILIES.values()) if self.families == "all" else tuple(FAMILIES[n] for n in self.families)
-        latest = finished[: question.finished][-_MOST_FINISHED:]
-        priors = [self._prior(family, curve, latest, question) for family in chosen]
-        found = posterior(chosen, curve, priors, Grid.of(np.ones(1), self.max_epochs), generator)
+        prior = self._prior(chosen, curve, finished[: question.finished][-_MOST_FINISHED:], question)
+        found = posterior(chosen, curve, prior, Grid.of(np.ones(1), self.max_epochs), generator)
         return None if found is None else found.above((question.best - question.centre) / question.scale)
 
-    def _prior(self, family: Family, curve: Curve, finished: list[Points], question: _Question) -> Prior:
+    def _prior(self, chosen: tuple[Family, ...], curve: Curve, finished: list[Points], question: _Question) -> Prior:
         if self.prior == "self":
-            return Prior(best_fit(family, curve, rng(0, "extrapolate", 0)), np.eye(2 + family.used))
+            return Prior.of(fits(chosen, curve, rng(0, "extrapolate", 0)), np.tile(np.eye(4), (len(chosen), 1, 1)))
         if self.prior == "broad" or len(finished) < _LEAST_FINISHED:
-            return Prior.broad(family)
-        rows = np.array([_fitted(points, self.max_epochs, family.name) for points in finished])
-        rows[:, 0] = (rows[:, 0] - question.centre) / question.scale
-        rows[:, 1] = rows[:, 1] - np.log(question.scale) if family.positive else rows[:, 1] / question.scale
-        rows = rows[np.isfinite(rows).all(axis=1)]
-        if len(rows) < _LEAST_FINISHED:
-            return Prior.broad(family)
+            return Prior.broad(len(chosen))
+        rows = np.stack([_fitted(points, self.max_epochs, chosen) for points in finished])
+        rows[:, :, 0] -= question.centre
+        positive = np.array([family.positive for family in chosen])
+        rows[:, :, 0] /= question.scale
+        rows[:, :, 1] = np.where(positive, rows[:, :, 1] - np.log(question.scale), rows[:, :, 1] / question.scale)
         rows = np.clip(rows, -_FARTHEST, _FARTHEST)
-        return Prior(rows.mean(axis=0), np.cov(rows, rowvar=False) + 0.25 * np.eye(rows.shape[1]))
+        mean = rows.mean(axis=0)
+        gap = rows - mean
+        return Prior.of(mean, np.einsum("tfp,tfq->fpq", gap, gap) / (len(rows) - 1) + 0.25 * np.eye(4))
 
     def next_epoch(self, index: _Index, trial: TrialView) -> int:
         """Return the next rung."""
@@ -213,14 +214,14 @@ def scaled(points: Points, centre: float, scale: float, length: int) -> Curve:
     return Curve(Grid.of(epochs / length, length), values)
 
 
-@lru_cache(maxsize=512)
-def _fitted(points: Points, length: int, name: str) -> tuple[float, ...]:
-    """Return the parameters of a whole curve, in its own units of loss."""
+@lru_cache(maxsize=256)
+def _fitted(points: Points, length: int, chosen: tuple[Family, ...]) -> Array:
+    """Return the parameters [F, 4] of a whole curve, in its own units of loss."""
     finite = np.array([loss for _, loss in points if math.isfinite(loss)] or [0.0])
     low, centre, high = np.quantile(finite, [0.25, 0.5, 0.75])
     scale = float(high - low) or float(np.ptp(finite)) or 1.0
-    family = FAMILIES[name]
-    found = best_fit(family, scaled(points, float(centre), scale, length), rng(0, "extrapolate", 0))
-    found[0] = found[0] * scale + centre
-    found[1] = found[1] + np.log(scale) if family.positive else found[1] * scale
-    return tuple(found.tolist())
+    found = fits(chosen, scaled(points, float(centre), scale, length), rng(0, "extrapolate", 0))
+    found[:, 0] = found[:, 0] * scale + centre
+    positive = np.array([family.positive for family in chosen])
+    found[:, 1] = np.where(positive, found[:, 1] + np.log(scale), found[:, 1] * scale)
+    return found

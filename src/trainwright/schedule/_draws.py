@@ -1,0 +1,334 @@
+"""Importance draws of the parameters of learning curves, in rounds, for several families at once.
+
+Given the shape (p, q) a curve is linear in a and b; so only the shape is drawn from proposals that adapt (population
+Monte Carlo, Cappe et al., 2004), then b, a and sigma each from a t distribution around their least-squares values given
+what was drawn before. Arrays are [families, points, draws], in single precision: draws lie side by side in memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.schedule._families import Family, Grid
+
+__all__ = ["DRAWS", "Array", "Cloud", "Curve", "Model", "Noise", "Prior", "Shape", "cloud", "search"]
+
+Array = NDArray[Any]  # of either precision
+
+DRAWS = 2048
+_ROUNDS = (192, 192, 192)  # draws to find where the shape is, before those that count
+_NU = 5.0  # degrees of freedom of proposals
+_LOG_T, _LOG_T2 = -0.9686195890547249, -1.8378770664093453  # log density of their centre, in one dimension and in two
+_NEVER = np.float32(-1e30)  # log density
+_LEAST = 0.01  # scaled: no curve is believed to follow a family more exactly than this
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Standard draws that all families and rounds share: t [3, S], and normal [2, S] with heavier tails."""
+
+    standard: Array
+    normal: Array
+    seed: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: np.random.Generator) -> "Noise":
+        """Draw them."""
+        heavy = np.sqrt(_NU / seed.chisquare(_NU, DRAWS))
+        standard, normal = seed.standard_t(_NU, (3, DRAWS)), seed.standard_normal((2, DRAWS)) * heavy
+        return cls(standard.astype(np.float32), normal.astype(np.float32), seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """Normal over the parameters (a, b, log p, log q) of each family: means [F, 4], roots of covariances [F, 4, 4]."""
+
+    mean: Array
+    root: Array
+
+    @classmethod
+    def of(cls, mean: Array, covariance: Array) -> "Prior":
+        """Return the normal with this covariance [F, 4, 4]."""
+        return cls(mean.astype(np.float32), np.linalg.cholesky(covariance).astype(np.float32))
+
+    @classmethod
+    def broad(cls, families: int) -> "Prior":
+        """Return N(0, 2^2) for each."""
+        return cls.of(np.zeros((families, 4)), np.tile(4.0 * np.eye(4), (families, 1, 1)))
+
+    def only(self, rows: Array) -> "Prior":
+        """Return those of some of the families."""
+        return Prior(self.mean[rows], self.root[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The reported points of one trial, in scaled units."""
+
+    grid: Grid
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A curve, in single precision, and what it may be a curve of."""
+
+    families: tuple[Family, ...]
+    curve: Curve
+    prior: Prior
+    positive: Array  # [F, 1]: whether b > 0
+    unroot: Array  # [F, 4, 4]: makes the prior a standard normal
+    steep: Array  # [F, 1]: the logarithm of its density at its centre
+
+    @classmethod
+    def of(cls, families: Sequence[Family], curve: Curve, prior: Prior) -> "Model":
+        """Join them."""
+        light = Curve(curve.grid.single(), curve.values.astype(np.float32))
+        steep = np.log(np.diagonal(prior.root, axis1=1, axis2=2)).sum(axis=1, keepdims=True) + 2.0 * np.log(2.0 * np.pi)
+        positive = np.array([[family.positive] for family in families])
+        return cls(tuple(families), light, prior, positive, np.linalg.inv(prior.root), -steep.astype(np.float32))
+
+    def only(self, rows: Array) -> "Model":
+        """Return the model of some of the families."""
+        chosen = tuple(self.families[row] for row in rows)
+        rest = self.positive[rows], self.unroot[rows], self.steep[rows]
+        return Model(chosen, self.curve, self.prior.only(rows), *rest)
+
+    def shapes(self, pq: Array) -> Array:
+        """Return g [F, n, S] of (log p, log q) [F, 2, S]."""
+        found = np.empty((len(pq), self.curve.values.size, pq.shape[2]), np.float32)
+        for out, family, (u, v) in zip(found, self.families, pq, strict=True):
+            out[:] = family.shape(u, v, self.curve.grid)
+        return np.clip(found, -1e6, 1e6, out=found)
+
+    def log_likelihood(self, g: Array, first: Array, b: Array, log_sigma: Array) -> tuple[Array, Array]:
+        """Return log likelihoods [F, S] and squares of residuals over 4 sigma^2 [F, n, S], of which `g` is made."""
+        variance = np.exp(2.0 * log_sigma) + _LEAST**2
+        half = 0.5 / np.sqrt(variance)
+        g *= (b * half)[:, None]
+        g += (first * half)[:, None]
+        g -= self.curve.values[:, None] * half[:, None]
+        np.square(g, out=g)
+        n = g.shape[1]
+        quarter = -(-n // 4)
+        product = g[:, :quarter] + np.float32(1)  # the logarithm of a product costs less than logarithms
+        for start in range(quarter, n, quarter):
+            part = g[:, start : start + quarter]
+            product[:, : part.shape[1]] *= part + np.float32(1)
+        total = np.log(product, out=product).sum(axis=1)
+        return -2.5 * total - 0.5 * n * np.log(variance), g
+
+    def log_density(self, theta: Array) -> Array:
+        """Return the log of prior and likelihood [F, S] of (a, b, log p, log q, log sigma) [F, 5, S]."""
+        b = np.where(self.positive, np.exp(theta[:, 1]), theta[:, 1])
+        likelihood, _ = self.log_likelihood(self.shapes(theta[:, 2:4]), theta[:, 0], b, theta[:, 4])
+        return self.joined(theta, likelihood)
+
+    def joined(self, theta: Array, likelihood: Array) -> Array:
+        """Return log likelihoods with the log prior added; -1e30 where there is none."""
+        scaled = self.unroot @ (theta[:, :4] - self.prior.mean[:, :, None])
+        prior = self.steep - 0.5 * np.square(scaled, out=scaled).sum(axis=1)
+        density = likelihood + prior - 0.5 * np.exp(2.0 * theta[:, 4]) + theta[:, 4]
+        return np.where(np.isfinite(density), density, _NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Mixtures of t distributions for (log p, log q): means [F, C, 2], roots [F, C, 2, 2], shares [C]."""
+
+    means: Array
+    roots: Array
+    shares: Array
+
+    @classmethod
+    def of(cls, prior: Prior) -> "Shape":
+        """Return the prior's, with the tails of a t distribution."""
+        return cls(prior.mean[:, None, 2:], _wide(prior)[:, None], np.ones(1))
+
+    def only(self, rows: Array) -> "Shape":
+        """Return those of some of the families."""
+        return Shape(self.means[rows], self.roots[rows], self.shares)
+
+    def draw(self, noise: Noise, count: int) -> tuple[Array, Array]:
+        """Return shapes [F, 2, S] and their log densities [F, S]."""
+        parts = np.searchsorted(np.cumsum(self.shares)[:-1], np.arange(count) * 0.6180339887498949 % 1.0)
+        drawn = np.empty((len(self.means), 2, count), np.float32)
+        for part in range(len(self.shares)):
+            mine = parts == part
+            drawn[:, :, mine] = self.means[:, part, :, None] + self.roots[:, part] @ noise.normal[:, :count][:, mine]
+        densities = np.zeros((len(drawn), count), np.float32)
+        for part, share in enumerate(self.shares):
+            root = self.roots[:, part]
+            first = (drawn[:, 0] - self.means[:, part, :1]) / root[:, 0, :1]
+            second = (drawn[:, 1] - self.means[:, part, 1:] - root[:, 1, :1] * first) / root[:, 1, 1:]
+            near = 1.0 + (first * first + second * second) / _NU
+            densities += np.float32(share) / (root[:, 0, :1] * root[:, 1, 1:] * np.sqrt(near) * near * near * near)
+        return drawn, np.log(densities) + _LOG_T2
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """Draws of each family: (a, b, log p, log q, log sigma) [F, 5, S], log weights [F, S], trust in points [F, n]."""
+
+    theta: Array
+    log_weights: Array
+    likelihood: Array  # the greatest log likelihood [F]
+    trust: Array  # 5 / (4 + r^2) of the best draw: what the t distribution makes of outliers
+
+    @property
+    def weights(self) -> Array:
+        """Relative to the greatest of the family."""
+        found: Array = np.exp(self.log_weights - self.log_weights.max(axis=1, keepdims=True))
+        return found
+
+    @property
+    def evidence(self) -> Array:
+        """The logarithms of the mean weights [F]."""
+        found: Array = self.log_weights.max(axis=1) + np.log(self.weights.mean(axis=1))
+        return found
+
+    def only(self, rows: Array) -> "Cloud":
+        """Return that of some of the families."""
+        return Cloud(self.theta[rows], self.log_weights[rows], self.likelihood[rows], self.trust[rows])
+
+    def adapted(self, prior: Prior) -> Shape:
+        """Return the mixtures for the next round: where the draws were good, and a tenth of the prior."""
+        gaps = self.log_weights - self.log_weights.max(axis=1, keepdims=True)
+        weights, temper = np.exp(gaps), np.ones((len(gaps), 1), np.float32)
+        least = min(25.0, 0.2 * gaps.shape[1])
+        while True:  # not from too few
+            few = weights.sum(axis=1) ** 2 < least * np.square(weights).sum(axis=1)
+            few &= temper[:, 0] > 1e-3
+            if not few.any():
+                break
+            temper[few] *= 0.7
+            weights[few] = np.exp(temper[few] * gaps[few])
+        weights /= weights.sum(axis=1, keepdims=True)
+        mean = np.einsum("fs,fps->fp", weights, self.theta[:, 2:4])
+        gap = self.theta[:, 2:4] - mean[:, :, None]
+        covariance = (gap * weights[:, None]) @ gap.transpose(0, 2, 1) + 1e-6 * np.eye(2, dtype=np.float32)
+        root, wide = np.linalg.cholesky(covariance), _wide(prior)
+        means = np.stack([mean, mean, prior.mean[:, 2:]], axis=1)
+        return Shape(means, np.stack([root, 2.0 * root, wide], axis=1), np.array([0.6, 0.3, 0.1]))
+
+
+def search(model: Model, noise: Noise) -> tuple[Cloud, Shape]:
+    """Return the last of the rounds that find where the shape is, and the mixture to draw from next."""
+    values = model.curve.values
+    late = values[values.size // 2 :]  # a flat end, with whatever was before as outliers
+    gap = (values - np.median(late)) / (1.5 * np.median(np.abs(late - np.median(late))) + _LEAST)
+    shape, trust = Shape.of(model.prior), np.tile(5.0 / (4.0 + gap**2), (len(model.families), 1))
+    for count in _ROUNDS:
+        found = cloud(model, shape, noise, count=count, trust=trust)
+        shape, trust = found.adapted(model.prior), found.trust
+    return found, shape
+
+
+def cloud(model: Model, shape: Shape, noise: Noise, *, count: int, trust: Array) -> Cloud:
+    """Draw shapes from `shape`, the rest given the shape, and weigh.
+
+    Given the shape: b around its least-squares value with all points, around that with each point's trust, and around
+    the prior; then a, and sigma, likewise with all points and with trust.
+    """
+    n, standard = model.curve.values.size, noise.standard[:, :count]
+    pq, proposal = shape.draw(noise, count)
+    g = model.shapes(pq)
+    middle = g.mean(axis=1)
+    g -= middle[:, None]
+    lines = _lines(g, model.curve.values, trust)
+    mean, own = model.prior.mean.T[..., None], 1.0 / np.square(model.prior.root).sum(axis=2).T[..., None]
+    parts = [(1, np.broadcast_to(mean[1], proposal.shape), own[1] ** -0.5)]
+    for share, line in zip((1, 4), lines, strict=True):
+        error = (np.sqrt(line.left / max(n - 2, 1)) + _LEAST) / np.sqrt(line.square)
+        # of log b; a slope below its error says only that b is less than that
+        weak, strong = line.slope < 2.0 * error, np.maximum(line.slope, error)
+        fitted = np.log(np.where(weak, error, strong))
+        known = np.where(model.positive, np.where(weak, 0.7, (strong / error) ** 2), error**-2.0)
+        near = (known * np.where(model.positive, fitted, line.slope) + own[1] * mean[1]) / (known + own[1])
+        near = np.where(weak & model.positive, np.minimum(fitted - 0.7, mean[1]), near)
+        parts.append((share, near, 1.2 * (known + own[1]) ** -0.5))
+    second, density = _mixed(parts, standard[0], 1)
+    proposal += density
+    b = np.where(model.positive, np.exp(second), second)
+    places, scales = [], []
+    for line in lines:
+        known = line.total / (np.sqrt(line.residual(b) / max(n - 1, 1)) + _LEAST) ** 2
+        places.append((known * (line.mean_y - b * line.mean_g) + own[0] * mean[0]) / (known + own[0]))
+        scales.append(1.2 * (known + own[0]) ** -0.5)
+    parts = [(3, places[1], scales[1]), (1, places[1], np.maximum(scales[0], 3.0 * scales[1]))]
+    moved, density = _mixed(parts, standard[1], 6)  # a + b * middle
+    proposal += density
+    widths = [(line.residual(b) + line.total * (line.mean_y - moved - b * line.mean_g) ** 2) / n for line in lines]
+    bounds = [np.maximum(width - _LEAST**2, _LEAST**2 / n) for width in widths]
+    places = [-0.5 * np.log(1.0 / bound + 1.0 / n) for bound in bounds]  # the half-normal bounds it too
+    scale = np.minimum(1.1 / np.sqrt(n) * np.maximum(widths[1], _LEAST**2) / bounds[1], 1.0)
+    wide = 0.5 * np.abs(places[0] - places[1]) + np.maximum(1.5 / np.sqrt(n), scale)
+    parts = [(2, places[1], scale), (1, 0.5 * (places[0] + places[1]), wide)]
+    log_sigma, density = _mixed(parts, standard[2], 24)
+    proposal += density
+    likelihood, squares = model.log_likelihood(g, moved, b, log_sigma)
+    theta = np.stack([moved - b * middle, second, pq[:, 0], pq[:, 1], log_sigma], axis=1)
+    log_density = model.joined(theta, likelihood)
+    best = np.take_along_axis(squares, log_density.argmax(axis=1)[:, None, None], axis=2)[:, :, 0]
+    log_weights = np.where(np.isfinite(proposal), log_density - proposal, _NEVER)
+    return Cloud(theta, log_weights, np.fmax.reduce(likelihood, axis=1), 5.0 / (4.0 + 4.0 * np.nan_to_num(best)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Weighted least squares y = c + b g: sum of weights [F, 1], means, slope, sum of squares of g, what it leaves."""
+
+    total: Array
+    mean_g: Array
+    mean_y: Array
+    slope: Array
+    square: Array
+    left: Array
+
+    def residual(self, b: Array) -> Array:
+        """Return the sum of squares that is left with another slope."""
+        found: Array = self.left + (b - self.slope) ** 2 * self.square
+        return found
+
+
+def _lines(g: Array, y: Array, trust: Array) -> tuple[_Line, _Line]:
+    """Return the fits with all points alike and with `trust` [F, n]; sums over points are products of matrices."""
+    weights = np.stack([np.ones_like(trust), trust], axis=1)  # [F, 2, n]
+    total = weights.sum(axis=2, keepdims=True)
+    mean_y = weights @ y[:, None] / total
+    gaps = y - mean_y  # [F, 2, n]
+    sums = np.concatenate([weights, weights * gaps], axis=1) @ g
+    mean_g, product = sums[:, :2] / total, sums[:, 2:]
+    square = np.maximum(weights @ np.square(g) - total * mean_g**2, 1e-12)
+    slope = product / square
+    left = np.maximum((weights * gaps**2).sum(axis=2, keepdims=True) - slope * product, 0.0)
+    one, two = (_Line(total[:, k], mean_g[:, k], mean_y[:, k], slope[:, k], square[:, k], left[:, k]) for k in (0, 1))
+    return one, two
+
+
+def _mixed(parts: Sequence[tuple[int, Array, Array]], standard: Array, turn: int) -> tuple[Array, Array]:
+    """Return draws [F, S] from mixtures of t distributions, each draw's own, and their log densities.
+
+    `parts` are (share, location, scale), shares in whole numbers. They are taken in turns of `turn` draws, so that all
+    combinations of the parts of several mixtures occur.
+    """
+    shares = np.array([share for share, _, _ in parts])
+    chosen = np.repeat(np.arange(len(parts)), shares)[np.arange(standard.size) // turn % shares.sum()]
+    drawn = np.empty(parts[0][1].shape, np.float32)
+    for part, (_, place, scale) in enumerate(parts):
+        np.copyto(drawn, place + scale * standard, where=chosen == part)
+    density = np.zeros_like(drawn)
+    for share, place, scale in parts:
+        near = 1.0 / (1.0 + ((drawn - place) / scale) ** 2 / _NU)
+        density += near * near * near * (share / shares.sum() / scale)
+    return drawn, np.log(density) + _LOG_T
+
+
+def _wide(prior: Prior) -> Array:
+    """Return the roots of the covariances of (log p, log q) [F, 2, 2]."""
+    lower = prior.root[:, 2:]
+    found: Array = np.linalg.cholesky(lower @ lower.transpose(0, 2, 1))
+    return found
