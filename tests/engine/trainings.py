@@ -169,6 +169,49 @@ def _runs_a_study(trial):
     return study.best.values["val_loss"]
 
 
+def _is_a_rank(trial):
+    """Report the sum of all ranks' numbers, and leave a file of what this rank is."""
+    import torch
+
+    print(f"rank {trial.rank}")  # noqa: T201 -- into its log
+    for _ in trial.epochs(trial.params.get("epochs", 1)):
+        total = torch.tensor(float(trial.rank))
+        torch.distributed.all_reduce(total)
+        if "folder" in trial.params:
+            place = (trial.rank, trial.world_size, trial.devices)
+            told = {"place": place, "threads": os.environ["OMP_NUM_THREADS"], "draw": torch.rand(()).item()}
+            Path(trial.params["folder"], str(trial.rank)).write_text(repr(told))
+        trial.report(val_loss=1.0, rank=trial.rank, sum=total.item())
+    return trial.rank
+
+
+def _fails_as_rank_1(trial):
+    trial.report(val_loss=1.0)
+    if trial.rank == 1:
+        raise ValueError("out of luck")
+    trial.report(val_loss=1.0)
+
+
+def _hangs_but_rank_1(trial):
+    """Tell all process numbers; rank 1 waits where others might kill it, rank 0 for rank 1."""
+    import torch
+
+    if trial.rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pids = torch.zeros(trial.world_size)
+    pids[trial.rank] = os.getpid()
+    torch.distributed.all_reduce(pids)
+    trial.report(val_loss=1.0, **{f"pid of {rank}": pid for rank, pid in enumerate(pids.tolist())})
+    if trial.rank == 1:
+        time.sleep(600)
+    torch.distributed.barrier()
+
+
+def _reports_as_rank_0_alone(trial):
+    if trial.rank == 0:
+        trial.report(val_loss=1.0)
+
+
 def draws_of_torch(trial):
     """Return torch's first draw, importing torch only here."""
     import torch

@@ -19,6 +19,7 @@ class FakeTrial:
     directory: Path
     ledger: DirectoryLedger
     number: int = 0
+    rank: int = 0
     lease: int = 1
     next_epoch: int = 1
     seed: int = 0

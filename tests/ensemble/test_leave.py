@@ -280,3 +280,12 @@ _KILL = """
         moment += 1
     print(json.dumps(epochs))
 """
+
+
+def test_of_several_ranks_the_first_leaves(study):
+    """The others have the same predictions: they write nothing and tell nothing, and learn the same folder."""
+    told, left = (
+        leave(study.trial(rank=rank), predictions=study.predictions(0), targets=study.targets) for rank in (1, 0)
+    )
+    assert told == left
+    assert len(study.ledger.read({})[0]) == 1

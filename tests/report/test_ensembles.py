@@ -24,6 +24,7 @@ class Leaver:
     directory: Path
     ledger: DirectoryLedger
     number: int
+    rank: int = 0
     next_epoch: int = 1
     seed: int = 0
     params: dict = field(default_factory=dict)

@@ -1,13 +1,16 @@
-"""A pool of worker processes on this machine, one trial in each at a time."""
+"""A pool of worker processes on this machine, one trial in each at a time, and several of them in one trial."""
 
 import os
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from trainwright.engine._engine import Block, Handler, TrainFunction
 from trainwright.engine._function import FunctionReference
+from trainwright.engine._gang import Gang
 from trainwright.engine._process import WorkerProcess
 from trainwright.engine.devices import cores
 from trainwright.train import Assignment
@@ -19,7 +22,7 @@ _WATCH_SECONDS = 0.25
 
 
 class Pool:
-    """Runs trials in spawned processes, each reused for its block's next trial and replaced after a kill."""
+    """Runs trials in spawned processes, each reused for its slot's next trial and replaced after a kill."""
 
     def __init__(
         self,
@@ -30,17 +33,19 @@ class Pool:
         memory_bytes: int | None,
         grace_seconds: float,
         fresh_process: bool,
+        process_per_device: bool,
     ) -> None:
         self.workers = workers
         self.timeout_seconds = timeout_seconds
         self.memory_bytes = memory_bytes
         self.grace_seconds = grace_seconds
         self.fresh_process = fresh_process
+        self.process_per_device = process_per_device
         self.gpus = gpus
         self._directory: Path | None = None
         self._reference: FunctionReference | None = None
-        self._idle: dict[Block, WorkerProcess] = {}
-        self._busy: dict[Block, tuple[WorkerProcess, int]] = {}
+        self._idle: dict[range, WorkerProcess] = {}
+        self._busy: dict[int, Gang] = {}  # by trial
 
     @property
     def slots(self) -> int:
@@ -57,28 +62,41 @@ class Pool:
         self._reference = FunctionReference.of(train)
         self._directory = None if directory is None else directory.resolve()
 
-    def devices(self, block: Block) -> tuple[str, ...]:
+    def devices(self, block: Block | range) -> tuple[str, ...]:
         """Return the GPUs of the block's slots, or their CPU shares."""
         if not self.gpus:
             return tuple(f"cpu:{slot}" for slot in block)
         return tuple(dict.fromkeys(f"cuda:{self.gpus[slot % len(self.gpus)]}" for slot in block))
 
     def launch(self, assignment: Assignment, block: Block) -> None:
-        """Hand the assignment to the block's worker, starting one if there is none."""
-        worker = self._idle.pop(block, None)
-        if worker is not None and worker.ended:  # something killed it while it waited: not this trial's doing
+        """Hand the assignment to a worker of each slot, or one of the whole block; start those that are not there."""
+        if self.process_per_device:
+            parts = [range(slot, slot + 1) for slot in block]
+        else:
+            parts = [range(block[0], block[-1] + 1)]
+        workers = {part: self._worker(part) for part in parts}
+        assignment = replace(assignment, devices_each=len(block) // len(parts))
+        self._busy[assignment.trial] = Gang(assignment, workers, self._message)
+
+    def _worker(self, part: range) -> WorkerProcess:
+        worker = self._idle.pop(part, None)
+        if worker is not None and not worker.ended:
+            return worker
+        if worker is not None:  # something killed it while it waited: not this trial's doing
             worker.close(kill=True)
-            worker = None
-        if worker is None:
-            worker = WorkerProcess(self._environment(block))
+        for other in [other for other in self._idle if set(other).intersection(part)]:
+            self._idle.pop(other).close(kill=True)  # of blocks of another size: its memory is wanted
+        return WorkerProcess(self._environment(part))
+
+    def _message(self, assignment: Assignment) -> tuple[Any, ...]:
         log = None
         if self._directory is not None:
-            name = f"lease-{assignment.lease}.log"
+            rank = f"-rank-{assignment.rank}" if assignment.rank else ""
+            name = f"lease-{assignment.lease}{rank}.log"
             log = str(self._directory / "logs" / f"trial-{assignment.trial:06d}" / name)
-        worker.run((sys.path, sys.argv, self._reference, assignment, log, bool(self.gpus)))
-        self._busy[block] = worker, assignment.trial
+        return sys.path, sys.argv, self._reference, assignment, log, bool(self.gpus)
 
-    def _environment(self, block: Block) -> dict[str, str]:
+    def _environment(self, block: range) -> dict[str, str]:
         threads = str(max(1, cores() * len(block) // self.workers))
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
@@ -92,57 +110,42 @@ class Pool:
         while self._busy:
             left = deadline - time.monotonic()
             pause = max(0.0, min(left, _WATCH_SECONDS) if limited else left)
-            by_connection = {worker.connection: block for block, (worker, _) in self._busy.items()}
-            ready = wait(list(by_connection), pause)
-            for block in sorted(by_connection[connection] for connection in ready):  # type: ignore[index]
-                self._serve(block, handler)
-            self._watch(handler)
+            lines = {line: (n, rank) for n, gang in self._busy.items() for line, rank in gang.connections.items()}
+            ready = wait(list(lines), pause)
+            for trial, rank in sorted(lines[line] for line in ready):  # type: ignore[index]
+                if trial in self._busy:
+                    self._busy[trial].serve(rank, handler)
+                    self._bury(trial, handler)
+            for trial in list(self._busy):
+                self._busy[trial].watch(
+                    handler,
+                    timeout_seconds=self.timeout_seconds,
+                    memory_bytes=self.memory_bytes,
+                    grace=self.grace_seconds,
+                )
+                self._bury(trial, handler)
             if ready or left <= 0:
                 return
 
-    def _serve(self, block: Block, handler: Handler) -> None:
-        worker, trial = self._busy[block]
-        try:
-            kind, content = worker.connection.recv()
-            if kind == "facts":
-                worker.connection.send(handler.facts(trial, content))
-                return
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            self._bury(block, handler)
+    def _bury(self, trial: int, handler: Handler) -> None:
+        """Tell of the trial's end, if it has come, and keep its workers for the next."""
+        gang = self._busy[trial]
+        if gang.outcome is None:
             return
-        del self._busy[block]
-        if worker.condemned or self.fresh_process:
-            worker.close(kill=worker.condemned)
+        del self._busy[trial]
+        if not gang.reusable:
+            gang.kill()
+        elif self.fresh_process:
+            for worker in gang.workers.values():
+                worker.close(kill=False)
         else:
-            self._idle[block] = worker
-        handler.exited(trial, content)
-
-    def _bury(self, block: Block, handler: Handler) -> None:
-        worker, trial = self._busy[block]
-        outcome = worker.outcome()
-        worker.close(kill=True)
-        del self._busy[block]
-        handler.exited(trial, outcome)
-
-    def _watch(self, handler: Handler) -> None:
-        for block in [block for block, (worker, _) in self._busy.items() if worker.ended]:
-            if not self._busy[block][0].connection.poll():  # no last words are left to read
-                self._bury(block, handler)
-        for worker, _ in self._busy.values():
-            if self.timeout_seconds is not None and worker.seconds > self.timeout_seconds:
-                message = f"it ran longer than timeout_seconds={self.timeout_seconds:g}"
-                worker.condemn("timeout", message, self.grace_seconds)
-            if self.memory_bytes is not None and not worker.condemned:
-                resident = worker.resident_bytes()
-                if resident > self.memory_bytes:
-                    message = f"it held {resident:,} bytes of memory, above memory_bytes={self.memory_bytes:,}"
-                    worker.condemn("out_of_memory", message, self.grace_seconds)
-            worker.enforce()
+            self._idle.update(gang.workers)
+        handler.exited(trial, gang.outcome)
 
     def close(self) -> None:
         """Kill what runs, let idle workers go, leave no process behind."""
-        for worker, _ in self._busy.values():
-            worker.close(kill=True)
+        for gang in self._busy.values():
+            gang.kill()
         for worker in self._idle.values():
             worker.connection.close()  # all of them leave at once
         for worker in self._idle.values():

@@ -8,17 +8,28 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from trainwright.engine._engine import Outcome, Quiet, Raised, Returned, TrainFunction
-from trainwright.errors import CheckpointError, InputError, ObjectiveError
+from trainwright.engine._engine import Died, Outcome, Quiet, Raised, Returned, TrainFunction
+from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError
 from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
+from trainwright.train.group import GroupFailed, join, part
 
 __all__ = ["run_assignment"]
 
 
 def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channel, *, gpu: bool) -> Outcome:
-    """Call `train` on a trial of `assignment` and return how it ended. KeyboardInterrupt is let through."""
+    """Call `train` on a trial of `assignment` and return how it ended. KeyboardInterrupt is let through.
+
+    With a world size above 1 this is one of its ranks: it joins their process group, leaves it after a good end, and
+    has to be ended after any other.
+    """
     started = time.monotonic()
     seed_all(assignment.seed)
+    try:
+        channel = join(assignment, channel, gpu=gpu)
+    except GroupFailed as error:
+        return Died(why=str(error), seconds=time.monotonic() - started)
+    except MissingExtra as error:
+        return Raised(failure="exception", message=str(error), seconds=time.monotonic() - started)
     trial = Trial(assignment, channel, gpu=gpu)
     outcome: Outcome
     try:
@@ -30,7 +41,9 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
         text = "".join(traceback.format_exception(error))
-        outcome = Raised(failure=_kind(error), message=_sentence(error), traceback=text, **_closing(trial, started))
+        return Raised(failure=_kind(error), message=_sentence(error), traceback=text, **_closing(trial, started))
+    if assignment.world_size > 1:
+        part()
     return outcome
 
 

@@ -19,7 +19,11 @@ class Local:
     Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
     `gpus` names other ones, `gpus=()` none. A run longer than `timeout_seconds` or with more resident memory than
     `memory_bytes`, children included, is asked to end and killed `grace_seconds` later: the trial has failed.
-    `fresh_process=True` gives each trial a new process. `workers=0` runs trials one after another in the calling
+    `fresh_process=True` gives each trial a new process.
+
+    A trial of several devices is as many processes, one a slot, which call the training function as the ranks of a
+    group of torch.distributed (see `Trial.prepare`). With `process_per_device=False` it is one process that has them
+    all, for functions that see to their devices themselves. `workers=0` runs trials one after another in the calling
     process, where breakpoints work and no limit can be enforced.
     """
 
@@ -32,6 +36,7 @@ class Local:
         memory_bytes: int | None = None,
         grace_seconds: float = 5.0,
         fresh_process: bool = False,
+        process_per_device: bool = True,
     ) -> None:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
             raise EngineError(f"Local.workers: got {workers!r}; allowed: a whole number >= 0 (0 runs in this process)")
@@ -59,6 +64,7 @@ class Local:
                 memory_bytes=memory_bytes,
                 grace_seconds=grace_seconds,
                 fresh_process=fresh_process,
+                process_per_device=process_per_device,
             )
             if workers
             else InProcess(chosen)

@@ -27,6 +27,10 @@ class Leaver(Protocol):
         """Number of the trial."""
 
     @property
+    def rank(self) -> int:
+        """Number of this process among those of the trial."""
+
+    @property
     def seed(self) -> int:
         """Seed of the trial."""
 
@@ -65,8 +69,8 @@ def leave(
     real values [N] or [N, T] for float targets of that shape; numpy arrays or torch tensors. `rows` gives the row ids
     [N] per split, unique over all splits; `data` names the data set. All trials must leave the same rows. With a torch
     `model` its parameters and bytes are recorded, and with a `sample` batch (or a function that makes one) its seconds
-    per row at batch 128, once per trial. The entry is visible to others once the ledger has it; killed at any moment,
-    this leaves either the new entry or the one before.
+    per row at batch 128, once per trial. Of a trial on several devices rank 0 leaves it. The entry is visible to others
+    once the ledger has it; killed at any moment, this leaves either the new entry or the one before.
     """
     if data is not None and not isinstance(data, str):
         raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
@@ -90,9 +94,11 @@ def leave(
         "cost": [_measured(cost)] if cost and cost.seconds is not None else [],
         "files": {name: content.nbytes for name, content in files.items()},
     }
-    parent = trial.library_directory()
+    parent, name = trial.library_directory(), f"epoch-{epoch:06d}"
+    if trial.rank:
+        return parent / name
     text = json.dumps(member, indent=1, allow_nan=False).encode()
-    folder, digests = write_folder(parent, f"epoch-{epoch:06d}", {**files, MEMBER_FILE: text})
+    folder, digests = write_folder(parent, name, {**files, MEMBER_FILE: text})
     trial.offer(folder, digests, epoch=epoch)
     for other in parent.iterdir():  # only now: until the offer the ledger points to the epoch before
         if other != folder:

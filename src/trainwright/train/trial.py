@@ -15,6 +15,7 @@ from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Owner, Res
 from trainwright.checkpoint.differences import settle
 from trainwright.errors import CheckpointError, TrialError
 from trainwright.ledger import Record, facts
+from trainwright.train.group import WAIT_SECONDS, meet
 from trainwright.train.keeping import TrialCheckpoints
 from trainwright.train.run import Run
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "as_number"]
 
 
-_PREPARED = CheckpointConfig(writer="sync", on_error="raise")
+_PREPARED = CheckpointConfig(writer="sync", on_error="raise", timeout_seconds=WAIT_SECONDS)
 """Of the manager that `prepare` makes: a report waits for its checkpoint anyway."""
 
 
@@ -33,6 +34,8 @@ class Assignment:
     """One lease of one trial, as an engine is asked to run it.
 
     `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows.
+    A trial of several processes has one for each, of its own `rank`; `address` is "host:port" where rank 0 is met, new
+    for each launch. Each of them has `devices_each` devices; `start_devices` are those of a new trial in this study.
     """
 
     trial: int
@@ -43,6 +46,11 @@ class Assignment:
     metrics: tuple[str, ...] = ()
     directory: str | None = None
     reported_epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+    address: str = ""
+    devices_each: int = 1
+    start_devices: int = 1
 
 
 class Channel(Protocol):
@@ -104,6 +112,21 @@ class Trial:
         return "cuda:0" if torch.cuda.is_available() else "cpu"
 
     @property
+    def rank(self) -> int:
+        """The number of this process among those of the trial, from 0. What rank 0 reports counts."""
+        return self.assignment.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes run this trial together."""
+        return self.assignment.world_size
+
+    @property
+    def devices(self) -> int:
+        """How many devices the trial has, over all its processes."""
+        return self.assignment.world_size * self.assignment.devices_each
+
+    @property
     def max_epochs(self) -> int | None:
         """The full length of a trial as the study's scheduler says, if it says so."""
         return self.assignment.max_epochs
@@ -146,6 +169,8 @@ class Trial:
             return
         if self.max_epochs is not None and at > self.max_epochs:
             raise TrialEnd
+        if self.world_size > 1:
+            meet()
         seconds = time.monotonic() - self._started
         record = facts.reported(
             self.number, self.assignment.lease, epoch=at, step=steps, metrics=numbers, wall_seconds=seconds

@@ -1,0 +1,139 @@
+"""The worker processes of one trial on this machine, one a rank: they begin together and end together."""
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from trainwright.engine._engine import Died, Handler, Outcome, Raised
+from trainwright.engine._process import WorkerProcess
+from trainwright.train import Assignment
+
+__all__ = ["Gang"]
+
+
+class Gang:
+    """One assignment on the workers of its ranks. Rank 0 speaks with the handler; if one fails the others are killed.
+
+    `message(assignment)` is what a worker is sent to run it.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        workers: Mapping[range, WorkerProcess],
+        message: Callable[[Assignment], tuple[Any, ...]],
+    ) -> None:
+        self.workers = workers
+        """The workers of the ranks, by their slots."""
+        self.outcome: Outcome | None = None
+        """How the trial ended, once all its processes have."""
+        self._trial = assignment.trial
+        self._ranks = list(workers.values())
+        self._living = dict(enumerate(self._ranks))
+        self._silent: list[tuple[int, Outcome]] = []  # ranks whose process went away
+        self._failed: list[tuple[int, Outcome]] = []  # ranks that could still say why
+        self._first: Outcome | None = None  # of rank 0
+        address = _free_address() if len(workers) > 1 else ""
+        for rank, worker in self._living.items():
+            worker.run(message(replace(assignment, rank=rank, world_size=len(workers), address=address)))
+
+    @property
+    def connections(self) -> dict["Connection[Any, Any]", int]:
+        """The lines to the ranks that still run."""
+        return {worker.connection: rank for rank, worker in self._living.items()}
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its processes may run other trials. Of a group that broke none may: its threads live on in them."""
+        troubled = self._silent or (self._failed and len(self._ranks) > 1)
+        return not troubled and not any(worker.condemned for worker in self._ranks)
+
+    def serve(self, rank: int, handler: Handler) -> None:
+        """Deal with what a rank has to say."""
+        worker = self._living.get(rank)
+        if worker is None:  # it was killed since
+            return
+        try:
+            kind, content = worker.connection.recv()
+            if kind == "facts":
+                worker.connection.send(handler.facts(self._trial, content))
+                return
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            self._gone(rank)
+        else:
+            self._ended(rank, content)
+        self._settle(handler)
+
+    def watch(self, handler: Handler, *, timeout_seconds: float | None, memory_bytes: int | None, grace: float) -> None:
+        """Look for processes that are gone, and end the trial if it is over a limit."""
+        for rank in [rank for rank, worker in self._living.items() if worker.ended]:
+            if not self._living[rank].connection.poll():  # no last words are left to read
+                self._gone(rank)
+                self._settle(handler)
+                return
+        if timeout_seconds is not None and self._ranks[0].seconds > timeout_seconds:
+            self._condemn("timeout", f"it ran longer than timeout_seconds={timeout_seconds:g}", grace)
+        if memory_bytes is not None and not self._ranks[0].condemned:
+            resident = sum(worker.resident_bytes() for worker in self._living.values())
+            if resident > memory_bytes:
+                message = f"it held {resident:,} bytes of memory, above memory_bytes={memory_bytes:,}"
+                self._condemn("out_of_memory", message, grace)
+        for worker in self._living.values():
+            worker.enforce()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for worker in self._ranks:
+            worker.close(kill=True)
+
+    def _condemn(self, failure: str, message: str, grace: float) -> None:
+        for worker in self._ranks:
+            worker.condemn(failure, message, grace)
+
+    def _gone(self, rank: int) -> None:
+        self._silent.append((rank, self._living.pop(rank).outcome()))
+
+    def _ended(self, rank: int, outcome: Outcome) -> None:
+        del self._living[rank]
+        if rank == 0:
+            self._first = outcome
+        if isinstance(outcome, Raised | Died):
+            self._failed.append((rank, outcome))
+
+    def _settle(self, handler: Handler) -> None:
+        """After the end of a rank: see whether that is the end of the trial."""
+        if not (self._silent or self._failed):
+            if not self._living:
+                self.outcome = self._first
+            return
+        # A rank fails because another is gone: the kernel closes the line of that one before its peers can notice.
+        for rank in [rank for rank, worker in self._living.items() if worker.connection.poll()]:
+            self.serve(rank, handler)
+        if self._living and self._ranks[0].condemned:  # each has its grace
+            return
+        for worker in self._living.values():
+            worker.close(kill=True)
+        self._living.clear()
+        rank, outcome = (self._silent or self._failed)[0]
+        of_all = len(self._ranks) == 1 or self._ranks[0].condemned
+        self.outcome = outcome if of_all else _of_rank(rank, outcome)
+
+
+def _of_rank(rank: int, outcome: Outcome) -> Outcome:
+    """Return the outcome with the rank that it comes from; what is to be told to the ledger comes from rank 0."""
+    records = outcome.records if rank == 0 else ()
+    if isinstance(outcome, Raised):
+        return replace(outcome, message=f"rank {rank}: {outcome.message}", records=records)
+    if isinstance(outcome, Died):
+        return replace(outcome, why=f"rank {rank}: {outcome.why}", records=records)
+    return outcome
+
+
+def _free_address() -> str:
+    """Return an address of this machine where nobody listens."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

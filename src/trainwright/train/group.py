@@ -1,0 +1,132 @@
+"""The ranks of a trial on several devices: how they find each other, report as one, and part."""
+
+import contextlib
+from datetime import timedelta
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from trainwright.errors import MissingExtra, TrialError
+from trainwright.ledger import Record
+
+if TYPE_CHECKING:
+    from trainwright.train.trial import Assignment, Channel
+
+__all__ = ["WAIT_SECONDS", "GroupFailed", "join", "meet", "part"]
+
+WAIT_SECONDS = 1800.0
+"""For which ranks wait for each other: one may evaluate alone. Of a rank that is gone its engine knows at once."""
+
+
+class GroupFailed(Exception):
+    """The ranks of a trial have not found each other, through no fault of the trial's."""
+
+
+class _Word(IntEnum):
+    """What a rank says where all meet."""
+
+    LEAVES = 0
+    HERE = 1
+    ENDS = 2
+    GOES_ON = 3
+
+
+def join(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel":
+    """Make this process a rank of its trial; return the channel through which all go on or end together.
+
+    A process alone keeps its channel, and loads no torch. Raises `GroupFailed` if the ranks do not find each other.
+    """
+    if assignment.world_size == 1:
+        return channel
+    try:
+        import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
+    except ImportError as error:
+        raise MissingExtra.of("a trial on several devices", "torch", "torch") from error
+    rank, world, timeout = assignment.rank, assignment.world_size, timedelta(seconds=WAIT_SECONDS)
+    try:
+        store, _, _ = next(rendezvous(f"tcp://{assignment.address}", rank, world, timeout=timeout))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpu and _own_gpus(store, rank, world) else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world,
+            timeout=timeout,
+        )
+    except (RuntimeError, ValueError) as error:  # torch's words for a port in use, no answer, an odd host
+        raise GroupFailed(
+            f"its {world} processes did not find each other at {assignment.address}: {_line(error)}"
+        ) from error
+    return _Leader(channel) if assignment.rank == 0 else _Follower()
+
+
+def meet() -> None:
+    """Wait until all ranks are at a report. Raises `TrialError` if one does not come."""
+    _said(_Word.HERE)
+
+
+def part() -> None:
+    """Take down the group of a trial that has ended well, once all ranks have come here.
+
+    After a failure it is left as it is, and the process has to be ended: else the other ranks would fail for it before
+    the cause is known.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a rank that is gone says why itself
+            _gathered(_Word.LEAVES)
+        dist.destroy_process_group()
+
+
+class _Leader:
+    """The channel of rank 0: it speaks with the driver, and tells the others."""
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+
+    def exchange(self, records: list[Record]) -> bool:
+        return _said(_Word.GOES_ON if self._channel.exchange(records) else _Word.ENDS) is _Word.GOES_ON
+
+
+class _Follower:
+    """The channel of the other ranks: what they would tell is rank 0's to tell."""
+
+    def exchange(self, records: list[Record]) -> bool:  # noqa: ARG002 -- rank 0 has the same
+        return _said(_Word.HERE) is _Word.GOES_ON
+
+
+def _said(own: _Word) -> _Word:
+    """Return what rank 0 says."""
+    try:
+        words = _gathered(own)
+    except RuntimeError as error:
+        raise TrialError(f"trial.report: not all ranks came to it, one seems gone: {_line(error)}") from error
+    if _Word.LEAVES in words:
+        raise TrialError(
+            f"trial.report: rank {words.index(_Word.LEAVES)} has returned from train without it; report on every rank, "
+            "equally often: what rank 0 says counts"
+        )
+    return words[0]
+
+
+def _gathered(own: _Word) -> list[_Word]:
+    import torch
+    import torch.distributed as dist
+
+    words = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(words, torch.tensor([int(own)]))
+    return [_Word(int(word)) for word in words]
+
+
+def _own_gpus(store: Any, rank: int, world: int) -> bool:
+    """Whether each rank has a GPU of its own: NCCL does not serve two ranks on one, gloo does."""
+    import torch
+
+    if torch.cuda.is_available():
+        store.set(f"gpu/{rank}", str(torch.cuda.get_device_properties(0).uuid))
+        return len({store.get(f"gpu/{other}") for other in range(world)}) == world
+    return False
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
