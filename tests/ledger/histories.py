@@ -43,7 +43,9 @@ def histories(draw, most=40):
         number = draw(st.integers(0, 3))
         somebody = draw(everybody)
         kind = draw(
-            st.sampled_from(["propose", "start", "begin", "report", "report", "save", "end", "lose", "tell", "other"])
+            st.sampled_from(
+                ["propose", "start", "begin", "promote", "report", "report", "save", "end", "lose", "tell", "other"]
+            )
         )
         params = {"x": draw(st.integers(0, 3)), "pair": draw(st.just([1, 2]))}
         proposal = facts.proposed(number, params=params, key=somebody.name, origin={}, seen=0, seen_hash="0")
@@ -54,6 +56,12 @@ def histories(draw, most=40):
             holders[number, lease] = somebody
             start = facts.started(number, lease, slot="0", devices=["cpu:0"], resumed_epoch=0)
             somebody.writes(start if kind == "start" else facts.begun(proposal, start))
+        elif kind == "promote":
+            lease = 1 + sum(trial == number for trial, _ in holders)
+            holders[number, lease] = somebody
+            somebody.writes(facts.promoted(number, lease, until_epoch=9))
+            if draw(st.booleans()):
+                somebody.writes(facts.started(number, lease, slot="0", devices=["cpu:0"], resumed_epoch=0))
         elif kind == "other":
             somebody.writes(draw(others(number)))
         elif leases := sorted(lease for trial, lease in holders if trial == number):

@@ -365,29 +365,6 @@ def test_objectives_that_are_none(objectives, tmp_path):
     assert not (tmp_path / "study").exists()  # refused before anything is written
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        tw.ASHA(max_epochs=9, kind="promotion"),
-        tw.MultiObjectiveASHA(max_epochs=9, kind="promotion"),
-        tw.SuccessiveHalving(n=9, max_epochs=9),
-        tw.Hyperband(max_epochs=9, asynchronous=False),
-        tw.PASHA(max_epochs=9),
-        tw.IEpoch(max_epochs=9, top_k=2),
-        tw.AnyOf(tw.Median(max_epochs=9), tw.PASHA(max_epochs=9)),
-    ],
-    ids=lambda rule: type(rule).__name__,
-)
-def test_rules_that_promote_are_refused_before_anything_runs(rule):
-    """Else the study would end with all trials paused, and say nothing."""
-    ran = []
-    objectives = ["min loss", "min size"] if isinstance(rule, tw.MultiObjectiveASHA) else "min loss"
-    study = tw.Study(tw.Space(x=tw.Float(0, 1)), objectives, seed=0)
-    with pytest.raises(ScheduleError, match=f"{type(rule).__name__} pauses trials .* allowed: rules that stop trials"):
-        study.run(ran.append, trials=12, scheduler=rule, engine=tw.Local(workers=0), progress=False)
-    assert not ran
-
-
 def test_a_bracket_is_drawn_by_the_seed_of_the_study():
     """Hyperband knows the study's seed, so two seeds spread their trials otherwise over the brackets."""
 

@@ -13,6 +13,7 @@ from trainwright.ledger.objectives import (
     parse_constraints,
     parse_objectives,
     refusal,
+    violation_of,
 )
 from trainwright.ledger.opening import is_url, open_ledger
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
@@ -56,4 +57,5 @@ __all__ = [
     "parse_objectives",
     "refusal",
     "state_of",
+    "violation_of",
 ]

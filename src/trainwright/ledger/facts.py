@@ -19,6 +19,7 @@ __all__ = [
     "note",
     "offered",
     "paused",
+    "promoted",
     "proposed",
     "reported",
     "started",
@@ -135,6 +136,14 @@ def paused(
     """
     body = {"reason": reason, "epoch": epoch, "values": dict(values), "wall_seconds": round(wall_seconds, 6)}
     return Record(kind="paused", trial=trial, lease=lease, body=body)
+
+
+def promoted(trial: int, lease: int, *, until_epoch: int) -> Record:
+    """Return the record of a paused trial that is to go on until `until_epoch`, under `lease`, which its writer has.
+
+    Whoever has that lease starts it; if it dies before, the lease is lost like any other.
+    """
+    return Record(kind="promoted", trial=trial, lease=lease, body={"until_epoch": until_epoch})
 
 
 def finished(trial: int, lease: int, *, reason: str, values: Mapping[str, float], wall_seconds: float) -> Record:

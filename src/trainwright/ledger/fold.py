@@ -255,6 +255,12 @@ def _started(trial: TrialState, record: Record) -> None:
     lease.slot, lease.devices, lease.resumed_epoch = body["slot"], tuple(body["devices"]), body["resumed_epoch"]
 
 
+def _promoted(trial: TrialState, record: Record) -> None:
+    lease = _lease(trial, record)
+    if lease.started_at is None and (not lease.writer or record.writer < lease.writer):
+        lease.writer = record.writer  # it runs from now on, though nobody knows on what
+
+
 def _reported(trial: TrialState, record: Record) -> None:
     body, lease = record.body, record.lease or 1
     epoch = body["epoch"]
@@ -307,12 +313,13 @@ _TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {
     "reported": _reported,
     "checkpointed": _checkpointed,
     "offered": _offered,
+    "promoted": _promoted,
     "paused": _ended,
     "finished": _ended,
     "failed": _ended,
     "lost": _lost,
 }
-_RANKS = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 3}  # of ends of one lease; results come first
+_RANKS = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 4}  # of ends of one lease; results come first
 _MOVING_KINDS = frozenset({"started", "paused", "finished", "failed", "lost"})
 _STUDY_KINDS: dict[str, Callable[[State, Record], None]] = {
     "created": _created,

@@ -24,7 +24,7 @@ Fsync = Literal["lifecycle", "always", "never"]
 END = b"%08x %b\n" % (zlib.crc32(b'{"v":1,"end":true}'), b'{"v":1,"end":true}')
 """The last line of a journal that its writer has done with: nothing will follow, so nobody need look again."""
 
-_LAZY_KINDS = frozenset({"proposed", "started", "reported", "decided", "note"})
+_LAZY_KINDS = frozenset({"proposed", "started", "reported", "decided", "promoted", "note"})
 _LAZY_SECONDS = 5.0
 _MOST_BYTES = 16 * 2**20  # of one file, about: then the writer goes on in another
 
@@ -37,8 +37,9 @@ class JournalWriter:
     """Appends the records of one writer to a file created at the first append, and to a new one every 16 MiB.
 
     `fsync="lifecycle"` (default): on disk before `append` returns, except for batches of proposals, starts, reports,
-    decisions and notes alone, which are written at once (they survive the death of the process) and synced with the
-    next other record, or within 5 seconds of the next append or beat: only the death of the machine can lose them.
+    decisions, promotions and notes alone, which are written at once (they survive the death of the process) and synced
+    with the next other record, or within 5 seconds of the next append or beat: only the death of the machine can lose
+    them.
     "always" syncs every batch, "never" leaves it to the system.
     """
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
@@ -17,6 +18,7 @@ __all__ = [
     "parse_constraints",
     "parse_objectives",
     "refusal",
+    "violation_of",
 ]
 
 _FORM = re.compile(r"^\s*(?:(min|max)\s+)?([^\s<>=]+)\s*(?:(<=|>=)\s*(\S+))?\s*$")
@@ -175,6 +177,16 @@ def keeps(outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> bool:
     """Return whether the metrics of a result keep every bound and constraint."""
     losses = losses_of(outcomes, metrics)
     return losses is not None and all(loss <= o.limit for loss, o in zip(losses, outcomes, strict=True))
+
+
+def violation_of(outcomes: Sequence[Outcome], losses: Sequence[float]) -> float:
+    """Return by how much losses exceed bounds and constraints in all, each as a share of its limit; 0 keeps them."""
+    total = 0.0
+    for outcome, loss in zip(outcomes, losses, strict=True):
+        if loss > outcome.limit:  # so the limit is finite
+            scale = abs(outcome.limit)
+            total += (loss - outcome.limit) / (scale if scale >= sys.float_info.min else 1.0)
+    return total
 
 
 def _bound(text: str, where: str) -> float:

@@ -177,17 +177,20 @@ class TrialState:
     @property
     def has_result(self) -> bool:
         """Whether the trial counts towards the budget: complete, stopped, or paused at a rung."""
-        if self.status is Status.PAUSED:
-            return not self.preempted
-        return self.status is Status.COMPLETE or self.status is Status.STOPPED
+        return self.status is Status.COMPLETE or self.status is Status.STOPPED or self.at_rung
+
+    @property
+    def at_rung(self) -> bool:
+        """Whether the trial is paused at a rung: its last report is its result, unless a rule promotes it."""
+        if self.status is not Status.PAUSED:
+            return False
+        end = self.end
+        return end is not None and end.reason == "rung"
 
     @property
     def preempted(self) -> bool:
         """Whether the trial is paused only because its run was interrupted, and goes on when there is room."""
-        if self.status is not Status.PAUSED:
-            return False
-        end = self.end
-        return end is not None and end.reason == "preempted"
+        return self.status is Status.PAUSED and not self.at_rung
 
     @property
     def failure(self) -> Failure | None:

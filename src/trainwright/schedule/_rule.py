@@ -13,6 +13,7 @@ __all__ = [
     "Ended",
     "Event",
     "Index",
+    "Judged",
     "New",
     "Opened",
     "Pause",
@@ -65,6 +66,19 @@ class Reported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """Whoever runs a trial has judged it at the rung of `epoch`: it pauses there, or goes on.
+
+    Of many drivers each knows other reports at that moment, but this verdict counts for all.
+    """
+
+    trial: int
+    epoch: int
+    pauses: bool
+    at_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Promoted:
     """The rule's answer `Promote` was accepted: the trial goes on until `until_epoch`."""
 
@@ -82,7 +96,7 @@ class Ended:
     at_seconds: float = 0.0
 
 
-Event = Opened | Started | Reported | Promoted | Ended
+Event = Opened | Started | Reported | Judged | Promoted | Ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +197,7 @@ class PromotionRule(Protocol):
         """Refuse a study of so many objectives, or of so few trials, that the rule cannot judge them."""
 
     def empty(self) -> Index:
-        """Return the index of a study without events."""
+        """Return the index of a study without events; None if there is nothing to remember, of any."""
 
     def fold(self, index: Index, event: Event) -> Index:
         """Return the index after `event`; the one passed in is used up. A repeated event changes nothing."""

@@ -16,6 +16,7 @@ from trainwright.schedule._rule import (
     Continue,
     Ended,
     Event,
+    Judged,
     Pause,
     Promote,
     Promoted,
@@ -113,6 +114,7 @@ class Place:
 
     rung: int = 0
     epoch: int = 0
+    report: Reported | None = None  # that one, where trials pause
     verdict: Verdict = CONTINUE
     waits: bool = False
     until: int = 0  # promoted up to here
@@ -137,7 +139,9 @@ class Rungs:
         """Take an event and return the rungs that it entered."""
         if isinstance(event, Reported):
             return self._report(event)
-        if isinstance(event, Promoted):
+        if isinstance(event, Judged):
+            self._judge(event)
+        elif isinstance(event, Promoted):
             self._promote(event)
         elif isinstance(event, Ended) and self.pausing:
             place = self.places.setdefault(event.trial, Place())
@@ -154,7 +158,7 @@ class Rungs:
         for rung in entered:
             goes_on, threshold = self.tables[rung].enter(event)
         reason = Reason(rule=self.name, epoch=rung, value=event.losses[0], threshold=threshold)
-        place.rung, place.epoch = rung, event.epoch
+        place.rung, place.epoch, place.report = rung, event.epoch, event if self.pausing else None
         if (goes_on and (self.top is None or rung < self.top)) or place.until > rung:
             place.verdict = Continue(reason)
         elif not self.pausing:
@@ -167,6 +171,17 @@ class Rungs:
                 place.waits = True
                 self.tables[rung].wait(event)
         return entered
+
+    def _judge(self, event: Judged) -> None:
+        place = self.places.get(event.trial)
+        if place is None or place.report is None or place.rung != event.epoch:
+            return
+        if not event.pauses:
+            self._leave(place)
+        elif not (place.waits or place.ended) and place.until <= place.rung:
+            reason = Reason(rule=self.name, epoch=place.rung, value=place.report.losses[0])
+            place.waits, place.verdict = True, Pause(reason)
+            self.tables[place.rung].wait(place.report)
 
     def _promote(self, event: Promoted) -> None:
         place = self.places.setdefault(event.trial, Place())

@@ -48,7 +48,13 @@ class AnyOf:
         return self.first.promotes or self.second.promotes
 
     def check(self, objectives: int, trials: int | None = None) -> None:
-        """Refuse what either refuses."""
+        """Refuse what either refuses, and a second rule that pauses: nobody would promote those trials."""
+        if self.second.promotes:
+            raise ScheduleError(
+                f"AnyOf: got {type(self.second).__name__} second, which pauses trials that only the first rule can "
+                f"promote; allowed: AnyOf({type(self.second).__name__}(...), {type(self.first).__name__}(...)), or a "
+                "second rule that stops trials"
+            )
         self.first.check(objectives, trials)
         self.second.check(objectives, trials)
 

@@ -19,6 +19,7 @@ from trainwright.schedule._rule import (
     Ended,
     Event,
     Index,
+    Judged,
     New,
     Opened,
     Pause,
@@ -133,6 +134,10 @@ def play(
             assert not isinstance(verdict, Pause), f"a repeated epoch, {epoch}, pauses trial {number} again"
         elif isinstance(verdict, Pause):
             assert epoch >= until.get(number, 0), f"paused at {epoch}, though promoted up to {until[number]}"
+        if verdict.reason is not None and not isinstance(verdict, Stop):
+            pauses = isinstance(verdict, Pause)
+            judged = Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=clock)
+            played.index = _fold(rule, played, judged)
         running[number] = now
         if not again:
             views[number] = now

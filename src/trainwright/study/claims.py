@@ -48,6 +48,7 @@ class Claims:
         self._next_number = 0  # all below are taken
         self._held: set[int] = set()  # numbers that we have claimed, but not proposed
         self._taken: dict[int, str] = {}  # numbers that others have claimed, but not proposed; and who
+        self._rivals: dict[int, tuple[int, str]] = {}  # who was quicker to claim a trial, and which lease
         self._dead: set[str] = set()
         self._silent: set[str] = set()  # those of them of whom only their silence tells it: they may come back
         self._told: set[str] = set()  # those of the dead that `newly_dead` has told
@@ -132,7 +133,12 @@ class Claims:
             return 1
         trial = self._state.trials.get(number)
         lease = max(1, trial.lease if trial is not None else 1) + 1
-        return self._take_over(f"lease/{number}", lease)[0]
+        turn, owner = self._take_over(f"lease/{number}", lease)
+        if turn is None:
+            self._rivals[number] = lease, owner
+        else:
+            self._rivals.pop(number, None)
+        return turn
 
     def take_slot(self, hint: int | None) -> int:
         """Return a worker slot, now ours: that of `hint`, or else the first free one from about where they are free."""
@@ -239,6 +245,7 @@ class Claims:
         trials = map(self._state.trials.__getitem__, self._state.open)
         holders = {trial.holder for trial in trials if trial.status in held}
         holders |= self.waited_for(limit)
+        holders |= {owner for n, (lease, owner) in self._rivals.items() if self._state.trials[n].lease < lease}
         return any(self.dead(holder) is None for holder in holders) or not self._dead <= self._told
 
     def waited_for(self, limit: int | None) -> set[str]:

@@ -1,17 +1,14 @@
 """The loop that joins searcher, scheduler and engine over the book: of one `study.run`, or of one worker of a team."""
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.engine import Engine, Outcome, Raised, TrainFunction
-from trainwright.errors import LedgerError, ScheduleError, TrainwrightError
+from trainwright.errors import LedgerError, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
-from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Start, Stop, Verdict, Work
-from trainwright.schedule import View as RuleView
-from trainwright.space import Configuration
+from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Start, Stop, Verdict
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget
 from trainwright.study.endings import NO_ROOM, ending, preempted
@@ -21,6 +18,7 @@ from trainwright.study.heart import Heart
 from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
+from trainwright.study.works import Works
 from trainwright.train import Assignment
 
 __all__ = ["Driver", "Member", "StudyFailed"]
@@ -62,7 +60,7 @@ class _Running:
 
 
 class Driver:
-    """Runs a study on an engine until its budget is used. Also the engine's handler and the desk's source."""
+    """Runs a study on an engine until its budget is used. Also the engine's handler."""
 
     def __init__(
         self,
@@ -87,12 +85,10 @@ class Driver:
         self.progress = progress
         self.member = member
         self._running: dict[int, _Running] = {}
-        self._waiting: deque[int] = deque()  # trials to go on with: interrupted, lost, proposed by a dead writer
-        self._contested: set[int] = set()  # trials that another was quicker to claim, but has not started yet
+        self.works = Works(book, rule, proposals, budget=budget, running=self._running, progress=progress)
         self._directory = None if book.directory is None else str(book.directory.resolve())
-        self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
-        self._granted = 0  # trials handed to the desk in its present plan
         self._leaving = False
+        self._unsaved = False  # a trial was paused that had saved nothing
         self._spent: SpentFollower | None = None  # kept if there is a budget of device seconds
         self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
         self._started = self._watched = time.monotonic()
@@ -101,23 +97,18 @@ class Driver:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens."""
         rule = self.scheduler.rule
         rule.check(len(self.book.objectives), self.budget.trials)
-        if rule.promotes:
-            raise ScheduleError(
-                f"scheduler: {type(rule).__name__} pauses trials and goes on with the best of them later, which "
-                "studies do not do yet; allowed: rules that stop trials, such as ASHA(max_epochs=27)"
-            )
         policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
         policy.check(slots, per_node, rule)
         self.engine.open(train, self.book.directory)
         room = policy.room(slots, per_node)
-        self.desk = Desk(policy, self, room, slots=slots, rungs=(), survival=lambda _: ())
-        self.book.followers.append(self)
+        self.desk = Desk(policy, self.works, room, slots=slots, rungs=(), survival=lambda _: ())
+        self.book.followers.append(self.works)
         if self.budget.device_seconds is not None:
             self._spent = SpentFollower(self.book.state)
             self.book.followers.append(self._spent)
         with frozen_heap():
             try:
-                self._adopt(self.book.state.open)
+                self.works.adopt(self.book.state.open)
                 while not self._out_of_time():
                     if self._step():
                         break
@@ -127,29 +118,36 @@ class Driver:
                 raise
             finally:
                 self.engine.close()
-                self.book.claims.release(list(self._fresh))
-                self._preempt_all()
+                self._preempt_all(self.works.let_go())
 
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
-        self._granted = 0
+        self.works.granted = 0
         self.book.keep_up()
-        allowed = self._allowed()
+        allowed = self.works.allowed()
         for action in self.desk.plan(time.monotonic()):
             if isinstance(action, Start):
                 self._start(action.work.trial, action.block)
-        self._write_fresh()
+        self.works.write_fresh()
         if self._running:
             self.proposals.prepare()
             self.engine.poll(self, _POLL_SECONDS)
-        elif not self._granted:  # else another driver was faster: look again
-            news = bool(self._waiting) or self._allowed() != allowed  # read while we looked for work
-            if self._enough() or not (news or self._expects_news()):
+        elif not self.works.granted:  # else another driver was faster: look again
+            if self._done(allowed):
                 return True
             self._await_news()
         self._watch()
         self.progress.tick(self.book.state, len(self._running))
         return False
+
+    def _done(self, allowed: int | None) -> bool:
+        """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
+        works = self.works
+        if works.ask_at is not None:
+            return False
+        if works.enough() and not works.contested:
+            return True
+        return not (works.news or works.allowed() != allowed or self._expects_news())
 
     def _leave(self) -> None:
         """Give running trials time to end their epoch, after which others go on with them."""
@@ -161,99 +159,12 @@ class Driver:
         while self._running and time.monotonic() < deadline:
             self.engine.poll(self, min(_POLL_SECONDS, self.member.grace_seconds))
 
-    # The desk's source.
-
-    def waits(self) -> bool:
-        """Whether there would be a new trial to start."""
-        return not (self._enough() or self.proposals.exhausted) and self.rule.starts_new(self._rule_view())
-
-    def next_work(self) -> Work | None:
-        """Return an interrupted trial, or a new one while budget and space last."""
-        while self._waiting and not self._enough():
-            number = self._waiting.popleft()
-            if self._open(number) and not self._settle(self.book.state.trials[number]):
-                self._granted += 1
-                return Work(number, self.book.state.trials[number].epoch)
-        self._write_fresh()  # the searcher is to know of them
-        if not self.waits():
-            return None
-        proposal = self.proposals.next(self._allowed())
-        if proposal is None:
-            return None
-        self._fresh[proposal[0]] = proposal[1]
-        self._granted += 1
-        return Work(proposal[0])
-
-    def _write_fresh(self) -> None:
-        """Write proposals that were not started at once."""
-        for number, configuration in list(self._fresh.items()):
-            self.book.append(self.book.proposal(number, configuration))
-            del self._fresh[number]
-
-    def _open(self, number: int) -> bool:
-        """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
-        trial = self.book.state.trials[number]
-        return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
-
-    def _enough(self) -> bool:
-        """Whether all results that the budget allows are there, or would be if every running trial gives one."""
-        expected = self.book.state.results + len(self._running) + self._granted
-        return self.budget.trials is not None and expected >= self.budget.trials
-
-    def _allowed(self) -> int | None:
-        trials = self.budget.trials
-        return None if trials is None else self.book.state.allowed(trials)
-
-    def _rule_view(self) -> RuleView:
-        allowed = self._allowed()
-        remaining = 2**62 if allowed is None else max(0, allowed - len(self.book.state.trials))
-        return RuleView(remaining=remaining, seed=self.book.state.seed)
-
     # Starting and ending.
-
-    def _adopt(self, numbers: Iterable[int]) -> None:
-        """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
-        for number in sorted(numbers):
-            trial = self.book.state.trials[number]
-            if trial.status.ended or number in self._running or number in self._waiting:
-                continue
-            if trial.status in {Status.RUNNING, Status.PROPOSED} and not self.book.orphaned(trial):
-                continue
-            if not trial.key:  # its proposal is damaged: nobody knows what to run
-                self.book.append(
-                    facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
-                )
-                continue
-            if trial.status is Status.RUNNING:
-                self.book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
-            if self._open(number):
-                self._waiting.append(number)
-
-    kinds = frozenset({"lost", "paused", "proposed"})
-    """The records that a driver is told of."""
-
-    def follow(self, record: Record, trial: TrialState | None) -> None:
-        """Take note of trials that other writers lost, let go of or enqueued."""
-        if trial is None or self.book.ours(record.writer):
-            return
-        if record.kind == "proposed" and not self.book.offered(trial):
-            return
-        if self._open(trial.number) and trial.number not in self._waiting and trial.number not in self._running:
-            self._waiting.append(trial.number)
-
-    def _settle(self, trial: TrialState) -> bool:
-        """End a trial that was judged before its driver died, but whose end was not written."""
-        if not trial.reports or not isinstance(self.rule.verdict(trial, self._rule_view()), Stop):
-            return False
-        metrics = trial.reports[trial.epoch].metrics
-        self.book.append(facts.finished(trial.number, trial.lease, reason="stopped", values=metrics, wall_seconds=0.0))
-        self.progress.ended(self.book.state, trial)
-        return True
 
     def _start(self, number: int, block: Block) -> None:
         lease = self._begun(number, block)
         if lease is None:
-            self._contested.add(number)
+            self.works.contest(number)
             self.desk.gone(number)
             return
         trial = self.book.state.trials[number]
@@ -275,17 +186,15 @@ class Driver:
 
         What was proposed just now is written in one record with its start: others read half as many.
         """
-        fresh = self._fresh.get(number)
-        proposal = None if fresh is None else self.book.proposal(number, fresh)
-        lease = self.book.claims.lease(number)
-        if lease is None or (proposal is None and not self._open(number)):  # on the way we may have read its end
+        proposal, lease = self.works.claimed(number)
+        if lease is None:
             return None
         trial = self.book.state.trials.get(number)
         known = max(trial.checkpoints, default=0) if trial is not None else 0
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
         self.book.append(start if proposal is None else facts.begun(proposal, start))
-        self._fresh.pop(number, None)
+        self.works.started(number)
         return lease
 
     def _slot(self, block: Block) -> str:
@@ -296,14 +205,16 @@ class Driver:
         self.desk.gone(number)
         return self._running.pop(number)
 
-    def _preempt_all(self) -> None:
-        """Record which running trials were interrupted; the next run goes on from their checkpoints."""
-        trouble: LedgerError | None = None
+    def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
+        """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
+        now = time.monotonic()
+        held = [(n, running.lease, now - running.since) for n, running in self._running.items()]
         for number in list(self._running):
-            running = self._release(number)
-            trial = self.book.state.trials[number]
+            self._release(number)
+        trouble: LedgerError | None = None
+        for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:
-                self.book.append(preempted(trial, running.lease, time.monotonic() - running.since))
+                self.book.append(preempted(self.book.state.trials[number], lease, seconds))
             except LedgerError as error:  # the next may be written all the same
                 trouble = error
         if trouble is not None:
@@ -336,7 +247,7 @@ class Driver:
         running.refusal = refusal(self.book.state.outcomes, metrics, f"at epoch {epoch}")
         if running.refusal is not None:
             return
-        running.verdict = self.rule.verdict(self.book.state.trials[number], self._rule_view())
+        running.verdict = self.rule.verdict(self.book.state.trials[number], self.works.view())
         reason = running.verdict.reason
         if reason is not None:
             self.book.append(
@@ -356,12 +267,21 @@ class Driver:
         self._notice(trial, running)
         state, outcomes = self.book.state.trials[trial], self.book.state.outcomes
         self.book.append(*outcome.records, ending(state, running, outcome, outcomes, leaving=self._leaving))
-        if self._open(trial) and not self._leaving:
-            self._waiting.append(trial)
+        if not self._leaving:
+            self.works.add(trial)
         self.progress.ended(self.book.state, state)
+        self._warn_of_restarts(state)
         if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
             self._room.wait(TrainwrightError(outcome.message))
         self._give_up_if_hopeless(state)
+
+    def _warn_of_restarts(self, trial: TrialState) -> None:
+        if trial.at_rung and not trial.checkpoints and not self._unsaved:
+            self._unsaved = True
+            self.progress.say(
+                f"trial {trial.number} was paused without a checkpoint: once promoted, such trials start again from "
+                "epoch 1; save one with trial.prepare, in a study with a directory"
+            )
 
     def _give_up_if_hopeless(self, trial: TrialState) -> None:
         counts = self.book.state.counts
@@ -387,29 +307,28 @@ class Driver:
         self._watched = now
         if dead := self.book.claims.newly_dead():
             trials = self.book.state.trials
-            self._adopt([number for number in self.book.state.open if trials[number].holder in dead])
-        retry = {number for number in self._contested if self._open(number)}
-        self._contested.clear()
-        self._waiting.extend(sorted(retry - self._running.keys() - set(self._waiting)))
+            self.works.adopt([number for number in self.book.state.open if trials[number].holder in dead])
+        self.works.retry()
         for number, running in self._running.items():
             self._notice(number, running)
 
     def _expects_news(self) -> bool:
         """Whether to stay though there is nothing to do: others may die, or are not known to live."""
-        limit = self._allowed()
+        limit = self.works.allowed()
         if self.member is not None and self.member.wait:
             counts = self.book.state.counts
             if counts[Status.PROPOSED] + counts[Status.RUNNING] + counts[Status.LOST]:
                 return True
-            if self._contested or (not self.proposals.exhausted and self.book.claims.waited_for(limit)):
+            if self.works.contested or (not self.proposals.exhausted and self.book.claims.waited_for(limit)):
                 return True
         return self.book.claims.undecided(limit)
 
     def _await_news(self) -> None:
         """Wait for what others do, and take over what they left if they are gone."""
-        time.sleep(_POLL_SECONDS)
+        at = self.works.ask_at
+        time.sleep(_POLL_SECONDS if at is None else min(_POLL_SECONDS, max(0.0, at - self.rule.seconds)))
         self.book.refresh()
-        self._adopt(self.book.state.open)
+        self.works.adopt(self.book.state.open)
 
     def _out_of_time(self) -> bool:
         wall, devices = self.budget.wall_seconds, self.budget.device_seconds

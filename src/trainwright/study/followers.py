@@ -1,23 +1,41 @@
 """Followers of the book: what the searcher sees, and what the promotion rule remembers."""
 
 import math
+import time
 from collections.abc import Sequence
 
-from trainwright.ledger import Objective, Outcome, Record, State, Status, TrialState, losses_of
-from trainwright.schedule import Continue, Ended, FixedEpochs, New, Opened, PromotionRule, Reported, TrialView, Verdict
+from trainwright.ledger import Objective, Outcome, Record, State, Status, TrialState, losses_of, violation_of
+from trainwright.schedule import (
+    Continue,
+    Ended,
+    Event,
+    Judged,
+    New,
+    Opened,
+    Promote,
+    Promoted,
+    PromotionRule,
+    Reported,
+    Started,
+    TrialView,
+    Verdict,
+    Wait,
+)
 from trainwright.schedule import View as RuleView
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 
 __all__ = ["RuleFollower", "SearchFollower", "SpentFollower"]
 
-_RULE_KINDS = frozenset({"reported", "finished", "failed"})
+_RULE_KINDS = frozenset(
+    {"proposed", "started", "reported", "decided", "promoted", "finished", "failed", "lost"},
+)
 
 
 class SearchFollower:
     """Feeds a searcher's view: live in order of arrival, at opening in order of trial numbers."""
 
-    kinds = frozenset({"proposed", "reported", "finished", "failed", "lost"})
+    kinds = frozenset({"proposed", "reported", "paused", "promoted", "finished", "failed", "lost"})
     """What can change what a searcher sees."""
 
     def __init__(self, view: SearchView, outcomes: Sequence[Outcome]) -> None:
@@ -46,8 +64,11 @@ class SearchFollower:
 
     def _propose(self, trial: TrialState) -> None:
         if trial.number not in self._told:
-            self._told[trial.number] = Status.PROPOSED
-            self.view.propose(trial.number, Configuration(params=trial.params, key=trial.key, number=trial.number))
+            self._pend(trial)
+
+    def _pend(self, trial: TrialState) -> None:
+        self._told[trial.number] = Status.PROPOSED
+        self.view.propose(trial.number, Configuration(params=trial.params, key=trial.key, number=trial.number))
 
     def _report(self, trial: TrialState, epoch: int) -> None:
         if epoch <= self._epoch.get(trial.number, 0):
@@ -59,43 +80,77 @@ class SearchFollower:
             self.view.report(trial.number, epoch, losses)
 
     def _status(self, trial: TrialState) -> None:
+        """Tell whether a trial is under way, or what it came to; one that is paused at a rung may go on."""
         if not trial.key:
             return
-        number, status = trial.number, trial.status
+        number, rests = trial.number, trial.status.ended or trial.at_rung
+        status = trial.status if rests else Status.PROPOSED
         self._propose(trial)
         if self._told[number] is status:
             return
         self._told[number] = status
-        if status is Status.FAILED:
+        if not rests:
+            self._pend(trial)
+        elif status is Status.FAILED:
             self.view.result(number, None, epoch=trial.epoch or None, complete=False)
         elif status is Status.ABANDONED:
             self.view.withdraw(number)  # lost is not bad: nothing was learnt about the configuration
-        elif status is Status.COMPLETE or status is Status.STOPPED:
+        else:
             losses = losses_of(self._outcomes, trial.values)
             self.view.result(number, losses, epoch=trial.epoch or None, complete=status is Status.COMPLETE)
 
 
 class RuleFollower:
-    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from."""
+    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from.
 
-    def __init__(self, rule: PromotionRule, objectives: tuple[Objective, ...], seed: int) -> None:
+    Events are timed by this process's own clock from `open` on, those of before are at 0: hosts' clocks may differ, and
+    while nobody ran the study nobody was late.
+    """
+
+    def __init__(self, rule: PromotionRule, outcomes: Sequence[Outcome], seed: int) -> None:
         self.rule = rule
-        self.kinds = frozenset() if isinstance(rule, FixedEpochs) else _RULE_KINDS
-        self._objectives = objectives
+        self._outcomes = outcomes
+        self._objectives = tuple(outcome for outcome in outcomes if isinstance(outcome, Objective))
+        self._opened: float | None = None
         self._index = rule.fold(rule.empty(), Opened(seed=seed))
+        self.kinds = frozenset() if self._index is None else _RULE_KINDS
+
+    def open(self) -> None:
+        """Let time begin: what is told from now on happens now."""
+        self._opened = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since `open`."""
+        return 0.0 if self._opened is None else time.monotonic() - self._opened
 
     def follow(self, record: Record, trial: TrialState | None) -> None:
-        """Fold a report or an end into the rule's index."""
-        if trial is None:
-            return
-        if record.kind == "reported":
-            losses = losses_of(self._objectives, record.body["metrics"])
-            if losses is not None:
-                event = Reported(trial=trial.number, epoch=record.body["epoch"], losses=losses, at_seconds=record.at)
-                self._index = self.rule.fold(self._index, event)
-        elif record.kind in {"finished", "failed"}:
-            ended = Ended(trial=trial.number, failed=record.kind == "failed", at_seconds=record.at)
-            self._index = self.rule.fold(self._index, ended)
+        """Fold what a record tells into the rule's index."""
+        event = self._event(record, trial) if trial is not None else None
+        if event is not None:
+            self._index = self.rule.fold(self._index, event)
+
+    def _event(self, record: Record, trial: TrialState) -> Event | None:
+        number, kind, body, at = trial.number, record.kind, record.body, self.seconds
+        if kind == "reported":
+            losses = losses_of(self._outcomes, body["metrics"])
+            if losses is None:
+                return None
+            violation = violation_of(self._outcomes, losses)
+            losses = losses[: len(self._objectives)]
+            return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation, at_seconds=at)
+        if kind in {"proposed", "started"}:
+            return Started(trial=number, at_seconds=at) if record.lease is not None else None
+        if kind == "decided":
+            pauses, goes_on = (body["verdict"] == verdict for verdict in ("pause", "continue"))
+            judged = Judged(trial=number, epoch=body["epoch"], pauses=pauses, at_seconds=at)
+            return judged if pauses or goes_on else None
+        if kind == "promoted":
+            return Promoted(trial=number, until_epoch=body["until_epoch"], at_seconds=at)
+        result = kind == "finished" and body["reason"] != "cancelled"
+        if result or (trial.status.ended and record.lease == trial.lease):
+            return Ended(trial=number, failed=not trial.has_result, at_seconds=at)
+        return None  # another run of it goes on
 
     def verdict(self, trial: TrialState, view: RuleView) -> Verdict:
         """Return the rule's verdict on the trial's latest report."""
@@ -107,9 +162,9 @@ class RuleFollower:
         seen = TrialView(number=trial.number, epoch=trial.epoch, losses=losses, best_loss=best)
         return self.rule.on_report(self._index, view, seen)
 
-    def starts_new(self, view: RuleView) -> bool:
-        """Return whether free devices go to a new trial."""
-        return isinstance(self.rule.on_free(self._index, view), New)
+    def on_free(self, view: RuleView) -> Promote | New | Wait:
+        """Return what the rule would do with free devices."""
+        return self.rule.on_free(self._index, view)
 
 
 class SpentFollower:

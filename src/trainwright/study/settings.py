@@ -20,9 +20,23 @@ _SEARCHERS = (
     "QuasiRandomSearcher",
     "RandomSearcher",
 )
+_RULES = (
+    "ASHA",
+    "AnyOf",
+    "Extrapolate",
+    "FixedEpochs",
+    "Hyperband",
+    "IEpoch",
+    "Median",
+    "MultiObjectiveASHA",
+    "PASHA",
+    "Patience",
+    "Plateau",
+    "SuccessiveHalving",
+)
 _NAMES = {
     "searcher": ("search", _SEARCHERS),
-    "rule": ("schedule", ("ASHA", "AnyOf", "FixedEpochs", "Median")),
+    "rule": ("schedule", _RULES),
     "policy": ("schedule", ("Fixed",)),
     "stop": ("search", ("ExpectedGain",)),
     "engine": ("engine", ("Local",)),

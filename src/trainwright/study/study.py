@@ -286,10 +286,11 @@ class Study:
             slot=None if member is None else member.slot,
             bounds=self._book.state.limits,
         )
-        rule = RuleFollower(scheduler.rule, self.objectives, self.seed)
+        rule = RuleFollower(scheduler.rule, self._book.state.outcomes, self.seed)
         self._book.refresh()
         for record in self._book.replay(rule.kinds):
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
+        rule.open()
         chosen = searcher if searcher is not None else self._searcher
         job = Job.of(train, budget.trials, chosen, scheduler, budget.stop_when)
         if Job.last(self._book.state) != job and (member is None or Job.last(self._book.state) is None):
