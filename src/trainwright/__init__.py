@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainwright import checkpoint, ensemble, ledger, report, train
-    from trainwright.engine import Local
+    from trainwright.engine import Local, Ray
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
     from trainwright.schedule import (
@@ -99,6 +99,7 @@ _HOME = {
     "Plateau": "schedule",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
+    "Ray": "engine",
     "Scheduler": "schedule",
     "Space": "space",
     "Study": "study",
@@ -155,6 +156,7 @@ __all__ = [
     "Plateau",
     "QuasiRandomSearcher",
     "RandomSearcher",
+    "Ray",
     "Scheduler",
     "Space",
     "Study",

@@ -15,6 +15,7 @@ from trainwright.engine._function import FunctionReference, load_function, load_
 from trainwright.engine.in_process import InProcess
 from trainwright.engine.launcher import local_rank, local_size, rank
 from trainwright.engine.local import Local
+from trainwright.engine.ray import Ray
 
 __all__ = [
     "Block",
@@ -27,6 +28,7 @@ __all__ = [
     "Outcome",
     "Quiet",
     "Raised",
+    "Ray",
     "Returned",
     "TrainFunction",
     "load_function",

@@ -1,29 +1,69 @@
-"""The worker processes of one trial on this machine, one a rank: they begin together and end together."""
+"""The worker processes of one trial, one a rank: they begin together and end together."""
 
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from trainwright.engine._engine import Died, Handler, Outcome, Raised
-from trainwright.engine._process import WorkerProcess
 from trainwright.train import Assignment
 
-__all__ = ["Gang"]
+__all__ = ["Gang", "Process"]
 
 
-class Gang:
+class Process(Protocol):
+    """A worker process, here or elsewhere."""
+
+    @property
+    def connection(self) -> "Connection[Any, Any]":
+        """Its line."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since its assignment was sent."""
+
+    @property
+    def condemned(self) -> bool:
+        """Whether an end was decided for it."""
+
+    def run(self, message: tuple[Any, ...]) -> None:
+        """Send an assignment."""
+
+    def condemn(self, failure: str, message: str, grace_seconds: float) -> None:
+        """Ask it to end, and have it killed after `grace_seconds`."""
+
+    def enforce(self) -> None:
+        """Kill it if it was condemned and its grace is over."""
+
+    def outcome(self) -> Outcome:
+        """Return what its end means for its trial."""
+
+    def resident_bytes(self) -> int:
+        """Return the memory of it and its descendants."""
+
+    def close(self, *, kill: bool) -> None:
+        """End it: at once, or by closing its line."""
+
+
+_Worker = TypeVar("_Worker", bound=Process)
+
+
+class Gang(Generic[_Worker]):
     """One assignment on the workers of its ranks. Rank 0 speaks with the handler; if one fails the others are killed.
 
-    `message(assignment)` is what a worker is sent to run it.
+    `message(assignment)` is what a worker is sent to run it. Its address is one of this machine, unless it has one.
     """
 
     def __init__(
         self,
         assignment: Assignment,
-        workers: Mapping[range, WorkerProcess],
+        workers: Mapping[range, _Worker],
         message: Callable[[Assignment], tuple[Any, ...]],
     ) -> None:
         self.workers = workers
@@ -36,7 +76,7 @@ class Gang:
         self._silent: list[tuple[int, Outcome]] = []  # ranks whose process went away
         self._failed: list[tuple[int, Outcome]] = []  # ranks that could still say why
         self._first: Outcome | None = None  # of rank 0
-        address = _free_address() if len(workers) > 1 else ""
+        address = assignment.address or (_free_address() if len(workers) > 1 else "")
         for rank, worker in self._living.items():
             worker.run(message(replace(assignment, rank=rank, world_size=len(workers), address=address)))
 

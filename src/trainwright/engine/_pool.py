@@ -45,7 +45,7 @@ class Pool:
         self._directory: Path | None = None
         self._reference: FunctionReference | None = None
         self._idle: dict[range, WorkerProcess] = {}
-        self._busy: dict[int, Gang] = {}  # by trial
+        self._busy: dict[int, Gang[WorkerProcess]] = {}  # by trial
 
     @property
     def slots(self) -> int:

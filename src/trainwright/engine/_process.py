@@ -15,7 +15,7 @@ from typing import Any
 from trainwright.engine._engine import Died, Outcome, Raised
 from trainwright.engine._function import IN_WORKER, LOADING
 
-__all__ = ["WorkerProcess"]
+__all__ = ["ChildProcess", "WorkerProcess"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
@@ -24,30 +24,24 @@ _FAREWELL_SECONDS = 2.0
 """How long a process may take to end by itself."""
 
 
-class WorkerProcess:
-    """A worker in a session of its own, so that it can be killed with all its children."""
+class ChildProcess:
+    """A worker in a session of its own, so that it can be killed with all its children.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
+    It takes its assignments from `line`, a connected socket that becomes its own, and dies with the calling thread.
+    """
+
+    def __init__(self, environment: Mapping[str, str], line: socket.socket) -> None:
+        with line:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainwright.engine.worker", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "trainwright.engine.worker", str(line.fileno()), str(os.getpid())],
                 env={**os.environ, **environment, IN_WORKER: LOADING, "PYTHONPATH": _path()},
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[line.fileno()],
                 start_new_session=True,
             )
-        self.connection: Connection[Any, Any] = Connection(ours.detach())
-        self.started = 0.0
+        self.started = time.monotonic()
         self._verdict: tuple[str, str] | None = None  # failure and message of a kill that we decided
         self._kill_at: float | None = None
-
-    def run(self, message: tuple[Any, ...]) -> None:
-        """Send an assignment."""
-        self.started = time.monotonic()
-        self._verdict = self._kill_at = None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: its silence will say so
-            self.connection.send(message)
 
     @property
     def seconds(self) -> float:
@@ -98,8 +92,7 @@ class WorkerProcess:
         return sum(_resident(pid) for pid in _family(self._process.pid))
 
     def close(self, *, kill: bool) -> None:
-        """End the process: at once, or by closing its connection and waiting a little."""
-        self.connection.close()
+        """End the process: at once, or after waiting a little for one whose line is closed."""
         if not kill:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_FAREWELL_SECONDS)
@@ -109,6 +102,27 @@ class WorkerProcess:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+class WorkerProcess(ChildProcess):
+    """A worker with the other end of its line."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(environment, theirs)
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+
+    def run(self, message: tuple[Any, ...]) -> None:
+        """Send an assignment."""
+        self.started = time.monotonic()
+        self._verdict = self._kill_at = None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: its silence will say so
+            self.connection.send(message)
+
+    def close(self, *, kill: bool) -> None:
+        """End the process: at once, or by closing its connection and waiting a little."""
+        self.connection.close()
+        super().close(kill=kill)
 
 
 def _path() -> str:

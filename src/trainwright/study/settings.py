@@ -39,7 +39,7 @@ _NAMES = {
     "rule": ("schedule", _RULES),
     "policy": ("schedule", ("Fixed",)),
     "stop": ("search", ("ExpectedGain",)),
-    "engine": ("engine", ("Local",)),
+    "engine": ("engine", ("Local", "Ray")),
 }
 
 

@@ -1,0 +1,417 @@
+"""The Ray engine: trials on the devices of a Ray cluster, each device with an actor that guards a worker process."""
+
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainwright.engine._engine import Block, Died, Handler, Outcome, TrainFunction
+from trainwright.engine._function import FunctionReference
+from trainwright.engine._gang import Gang
+from trainwright.engine.ray._cluster import Layout, connect, living_nodes, load_ray
+from trainwright.engine.ray._holding import Holding
+from trainwright.engine.ray._host import Host, Order
+from trainwright.engine.ray._remote import Door, RemoteWorker
+from trainwright.errors import EngineError
+from trainwright.train import Assignment
+
+__all__ = ["Grant", "Ray"]
+
+_Part = TypeVar("_Part")
+_LOOK_SECONDS = 0.25
+"""How often actors that have ended and times that are over are looked for; reports wait for none of this."""
+_NODE_SECONDS = 1.0
+"""How often nodes are looked at after an actor was lost, and while one starts."""
+_FAREWELL_SECONDS = 10.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Grant:
+    """The slots that a trial has, until its end has been told."""
+
+    trial: int
+    block: Block
+    since: float = field(default_factory=time.monotonic)
+    assignment: Assignment
+    workers: Mapping[range, RemoteWorker]
+    gang: Gang[RemoteWorker] | None = None
+    """Its ranks, once all their processes are there."""
+
+
+class Ray:
+    """Run trials on the devices of a Ray cluster.
+
+    It is the cluster that this process has joined, or that `address` or else RAY_ADDRESS names ("auto": the one of this
+    machine), or one started here for as long as the engine is open.
+
+    Devices are GPUs where the cluster has any, else `cpus_per_device` CPUs each, which are logical: `workers` may be
+    more than there are processors on a cluster started here. `workers` limits them, `gpus_per_node` takes so many of
+    each node, 0 none. All are held from `open` to `close`. A trial of several devices is as many processes, one a
+    device, the ranks of a group of torch.distributed. A run longer than `timeout_seconds`, or a rank with more
+    resident memory than `memory_bytes`, is asked to end and killed `grace_seconds` later. What does not start within
+    `start_seconds` is lost, and every `sweep_seconds` what was left behind in the study's name is removed.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        gpus_per_node: int | None = None,
+        cpus_per_device: int = 1,
+        address: str | None = None,
+        timeout_seconds: float | None = None,
+        memory_bytes: int | None = None,
+        grace_seconds: float = 5.0,
+        start_seconds: float = 120.0,
+        sweep_seconds: float = 60.0,
+    ) -> None:
+        _check_whole("workers", workers, least=1, none="all that the cluster has")
+        _check_whole("gpus_per_node", gpus_per_node, least=0, none="all that a node has")
+        _check_whole("cpus_per_device", cpus_per_device, least=1)
+        _check_number("timeout_seconds", timeout_seconds, none="no limit")
+        _check_number("memory_bytes", memory_bytes, none="no limit")
+        _check_number("grace_seconds", grace_seconds, zero=True)
+        _check_number("start_seconds", start_seconds)
+        _check_number("sweep_seconds", sweep_seconds)
+        if address is not None and (not isinstance(address, str) or not address):
+            raise EngineError(f"Ray.address: got {address!r}; allowed: 'HOST:PORT', 'auto', 'local', or None")
+        self.workers = workers
+        self.gpus_per_node = gpus_per_node
+        self.cpus_per_device = cpus_per_device
+        self.address = address
+        self.timeout_seconds = timeout_seconds
+        self.memory_bytes = memory_bytes
+        self.grace_seconds = grace_seconds
+        self.start_seconds = start_seconds
+        self.sweep_seconds = sweep_seconds
+        self.removed: list[str] = []
+        """The names of actors and placement groups that were left behind and have been removed."""
+        self._ray: Any = None
+        self._layout: Layout | None = None
+        self._ours = False  # whether we joined or started the cluster
+        self._holding: Holding | None = None
+        self._door: Door | None = None
+        self._host: Any = None
+        self._reference: FunctionReference | None = None
+        self._directory: Path | None = None
+        self._actors: dict[int, tuple[str, Any]] = {}  # by slot: name and handle
+        self._idle: dict[int, RemoteWorker] = {}  # by slot
+        self._grants: dict[int, Grant] = {}  # by trial
+        self._seats: dict[RemoteWorker, tuple[Grant, int]] = {}  # whom a worker serves, and as which rank
+        self._over: list[tuple[int, Outcome]] = []  # ends of launches that came to nothing
+        self._looked = self._looked_at_nodes = self._swept = 0.0
+        self._nodes_doubtful = False
+
+    # What it has.
+
+    @property
+    def slots(self) -> int:
+        """The number of devices. Joins or starts the cluster."""
+        return self._joined().slots
+
+    @property
+    def slots_per_node(self) -> int:
+        """How many of them are in one node."""
+        return self._joined().slots_per_node
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The slots whose nodes have died since `open`."""
+        return self._holding.gone if self._holding is not None else frozenset()
+
+    @property
+    def grants(self) -> Mapping[int, Grant]:
+        """What runs or starts, by trial. Blocks are disjoint, and none is of a slot that is gone when it is granted."""
+        return self._grants
+
+    def devices(self, block: Block) -> tuple[str, ...]:
+        """Return the names of a block's devices, with the nodes that they are in."""
+        layout = self._joined()
+        return tuple(layout.device(slot) for slot in block)
+
+    def _joined(self) -> Layout:
+        if self._layout is None:
+            ray = self._ray = load_ray()
+            self._ours = connect(ray, self.address, (self.workers or 1) * self.cpus_per_device)
+            self._layout = Layout.of(
+                living_nodes(ray),
+                workers=self.workers,
+                gpus_per_node=self.gpus_per_node,
+                cpus_per_device=self.cpus_per_device,
+            )
+        return self._layout
+
+    # Opening, launching, polling, closing.
+
+    def open(self, train: TrainFunction, directory: Path | None) -> None:
+        """Find out how workers will find `train`, and take the devices. Raises `EngineError` if others keep them."""
+        self._reference = FunctionReference.of(train)
+        layout = self._joined()
+        self._directory = None if directory is None else directory.resolve()
+        study = (
+            secrets.token_hex(6)
+            if directory is None
+            else blake2s(str(self._directory).encode(), digest_size=6).hexdigest()
+        )
+        self._door = Door(str(self._ray.util.get_node_ip_address()))
+        self._host = self._ray.remote(Host)
+        self._holding = Holding(
+            self._ray,
+            layout,
+            prefix=f"trainwright-{study}-",
+            own=secrets.token_hex(4),
+            cpus_per_device=self.cpus_per_device,
+        )
+        self._holding.wait(self.start_seconds)
+        self._swept = time.monotonic()
+
+    def launch(self, assignment: Assignment, block: Block) -> None:
+        """Hand the assignment to the worker of each slot, starting those that are not there."""
+        taken = {slot: grant.trial for grant in self._grants.values() for slot in grant.block}
+        wrong = [slot for slot in block if slot in taken or not 0 <= slot < self.slots]
+        if wrong:
+            holder = f"trial {taken[wrong[0]]} has it" if wrong[0] in taken else f"it has {self.slots} slots"
+            raise EngineError(f"tw.Ray: slot {wrong[0]} cannot be given to trial {assignment.trial}: {holder}")
+        if self.gone.intersection(block):
+            self._over.append((assignment.trial, Died(why="its node is gone")))
+            return
+        workers = {range(slot, slot + 1): self._worker(slot) for slot in block}
+        grant = Grant(trial=assignment.trial, block=block, assignment=assignment, workers=workers)
+        self._grants[assignment.trial] = grant
+        self._seats.update({worker: (grant, rank) for rank, worker in enumerate(workers.values())})
+        self._begin(grant)
+
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:
+        """Serve the workers that have something to say, and look for those that have gone."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            over, self._over = self._over, []
+            for trial, outcome in over:
+                handler.exited(trial, outcome)
+            left = deadline - time.monotonic()
+            if over or not self._grants:
+                return
+            ready = _opened(self._door).wait(min(left, _LOOK_SECONDS))
+            told = False
+            for worker in sorted(ready, key=lambda worker: worker.slot):
+                told |= self._hear(worker, handler)
+            if time.monotonic() - self._looked >= _LOOK_SECONDS:
+                self._look(handler)
+            for grant in [grant for grant in self._grants.values() if grant.gang is None]:
+                self._begin(grant)
+            if (told or left <= 0) and not self._over:
+                return
+
+    def close(self) -> None:
+        """End whatever runs, remove actors and groups, leave a cluster that was started here."""
+        workers = [*self._seats, *self._idle.values()]
+        for worker in workers:
+            worker.close(kill=False)
+        try:
+            self._end_actors([worker.ending for worker in workers])
+            if self._holding is not None:
+                self._holding.release()
+        finally:
+            if self._door is not None:
+                self._door.close()
+            for table in (self._actors, self._idle, self._grants, self._seats):
+                table.clear()
+            self._over.clear()
+            self._holding = self._door = None
+            if self._ours:
+                self._ray.shutdown()
+                self._layout, self._ours = None, False
+
+    def _end_actors(self, endings: list[Any]) -> None:
+        stops = [actor.stop.remote() for _, actor in self._actors.values()]
+        if stops:
+            self._ray.wait(stops, num_returns=len(stops), timeout=_FAREWELL_SECONDS)
+        for _, actor in self._actors.values():
+            self._ray.kill(actor)
+        if endings:
+            self._ray.wait(endings, num_returns=len(endings), timeout=_FAREWELL_SECONDS)
+
+    # Workers and their trials.
+
+    def _worker(self, slot: int) -> RemoteWorker:
+        """Return the slot's idle worker process, or start one, with an actor if that is not there."""
+        worker = self._idle.pop(slot, None)
+        if worker is not None and not worker.ended:
+            return worker
+        if worker is not None:  # it went away while it waited: not this trial's doing
+            self._let_go(worker)
+        holding, door = _opened(self._holding), _opened(self._door)
+        if slot not in self._actors:
+            self._actors[slot] = holding.actor(self._host, slot)
+        _, actor = self._actors[slot]
+        worker = RemoteWorker(self._ray, actor, slot, door)
+        door.expect(worker)
+        worker.ending = actor.work.remote(
+            Order(
+                driver=door.address,
+                token=worker.token,
+                home=str(Path.cwd()),
+                environment=_environment(self.cpus_per_device),
+                gpu=self._joined().gpu,
+                memory_bytes=self.memory_bytes,
+                grace_seconds=self.grace_seconds,
+                connect_seconds=self.start_seconds,
+            )
+        )
+        return worker
+
+    def _begin(self, grant: Grant) -> None:
+        """Let a trial begin if the processes of all its ranks are there: all or none."""
+        ranks = list(grant.workers.values())
+        if not all(worker.connected for worker in ranks):
+            return
+        assignment = grant.assignment
+        if len(ranks) > 1:
+            try:
+                address = self._ray.get(ranks[0].actor.free_address.remote(), timeout=_FAREWELL_SECONDS)
+            except (self._ray.exceptions.RayError, TimeoutError):
+                ranks[0].ended = True  # the next look tells why
+                return
+            assignment = replace(assignment, address=address)
+        grant.gang = Gang(assignment, grant.workers, self._message)
+
+    def _message(self, assignment: Assignment) -> tuple[Any, ...]:
+        log = None
+        if self._directory is not None:
+            rank = f"-rank-{assignment.rank}" if assignment.rank else ""
+            name = f"lease-{assignment.lease}{rank}.log"
+            log = str(self._directory / "logs" / f"trial-{assignment.trial:06d}" / name)
+        return sys.path, sys.argv, self._reference, assignment, log, self._joined().gpu
+
+    def _hear(self, worker: RemoteWorker, handler: Handler) -> bool:
+        """Deal with what a worker has to say; return whether the handler was told something."""
+        grant, rank = self._seats.get(worker, (None, 0))
+        if grant is None or grant.gang is None:  # a process that says something unasked has closed its line
+            worker.ended = True
+            _opened(self._door).forget(worker)
+            return False
+        grant.gang.serve(rank, handler)
+        self._settle(grant, handler)
+        return True
+
+    def _settle(self, grant: Grant, handler: Handler) -> None:
+        """Tell of a trial's end, if it has come, and keep its workers for the next."""
+        if grant.gang is None or grant.gang.outcome is None:
+            return
+        self._dissolve(grant, reuse=grant.gang.reusable)
+        handler.exited(grant.trial, grant.gang.outcome)
+
+    def _fail(self, grant: Grant, outcome: Outcome) -> None:
+        """End a launch that came to nothing; the processes that did come have run nothing, and are free."""
+        self._dissolve(grant, reuse=True)
+        self._over.append((grant.trial, outcome))
+
+    def _dissolve(self, grant: Grant, *, reuse: bool) -> None:
+        del self._grants[grant.trial]
+        for worker in grant.workers.values():
+            del self._seats[worker]
+            if reuse and worker.connected and not worker.ended:
+                self._idle[worker.slot] = worker
+            else:
+                self._let_go(worker)
+
+    def _let_go(self, worker: RemoteWorker) -> None:
+        """End a worker process, and its actor if that is lost or has never shown a process."""
+        worker.close(kill=True)
+        if worker.actor_lost or not worker.connected:
+            self._nodes_doubtful = True
+            known = self._actors.pop(worker.slot, None)
+            if known is not None:
+                self._ray.kill(known[1])
+
+    # Looking after all of them.
+
+    def _look(self, handler: Handler) -> None:
+        """Look for workers that have ended, times that are over, nodes that are gone, and what was left behind."""
+        now = self._looked = time.monotonic()
+        by_ending = {worker.ending: worker for worker in (*self._seats, *self._idle.values())}
+        done, _ = self._ray.wait(list(by_ending), num_returns=len(by_ending), timeout=0, fetch_local=False)
+        for ending in done:
+            by_ending[ending].ended = True
+        for slot in [slot for slot, worker in self._idle.items() if worker.ended]:
+            worker = self._idle.pop(slot)
+            worker.outcome()  # whether its actor still lives
+            self._let_go(worker)
+        for grant in list(self._grants.values()):
+            if grant.gang is not None:
+                grant.gang.watch(
+                    handler, timeout_seconds=self.timeout_seconds, memory_bytes=None, grace=self.grace_seconds
+                )
+                self._settle(grant, handler)
+            else:
+                self._watch_start(grant, now)
+        starting = any(grant.gang is None for grant in self._grants.values())
+        if (starting or self._nodes_doubtful) and now - self._looked_at_nodes >= _NODE_SECONDS:
+            self._look_at_nodes()
+        holding = _opened(self._holding)
+        if now - self._swept >= (self.grace_seconds if holding.suspects else self.sweep_seconds):
+            self._swept = now
+            self._look_at_nodes()
+            self.removed += holding.sweep({name for name, _ in self._actors.values()})
+
+    def _watch_start(self, grant: Grant, now: float) -> None:
+        ended = [worker for worker in grant.workers.values() if worker.ended]
+        if ended:
+            self._fail(grant, ended[0].outcome())
+        elif now - grant.since > self.start_seconds:
+            layout = self._joined()
+            late = ", ".join(layout.device(worker.slot) for worker in grant.workers.values() if not worker.connected)
+            why = f"no worker process came from {late} within start_seconds={self.start_seconds:g}"
+            self._fail(grant, Died(why=why))
+
+    def _look_at_nodes(self) -> None:
+        """Take note of nodes that are gone. Raises `EngineError` if none is left."""
+        holding = _opened(self._holding)
+        self._looked_at_nodes, self._nodes_doubtful = time.monotonic(), False
+        before = holding.gone
+        holding.look()
+        for slot in holding.gone - before:
+            worker = self._idle.pop(slot, None)
+            if worker is not None:
+                worker.actor_lost = True
+                self._let_go(worker)
+        for grant in list(self._grants.values()):
+            if grant.gang is None and holding.gone.intersection(grant.block):
+                self._fail(grant, Died(why="its node is gone"))
+        if len(holding.gone) == self.slots:
+            raise EngineError(
+                "tw.Ray: all nodes of the cluster are gone; start one and run the study again: it goes on"
+            )
+
+
+def _opened(part: _Part | None) -> _Part:
+    if part is None:
+        raise EngineError("tw.Ray: it is not open; open it before launching or polling")
+    return part
+
+
+def _environment(threads: int) -> dict[str, str]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def _check_whole(name: str, value: object, *, least: int, none: str | None = None) -> None:
+    if value is None and none is not None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        or_none = "" if none is None else f", or None for {none}"
+        raise EngineError(f"Ray.{name}: got {value!r}; allowed: a whole number >= {least}{or_none}")
+
+
+def _check_number(name: str, value: object, *, none: str | None = None, zero: bool = False) -> None:
+    if value is None and none is not None:
+        return
+    good = isinstance(value, int | float) and not isinstance(value, bool) and (value > 0 or (zero and value == 0))
+    if not good:
+        sign = ">= 0" if zero else "> 0"
+        or_none = "" if none is None else f", or None for {none}"
+        raise EngineError(f"Ray.{name}: got {value!r}; allowed: a number {sign}{or_none}")
