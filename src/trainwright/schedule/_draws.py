@@ -20,8 +20,9 @@ Array = NDArray[Any]  # of either precision
 
 DRAWS = 2048
 _ROUNDS = (192, 192, 192)  # draws to find where the shape is, before those that count
-_NU = 5.0  # degrees of freedom of proposals
-_LOG_T, _LOG_T2 = -0.9686195890547249, -1.8378770664093453  # log density of their centre, in one dimension and in two
+_KERNELS = 16  # around good draws, in the mixture of the next round
+_NU, _NU2 = 5.0, 6.0  # degrees of freedom of proposals in one dimension and in two
+_LOG_T = -0.9686195890547249  # log density of their centre in one dimension
 _NEVER = np.float32(-1e30)  # log density
 _LEAST = 0.01  # scaled: no curve is believed to follow a family more exactly than this
 
@@ -37,7 +38,7 @@ class Noise:
     @classmethod
     def of(cls, seed: np.random.Generator) -> "Noise":
         """Draw them."""
-        heavy = np.sqrt(_NU / seed.chisquare(_NU, DRAWS))
+        heavy = np.sqrt(_NU2 / seed.chisquare(_NU2, DRAWS))
         standard, normal = seed.standard_t(_NU, (3, DRAWS)), seed.standard_normal((2, DRAWS)) * heavy
         return cls(standard.astype(np.float32), normal.astype(np.float32), seed)
 
@@ -82,6 +83,7 @@ class Model:
     positive: Array  # [F, 1]: whether b > 0
     unroot: Array  # [F, 4, 4]: makes the prior a standard normal
     steep: Array  # [F, 1]: the logarithm of its density at its centre
+    work: Array  # reused by all draws: fresh memory costs as much as what is computed in it
 
     @classmethod
     def of(cls, families: Sequence[Family], curve: Curve, prior: Prior) -> "Model":
@@ -89,42 +91,53 @@ class Model:
         light = Curve(curve.grid.single(), curve.values.astype(np.float32))
         steep = np.log(np.diagonal(prior.root, axis1=1, axis2=2)).sum(axis=1, keepdims=True) + 2.0 * np.log(2.0 * np.pi)
         positive = np.array([[family.positive] for family in families])
-        return cls(tuple(families), light, prior, positive, np.linalg.inv(prior.root), -steep.astype(np.float32))
+        unroot, steep = np.linalg.inv(prior.root), -steep.astype(np.float32)
+        work = np.empty((len(families) + 1) * curve.values.size * DRAWS, np.float32)
+        return cls(tuple(families), light, prior, positive, unroot, steep, work)
 
     def only(self, rows: Array) -> "Model":
         """Return the model of some of the families."""
         chosen = tuple(self.families[row] for row in rows)
-        rest = self.positive[rows], self.unroot[rows], self.steep[rows]
+        rest = self.positive[rows], self.unroot[rows], self.steep[rows], self.work
         return Model(chosen, self.curve, self.prior.only(rows), *rest)
 
     def shapes(self, pq: Array) -> Array:
-        """Return g [F, n, S] of (log p, log q) [F, 2, S]."""
-        found = np.empty((len(pq), self.curve.values.size, pq.shape[2]), np.float32)
-        for out, family, (u, v) in zip(found, self.families, pq, strict=True):
-            out[:] = family.shape(u, v, self.curve.grid)
-        return np.clip(found, -1e6, 1e6, out=found)
+        """Return g [F, n, S] of (log p, log q) [F, 2, S], until the next call."""
+        shape = len(pq), self.curve.values.size, pq.shape[2]
+        g = self.work[: shape[0] * shape[1] * shape[2]].reshape(shape)
+        for out, family, (u, v) in zip(g, self.families, pq, strict=True):
+            np.clip(family.shape(u, v, self.curve.grid), -1e6, 1e6, out=out)
+        return g
 
-    def log_likelihood(self, g: Array, first: Array, b: Array, log_sigma: Array) -> tuple[Array, Array]:
-        """Return log likelihoods [F, S] and squares of residuals over 4 sigma^2 [F, n, S], of which `g` is made."""
+    def sums(self, weights: Array, g: Array) -> tuple[Array, Array]:
+        """Return weighted sums over points of g and of its squares [F, W, S], of weights [F, W, n]."""
+        square = self.work[g.size : g.size + g[0].size].reshape(g[0].shape)
+        squares = [mine @ np.square(here, out=square) for mine, here in zip(weights, g, strict=True)]
+        return weights @ g, np.stack(squares)
+
+    def log_likelihood(self, g: Array, first: Array, b: Array, log_sigma: Array) -> Array:
+        """Return log likelihoods [F, S]; `g` becomes the squares of residuals over 4 sigma^2 [F, n, S]."""
         variance = np.exp(2.0 * log_sigma) + _LEAST**2
-        half = 0.5 / np.sqrt(variance)
-        g *= (b * half)[:, None]
-        g += (first * half)[:, None]
-        g -= self.curve.values[:, None] * half[:, None]
-        np.square(g, out=g)
-        n = g.shape[1]
-        quarter = -(-n // 4)
-        product = g[:, :quarter] + np.float32(1)  # the logarithm of a product costs less than logarithms
-        for start in range(quarter, n, quarter):
-            part = g[:, start : start + quarter]
-            product[:, : part.shape[1]] *= part + np.float32(1)
-        total = np.log(product, out=product).sum(axis=1)
-        return -2.5 * total - 0.5 * n * np.log(variance), g
+        precision, n, y = 0.25 / variance, g.shape[1], self.curve.values[:, None]
+        quarter, totals = -(-n // 4), np.empty_like(first)
+        for row, here in enumerate(g):  # one family fits the cache
+            np.multiply(here, b[row], out=here)
+            np.add(here, first[row], out=here)
+            np.subtract(here, y, out=here)
+            np.square(here, out=here)
+            np.multiply(here, precision[row], out=here)
+            product = here[:quarter] + np.float32(1)  # the logarithm of a product costs less than logarithms
+            for start in range(quarter, n, quarter):
+                part = here[start : start + quarter]
+                product[: len(part)] *= part + np.float32(1)
+            totals[row] = np.log(product, out=product).sum(axis=0)
+        found: Array = -2.5 * totals - 0.5 * n * np.log(variance)
+        return found
 
     def log_density(self, theta: Array) -> Array:
         """Return the log of prior and likelihood [F, S] of (a, b, log p, log q, log sigma) [F, 5, S]."""
         b = np.where(self.positive, np.exp(theta[:, 1]), theta[:, 1])
-        likelihood, _ = self.log_likelihood(self.shapes(theta[:, 2:4]), theta[:, 0], b, theta[:, 4])
+        likelihood = self.log_likelihood(self.shapes(theta[:, 2:4]), theta[:, 0], b, theta[:, 4])
         return self.joined(theta, likelihood)
 
     def joined(self, theta: Array, likelihood: Array) -> Array:
@@ -137,8 +150,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Mixtures of t distributions for (log p, log q): means [F, C, 2], roots [F, C, 2, 2], shares [C]."""
+    """Mixtures of t distributions for (log p, log q): origin [F, 2] and frame [F, 2, 2], and in that frame the parts.
 
+    These are means [F, C, 2], roots [F, C, 2, 2], shares [C]; in the frame they are of size one, which single precision
+    needs.
+    """
+
+    origin: Array
+    frame: Array
     means: Array
     roots: Array
     shares: Array
@@ -146,27 +165,44 @@ class Shape:
     @classmethod
     def of(cls, prior: Prior) -> "Shape":
         """Return the prior's, with the tails of a t distribution."""
-        return cls(prior.mean[:, None, 2:], _wide(prior)[:, None], np.ones(1))
+        count = len(prior.mean)
+        roots = np.tile(np.eye(2, dtype=np.float32), (count, 1, 1, 1))
+        return cls(prior.mean[:, 2:], _wide(prior), np.zeros((count, 1, 2), np.float32), roots, np.ones(1))
 
     def only(self, rows: Array) -> "Shape":
         """Return those of some of the families."""
-        return Shape(self.means[rows], self.roots[rows], self.shares)
+        return Shape(self.origin[rows], self.frame[rows], self.means[rows], self.roots[rows], self.shares)
 
     def draw(self, noise: Noise, count: int) -> tuple[Array, Array]:
         """Return shapes [F, 2, S] and their log densities [F, S]."""
-        parts = np.searchsorted(np.cumsum(self.shares)[:-1], np.arange(count) * 0.6180339887498949 % 1.0)
-        drawn = np.empty((len(self.means), 2, count), np.float32)
-        for part in range(len(self.shares)):
-            mine = parts == part
-            drawn[:, :, mine] = self.means[:, part, :, None] + self.roots[:, part] @ noise.normal[:, :count][:, mine]
-        densities = np.zeros((len(drawn), count), np.float32)
-        for part, share in enumerate(self.shares):
-            root = self.roots[:, part]
-            first = (drawn[:, 0] - self.means[:, part, :1]) / root[:, 0, :1]
-            second = (drawn[:, 1] - self.means[:, part, 1:] - root[:, 1, :1] * first) / root[:, 1, 1:]
-            near = 1.0 + (first * first + second * second) / _NU
-            densities += np.float32(share) / (root[:, 0, :1] * root[:, 1, 1:] * np.sqrt(near) * near * near * near)
-        return drawn, np.log(densities) + _LOG_T2
+        rows = np.searchsorted(np.cumsum(self.shares)[:-1], np.arange(count) * 0.6180339887498949 % 1.0)
+        along, down, skew, sink, deep = self._parts()[:, :, rows]
+        x = along + sink * noise.normal[0, :count]
+        y = down + skew * noise.normal[0, :count] + deep * noise.normal[1, :count]
+        basis = np.stack([x * x, x * y, y * y, x, y, np.ones_like(x)], axis=1)
+        density = np.empty_like(x)
+        for out, form, heights, here in zip(density, *self._forms(), basis, strict=True):
+            near = form @ here  # 1 + square / 6; the density is its fourth power
+            np.square(near, out=near)
+            np.square(near, out=near)
+            np.matmul(heights, np.reciprocal(near, out=near), out=out)
+        return self.origin[:, :, None] + self.frame @ np.stack([x, y], axis=1), np.log(density)
+
+    def _parts(self) -> Array:
+        """Return means and the lower triangles of roots, (x, y, yx, xx, yy) [5, F, C]."""
+        lower = self.roots[..., 1, 0], self.roots[..., 0, 0], self.roots[..., 1, 1]
+        return np.stack([self.means[..., 0], self.means[..., 1], *lower])
+
+    def _forms(self) -> tuple[Array, Array]:
+        """Return 1 + square / 6 of each part as sums of (x^2, xy, y^2, x, y, 1) [F, C, 6], and heights [F, C]."""
+        x, y, skew, along, down = self._parts()
+        # The square is (x' / along)^2 + (y' / down - x' skew / (along down))^2, with x' and y' from the mean.
+        a, b = 1.0 / down, -skew / (along * down)
+        xx, xy, yy = (1.0 / along**2 + b * b) / _NU2, a * b / _NU2, a * a / _NU2
+        by_x, by_y = xx * x + xy * y, xy * x + yy * y
+        form = np.stack([xx, 2.0 * xy, yy, -2.0 * by_x, -2.0 * by_y, 1.0 + by_x * x + by_y * y], axis=2)
+        size = (self.frame[:, 0, 0] * self.frame[:, 1, 1])[:, None] * along * down * (2.0 * np.pi)
+        return form, (self.shares / size).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +243,24 @@ class Cloud:
             temper[few] *= 0.7
             weights[few] = np.exp(temper[few] * gaps[few])
         weights /= weights.sum(axis=1, keepdims=True)
-        mean = np.einsum("fs,fps->fp", weights, self.theta[:, 2:4])
-        gap = self.theta[:, 2:4] - mean[:, :, None]
+        shapes = self.theta[:, 2:4]
+        mean = np.einsum("fs,fps->fp", weights, shapes)[:, None]  # [F, 1, 2]
+        gap = shapes - mean.transpose(0, 2, 1)
         covariance = (gap * weights[:, None]) @ gap.transpose(0, 2, 1) + 1e-6 * np.eye(2, dtype=np.float32)
-        root, wide = np.linalg.cholesky(covariance), _wide(prior)
-        means = np.stack([mean, mean, prior.mean[:, 2:]], axis=1)
-        return Shape(means, np.stack([root, 2.0 * root, wide], axis=1), np.array([0.6, 0.3, 0.1]))
+        root = np.linalg.cholesky(covariance)
+        marks = (np.arange(_KERNELS, dtype=np.float32)[:, None] + 0.5) / _KERNELS
+        rows = (np.cumsum(weights, axis=1)[:, None] < marks).sum(axis=2).clip(max=gaps.shape[1] - 1)
+        unroot = np.linalg.inv(root)
+        kernels = unroot @ np.take_along_axis(gap, rows[:, None], axis=2)
+        far = unroot @ (prior.mean[:, None, 2:] - mean).transpose(0, 2, 1)
+        means = np.concatenate([kernels, np.zeros_like(far), far], axis=2).transpose(0, 2, 1)
+        narrow = np.square(weights).sum(axis=1) ** (1.0 / 6.0)  # Silverman's rule, of the effective sample
+        scales = np.concatenate(
+            [np.tile(narrow[:, None], _KERNELS), np.full((len(narrow), 1), 2.0, np.float32)], axis=1
+        )
+        roots = scales[..., None, None] * np.eye(2, dtype=np.float32)
+        roots = np.concatenate([roots, (unroot @ _wide(prior))[:, None]], axis=1)
+        return Shape(mean[:, 0], root, means, roots, np.array([0.8 / _KERNELS] * _KERNELS + [0.1, 0.1]))
 
 
 def search(model: Model, noise: Noise) -> tuple[Cloud, Shape]:
@@ -238,18 +286,20 @@ def cloud(model: Model, shape: Shape, noise: Noise, *, count: int, trust: Array)
     g = model.shapes(pq)
     middle = g.mean(axis=1)
     g -= middle[:, None]
-    lines = _lines(g, model.curve.values, trust)
+    lines = _lines(model, g, trust)
     mean, own = model.prior.mean.T[..., None], 1.0 / np.square(model.prior.root).sum(axis=2).T[..., None]
-    parts = [(1, np.broadcast_to(mean[1], proposal.shape), own[1] ** -0.5)]
-    for share, line in zip((1, 4), lines, strict=True):
+    parts = [(2, np.broadcast_to(mean[1], proposal.shape), own[1] ** -0.5)]
+    for share, line in zip((1, 3), lines, strict=True):
         error = (np.sqrt(line.left / max(n - 2, 1)) + _LEAST) / np.sqrt(line.square)
         # of log b; a slope below its error says only that b is less than that
         weak, strong = line.slope < 2.0 * error, np.maximum(line.slope, error)
         fitted = np.log(np.where(weak, error, strong))
         known = np.where(model.positive, np.where(weak, 0.7, (strong / error) ** 2), error**-2.0)
         near = (known * np.where(model.positive, fitted, line.slope) + own[1] * mean[1]) / (known + own[1])
-        near = np.where(weak & model.positive, np.minimum(fitted - 0.7, mean[1]), near)
-        parts.append((share, near, 1.2 * (known + own[1]) ** -0.5))
+        width, unknown = 1.2 * (known + own[1]) ** -0.5, weak & model.positive
+        reach = 0.5 * np.maximum(fitted - mean[1], 0.7)  # from where the prior has it up to the error
+        near, width = np.where(unknown, fitted - reach, near), np.where(unknown, np.maximum(width, reach), width)
+        parts.append((share, near, width))
     second, density = _mixed(parts, standard[0], 1)
     proposal += density
     b = np.where(model.positive, np.exp(second), second)
@@ -269,10 +319,10 @@ def cloud(model: Model, shape: Shape, noise: Noise, *, count: int, trust: Array)
     parts = [(2, places[1], scale), (1, 0.5 * (places[0] + places[1]), wide)]
     log_sigma, density = _mixed(parts, standard[2], 24)
     proposal += density
-    likelihood, squares = model.log_likelihood(g, moved, b, log_sigma)
+    likelihood = model.log_likelihood(g, moved, b, log_sigma)
     theta = np.stack([moved - b * middle, second, pq[:, 0], pq[:, 1], log_sigma], axis=1)
     log_density = model.joined(theta, likelihood)
-    best = np.take_along_axis(squares, log_density.argmax(axis=1)[:, None, None], axis=2)[:, :, 0]
+    best = np.take_along_axis(g, log_density.argmax(axis=1)[:, None, None], axis=2)[:, :, 0]
     log_weights = np.where(np.isfinite(proposal), log_density - proposal, _NEVER)
     return Cloud(theta, log_weights, np.fmax.reduce(likelihood, axis=1), 5.0 / (4.0 + 4.0 * np.nan_to_num(best)))
 
@@ -294,15 +344,16 @@ class _Line:
         return found
 
 
-def _lines(g: Array, y: Array, trust: Array) -> tuple[_Line, _Line]:
+def _lines(model: Model, g: Array, trust: Array) -> tuple[_Line, _Line]:
     """Return the fits with all points alike and with `trust` [F, n]; sums over points are products of matrices."""
+    y = model.curve.values
     weights = np.stack([np.ones_like(trust), trust], axis=1)  # [F, 2, n]
     total = weights.sum(axis=2, keepdims=True)
     mean_y = weights @ y[:, None] / total
     gaps = y - mean_y  # [F, 2, n]
-    sums = np.concatenate([weights, weights * gaps], axis=1) @ g
+    sums, squares = model.sums(np.concatenate([weights, weights * gaps], axis=1), g)
     mean_g, product = sums[:, :2] / total, sums[:, 2:]
-    square = np.maximum(weights @ np.square(g) - total * mean_g**2, 1e-12)
+    square = np.maximum(squares[:, :2] - total * mean_g**2, 1e-12)
     slope = product / square
     left = np.maximum((weights * gaps**2).sum(axis=2, keepdims=True) - slope * product, 0.0)
     one, two = (_Line(total[:, k], mean_g[:, k], mean_y[:, k], slope[:, k], square[:, k], left[:, k]) for k in (0, 1))

@@ -16,7 +16,10 @@ from trainwright.schedule._walkers import walk
 __all__ = ["Posterior", "fits", "pareto_k", "posterior", "sound"]
 
 _HOPELESS = 9.0  # a family of a share below exp(-9) is left out
-_AGAIN = 2  # clouds that count, until one is sound
+# The middles of 16 equal shares of the t distribution with 4 degrees of freedom.
+_HALF = np.array([0.08345, 0.25333, 0.43276, 0.63066, 0.86159, 1.1547, 1.58792, 2.56208])
+_T4 = np.concatenate([-_HALF[::-1], _HALF])
+_AGAIN = 4  # clouds that count, until one is sound
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,19 @@ class Posterior:
     def above(self, loss: float) -> float:
         """Return P(f(R) >= loss)."""
         return float(self.weights[self.ends >= loss].sum())
+
+    def interval(self, share: float) -> tuple[float, float]:
+        """Return where the last reported loss is expected, noise included: `share` of it, as much on either side."""
+        rows = np.arange(self.ends.size)
+        places = self.ends + self.sigmas * _T4[(rows * 0.41421356237309515 % 1.0 * _T4.size).astype(int)]
+        order = np.argsort(places)
+        mass = np.cumsum(self.weights[order])
+        low, high = places[order[np.searchsorted(mass, [0.5 - 0.5 * share, 0.5 + 0.5 * share])]]
+        return float(low), float(high)
+
+    def scaled(self, centre: float, scale: float) -> "Posterior":
+        """Return it in units of the study."""
+        return Posterior(self.ends * scale + centre, self.sigmas * scale, self.weights)
 
 
 def fits(families: Sequence[Family], curve: Curve, seed: np.random.Generator) -> Array:
@@ -55,6 +71,7 @@ def posterior(
         parts: list[tuple[Family, Array, Array, float]] = []  # family, draws [5, S], weights, evidence
         for _ in range(_AGAIN):
             found = cloud(model, shape, noise, count=DRAWS, trust=trust)
+            noise = Noise.of(seed)  # a draw of great weight is not drawn again
             weights = found.weights.astype(float)
             good = np.array([sound(row) for row in weights])
             parts += [
@@ -70,11 +87,11 @@ def posterior(
         if not parts:
             return None
         top = max(evidence for *_, evidence in parts)
-        ends = np.concatenate([family.curve(theta, end)[0] for family, theta, _, _ in parts])
+        ends = np.concatenate([family.curve(theta.astype(float), end)[0] for family, theta, _, _ in parts])
         mixed = np.concatenate([np.exp(evidence - top) * weights / weights.sum() for _, _, weights, evidence in parts])
-        sigmas = np.exp(np.concatenate([theta[4] for _, theta, _, _ in parts]))
-    mixed[~np.isfinite(ends)] = 0.0
-    return Posterior(ends, sigmas, mixed / mixed.sum())
+        sigmas = np.exp(np.concatenate([theta[4] for _, theta, _, _ in parts]).astype(float))
+    mixed[~(np.isfinite(ends) & np.isfinite(sigmas))] = 0.0
+    return Posterior(np.nan_to_num(ends), np.nan_to_num(sigmas), mixed / mixed.sum())
 
 
 def sound(weights: Array) -> bool:
@@ -97,7 +114,7 @@ def pareto_k(weights: Array) -> float:
     x = np.maximum(x, x[-1] * 1e-15)
     m = 30 + int(np.sqrt(count))
     b = 1 / x[-1] + (1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))) / (3 * x[count // 4])
-    k = np.log1p(-b[:, None] * x).mean(axis=1)
+    k = np.log(1.0 - b[:, None] * x).mean(axis=1)
     likelihood = count * (np.log(-b / k) - k - 1)
     share = 1 / np.exp(likelihood - likelihood[:, None]).sum(axis=1)
     best = (b * share / share.sum()).sum()

@@ -17,27 +17,26 @@ _WALKERS = 64
 _STEPS = 300  # the first half is dropped
 _BATCHES = 6  # of steps, of which the effective sample is judged
 _LEAST_SAMPLE = 100.0
+_NU = 5.0  # degrees of freedom of the distribution at the other end of the bridge
 _LOG_T = -3.992048535833725  # log density of the centre of a t distribution in five dimensions
 
 
 def walk(model: Model, start: Cloud, end: Grid, noise: Noise) -> Sequence[tuple[Family, Array, Array, float]]:
     """Return family, draws [5, S], weights and log evidence of each family whose walkers mixed."""
     kept, densities = _chain(model, _begin(start, noise.seed), noise.seed)
-    draws = kept.transpose(1, 2, 0, 3).reshape(len(model.families), 5, -1)
-    log_evidence = _bridge(model, draws[:, :, ::5], densities.transpose(1, 0, 2).reshape(len(draws), -1)[:, ::5], noise)
     found = []
     for row, family in enumerate(model.families):
-        ends = family.curve(draws[row], end)[0].reshape(kept.shape[0], -1)
-        if np.isfinite(log_evidence[row]) and _effective(ends) >= _LEAST_SAMPLE:
-            found.append((family, draws[row], np.ones(draws.shape[2]), float(log_evidence[row])))
-    return found
+        draws = kept[:, row].transpose(1, 0, 2).reshape(5, -1)
+        ends = family.curve(draws.astype(float), end)[0].reshape(len(kept), -1)
+        if _effective(ends) >= _LEAST_SAMPLE:
+            evidence = _bridge(model.only(np.array([row])), draws[:, ::5], densities[:, row].ravel()[::5], noise.seed)
+            found.append((family, draws, np.ones(draws.shape[1]), evidence))
+    return [part for part in found if np.isfinite(part[3])]
 
 
 def _begin(cloud: Cloud, seed: np.random.Generator) -> Array:
-    """Return walkers [F, 5, W], drawn from a cloud by weights that are made flat enough to give different ones."""
-    scaled = 0.2 * (cloud.log_weights - cloud.log_weights.max(axis=1, keepdims=True))
-    gumbel = seed.gumbel(size=scaled.shape)
-    rows = np.argsort(scaled + gumbel, axis=1)[:, -_WALKERS:]  # without replacement
+    """Return walkers [F, 5, W], drawn from a cloud by weight, each draw at most once."""
+    rows = np.argsort(cloud.log_weights + seed.gumbel(size=cloud.log_weights.shape), axis=1)[:, -_WALKERS:]
     return np.take_along_axis(cloud.theta, rows[:, None], axis=2)
 
 
@@ -63,32 +62,31 @@ def _chain(model: Model, walkers: Array, seed: np.random.Generator) -> tuple[Arr
 
 
 def _effective(values: Array) -> float:
-    """Return the effective size of a sample [steps, W] by the spread of the means of batches of steps."""
-    means = values.reshape(_BATCHES, -1).mean(axis=1)
-    return float(_BATCHES * values.var() / max(means.var(ddof=1), 1e-300))
+    """Return the effective size of a sample [steps, W] by the spread of the means of batches of steps; 0 if stuck."""
+    spread = values.reshape(_BATCHES, -1).mean(axis=1).var(ddof=1)
+    return float(_BATCHES * values.var() / spread) if np.isfinite(spread) and spread > 0 else 0.0
 
 
-def _bridge(model: Model, draws: Array, densities: Array, noise: Noise) -> Array:
-    """Return log evidences [F] from draws [F, 5, S] of the posteriors and their log densities."""
-    mean = draws.mean(axis=2, keepdims=True)
-    gap = draws - mean
-    root = np.linalg.cholesky(gap @ gap.transpose(0, 2, 1) / gap.shape[2] + 1e-9 * np.eye(5))
-    normal = noise.seed.standard_normal((5, DRAWS)) * np.sqrt(5.0 / noise.seed.chisquare(5.0, DRAWS))
-    other = mean + root @ normal
-    steep = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1, keepdims=True)
+def _bridge(model: Model, draws: Array, densities: Array, seed: np.random.Generator) -> float:
+    """Return the log evidence of one family from draws [5, S] of its posterior and their log densities; nan if none."""
+    mean, covariance = draws.mean(axis=1, keepdims=True, dtype=float), np.cov(draws, dtype=float)
+    try:
+        root = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return np.nan
+    other = mean + root @ seed.standard_normal((5, DRAWS)) * np.sqrt(_NU / seed.chisquare(_NU, DRAWS))
+    densities_of_other = model.log_density(other[None].astype(np.float32))[0]
 
     def fitted(theta: Array) -> Array:
-        square = np.square(np.linalg.inv(root) @ (theta - mean)).sum(axis=1)
-        found: Array = _LOG_T - 5.0 * np.log1p(square / 5.0) - steep
+        square = np.square(np.linalg.solve(root, theta - mean)).sum(axis=0)
+        found: Array = _LOG_T - 0.5 * (_NU + 5.0) * np.log1p(square / _NU) - np.log(np.diagonal(root)).sum()
         return found
 
-    here, there = densities - fitted(draws), model.log_density(other) - fitted(other)
-    centre = np.median(here, axis=1, keepdims=True)
+    here, there = densities.astype(float) - fitted(draws), densities_of_other.astype(float) - fitted(other)
+    centre, ratio = np.median(here), 1.0
     here, there = np.exp(np.clip(here - centre, -300, 300)), np.exp(np.clip(there - centre, -300, 300))
-    share, ratio = here.shape[1] / (here.shape[1] + there.shape[1]), np.ones((len(here), 1))
+    share = here.size / (here.size + there.size)
     for _ in range(20):
-        over = (there / (share * there + (1 - share) * ratio)).mean(axis=1, keepdims=True)
-        under = (1.0 / (share * here + (1 - share) * ratio)).mean(axis=1, keepdims=True)
-        ratio = over / under
-    found: Array = (np.log(ratio) + centre)[:, 0]
-    return found
+        over = (there / (share * there + (1 - share) * ratio)).mean()
+        ratio = float(over / (1.0 / (share * here + (1 - share) * ratio)).mean())
+    return float(np.log(ratio) + centre)

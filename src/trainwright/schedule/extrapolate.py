@@ -16,12 +16,13 @@ from trainwright.errors import ScheduleError, closest
 from trainwright.randomness import rng
 from trainwright.schedule._draws import Array, Curve, Prior
 from trainwright.schedule._families import FAMILIES, Family, Grid
-from trainwright.schedule._posterior import fits, posterior
+from trainwright.schedule._posterior import Posterior, fits, posterior
 from trainwright.schedule._rule import (
     CONTINUE,
     Continue,
     Ended,
     Event,
+    Opened,
     Reason,
     Reported,
     Rule,
@@ -66,6 +67,7 @@ class _Trial:
 @dataclass(slots=True)
 class _Index:
     rungs: dict[int, list[float]]  # losses recorded at each
+    seed: int = 0
     trials: dict[int, _Trial] = field(default_factory=dict)
     finished: list[Points] = field(default_factory=list)
     best: float = math.inf
@@ -130,6 +132,8 @@ class Extrapolate(Rule):
 
     def fold(self, index: _Index, event: Event) -> _Index:
         """Keep the point; at a rung, keep what the verdict will rest on."""
+        if isinstance(event, Opened):
+            index.seed = event.seed
         if isinstance(event, Ended) and event.trial in index.trials:
             trial = index.trials[event.trial]
             trial.points, trial.question = [], None
@@ -159,44 +163,51 @@ class Extrapolate(Rule):
         scale = float(high - low) or float(np.ptp(index.values or [0.0])) or 1.0
         return _Question(epoch, float(middle), scale, index.best, len(index.finished), outlier)
 
-    def on_report(self, index: _Index, view: View, trial: TrialView) -> Verdict:
+    def on_report(self, index: _Index, view: View, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
         """Judge a trial at the rung that its report reached."""
         known = index.trials.get(trial.number)
         question = known.question if known is not None else None
         if known is None or question is None or question.epoch != trial.epoch or trial.epoch >= self.max_epochs:
             return CONTINUE
-        points = tuple(point for point in known.points if point[0] <= question.epoch)
+        points = _asked(known, question)
         if len(points) < _LEAST_POINTS:
             reason = Reason(rule="Extrapolate", epoch=trial.epoch, value=trial.loss, threshold=question.outlier)
             return Stop(reason) if trial.loss > question.outlier else CONTINUE
-        worse = self._worse(points, question, index.finished, rng(view.seed, "extrapolate", trial.number, trial.epoch))
-        if worse is None:
+        found = self.forecast(index, trial.number) if math.isfinite(question.best) else None
+        if found is None:
             return CONTINUE
-        reason = Reason(rule="Extrapolate", epoch=trial.epoch, value=worse, threshold=self.p)
-        return Stop(reason) if worse > self.p else Continue(reason)
+        reason = Reason(rule="Extrapolate", epoch=trial.epoch, value=found.above(question.best), threshold=self.p)
+        return Stop(reason) if found.above(question.best) > self.p else Continue(reason)
 
-    def _worse(
-        self, points: Points, question: _Question, finished: list[Points], generator: np.random.Generator
-    ) -> float | None:
-        """Return the probability that the trial ends no better than the best finished one; None if unknown."""
-        if not math.isfinite(question.best):
+    def forecast(self, index: _Index, number: int) -> Posterior | None:
+        """Return what is believed of a trial's end, as of the last rung that it reached.
+
+        None before a rung, with fewer than 4 points, after the trial's end, and if no posterior is sound.
+        """
+        known = index.trials.get(number)
+        question = known.question if known is not None else None
+        if known is None or question is None or len(points := _asked(known, question)) < _LEAST_POINTS:
             return None
-        curve = scaled(points, question.centre, question.scale, self.max_epochs)
+        scale = max(question.scale, 0.5 * _spread(points))  # a study's may be that of trials that learn nothing
+        curve = scaled(points, question.centre, scale, self.max_epochs)
         chosen = tuple(FAMILIES.values()) if self.families == "all" else tuple(FAMILIES[n] for n in self.families)
-        prior = self._prior(chosen, curve, finished[: question.finished][-_MOST_FINISHED:], question)
-        found = posterior(chosen, curve, prior, Grid.of(np.ones(1), self.max_epochs), generator)
-        return None if found is None else found.above((question.best - question.centre) / question.scale)
+        latest = index.finished[: question.finished][-_MOST_FINISHED:]
+        prior = self._prior(chosen, curve, latest, question.centre, scale)
+        seed = rng(index.seed, "extrapolate", number, question.epoch)
+        found = posterior(chosen, curve, prior, Grid.of(np.ones(1), self.max_epochs), seed)
+        return None if found is None else found.scaled(question.centre, scale)
 
-    def _prior(self, chosen: tuple[Family, ...], curve: Curve, finished: list[Points], question: _Question) -> Prior:
+    def _prior(
+        self, chosen: tuple[Family, ...], curve: Curve, finished: list[Points], centre: float, scale: float
+    ) -> Prior:
         if self.prior == "self":
             return Prior.of(fits(chosen, curve, rng(0, "extrapolate", 0)), np.tile(np.eye(4), (len(chosen), 1, 1)))
         if self.prior == "broad" or len(finished) < _LEAST_FINISHED:
             return Prior.broad(len(chosen))
         rows = np.stack([_fitted(points, self.max_epochs, chosen) for points in finished])
-        rows[:, :, 0] -= question.centre
+        rows[:, :, 0] = (rows[:, :, 0] - centre) / scale
         positive = np.array([family.positive for family in chosen])
-        rows[:, :, 0] /= question.scale
-        rows[:, :, 1] = np.where(positive, rows[:, :, 1] - np.log(question.scale), rows[:, :, 1] / question.scale)
+        rows[:, :, 1] = np.where(positive, rows[:, :, 1] - np.log(scale), rows[:, :, 1] / scale)
         rows = np.clip(rows, -_FARTHEST, _FARTHEST)
         mean = rows.mean(axis=0)
         gap = rows - mean
@@ -205,6 +216,16 @@ class Extrapolate(Rule):
     def next_epoch(self, index: _Index, trial: TrialView) -> int:
         """Return the next rung."""
         return next((rung for rung in index.rungs if rung > trial.epoch), self.max_epochs)
+
+
+def _asked(trial: _Trial, question: _Question) -> Points:
+    return tuple(point for point in trial.points if point[0] <= question.epoch)
+
+
+def _spread(points: Points) -> float:
+    """Return what lies between the first and the last tenth of the finite losses."""
+    low, high = np.quantile([loss for _, loss in points if math.isfinite(loss)] or [0.0], [0.1, 0.9])
+    return float(high - low)
 
 
 def scaled(points: Points, centre: float, scale: float, length: int) -> Curve:
