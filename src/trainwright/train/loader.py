@@ -13,6 +13,7 @@ import numpy as np
 
 from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
+from trainwright.train.batching import portion
 from trainwright.train.fetching import Request, Samples, calm
 from trainwright.train.sampling import InOrder, Order, Shuffled, Weighted
 
@@ -60,16 +61,14 @@ class Loader:
             raise TrialError("Loader needs one seed: give trial=trial, or seed=0")
         self._seed = int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
         rank, world = _place(rank, world_size)
-        if global_batch < 1 or global_batch % world:
+        if global_batch < 1:
             raise TrialError(f"global_batch must be a positive multiple of the world size {world}, got {global_batch}")
         self.global_batch = global_batch
         order = _order(dataset, shuffle, weights, self._seed)
-        if not drop_last and 0 < order.size % global_batch < world:
-            raise TrialError(
-                f"the last batch of an epoch has {order.size % global_batch} samples for {world} ranks; give "
-                f"drop_last=True, or a global_batch that leaves more over than {global_batch}"
-            )
         self._plan = _Plan(order=order, batch=global_batch, drop_last=drop_last, rank=rank, world=world)
+        self._arranged = False
+        if trial is None:
+            self._check_shares()
         fingerprint = getattr(dataset, "fingerprint", None)
         self._facts = {
             "dataset": [order.size, fingerprint if isinstance(fingerprint, str) else None],
@@ -78,6 +77,7 @@ class Loader:
             "seed": self._seed,
         }
         self._pass: object | None = None
+        self._share = 1 / world
         collate = collate_fn or torch.utils.data.default_collate
         self._loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             Samples(dataset, self._seed, collate),  # type: ignore[arg-type]  # asked by request, not by number
@@ -109,12 +109,29 @@ class Loader:
     def __len__(self) -> int:
         return len(self._plan)
 
+    @property
+    def share(self) -> float:
+        """The part of its global batch that the batch handed out last is; 0 if it only stands in for no sample."""
+        return self._share
+
+    def arrange(self, batch: int) -> None:
+        """Let the next pass have `batch` samples in a global batch; `Trial.prepare` does so.
+
+        From here on a rank that has no sample of a last, uneven batch is handed one all the same, with a `share` of 0.
+        """
+        self._plan.batch, self._arranged = batch, True
+
     def __iter__(self) -> Iterator[Any]:
+        if not self._arranged:
+            self._check_shares()
         self._end(self._pass)  # one that was left without being closed
         this = self._pass = object()
+        plan = self._plan
         try:
             for batch in self._loader:
-                self._plan.samples = min(self._plan.samples + self.global_batch, self._plan.used)
+                own, count = plan.own(plan.samples)
+                self._share = len(own) / count
+                plan.samples += count
                 yield batch
                 if self._pass is not this:  # a checkpoint was restored, or another pass begun
                     return
@@ -139,6 +156,20 @@ class Loader:
             for name, now in self._facts.items()
             if state.get(name) != now
         ]
+
+    def _check_shares(self) -> None:
+        """Refuse global batches of which a rank would have more than another, or nothing."""
+        plan = self._plan
+        if plan.batch % plan.world:
+            raise TrialError(
+                f"global_batch must be a positive multiple of the world size {plan.world}, got {plan.batch}"
+            )
+        rest = plan.order.size % plan.batch
+        if not plan.drop_last and 0 < rest < plan.world:
+            raise TrialError(
+                f"the last batch of an epoch has {rest} samples for {plan.world} ranks; give drop_last=True, or a "
+                f"global_batch that leaves more over than {plan.batch}"
+            )
 
     def _end(self, this: object | None) -> None:
         if this is not None and this is self._pass:
@@ -170,12 +201,19 @@ class _Plan:
         return (self.used + self.batch - 1) // self.batch
 
     def __iter__(self) -> Iterator[Request]:
-        epoch = self.epoch
-        for start in range(self.samples, self.used, self.batch):
-            count = min(self.batch, self.used - start)
-            first, end = (start + count * rank // self.world for rank in (self.rank, self.rank + 1))
-            indices, repeats = self.order(epoch, np.arange(first, end))
-            yield Request(epoch, first, indices.tolist(), None if repeats is None else repeats.tolist())
+        epoch, start = self.epoch, self.samples
+        while start < self.used and not (self.drop_last and self.used - start < self.batch):
+            own, count = self.own(start)
+            places = np.arange(own.start, own.stop) if own else np.array([start])  # a rank always has something to do
+            indices, repeats = self.order(epoch, places)
+            yield Request(epoch, own.start, indices.tolist(), None if repeats is None else repeats.tolist())
+            start += count
+
+    def own(self, start: int) -> tuple[range, int]:
+        """Return this rank's places of the global batch that begins at `start`, and how many that has."""
+        count = min(self.batch, self.used - start)
+        own = portion(count, self.rank, self.world)
+        return range(start + own.start, start + own.stop), count
 
 
 def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: int) -> Order:

@@ -1,95 +1,264 @@
-"""What `trial.prepare` hands back: the model, the optimizer and the batches, placed on the trial's device."""
+"""What `trial.prepare` hands back: model, optimizer and batches, placed on the trial's devices."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
+from trainwright.train.batching import Batching, BatchRule, Step
+from trainwright.train.cutting import cut, samples_in
+from trainwright.train.rescaling import RateRule, Rescaling
+from trainwright.train.sharing import Batches, batches_of
+from trainwright.train.slots import Slots
 
 if TYPE_CHECKING:
     import torch
+
+    from trainwright.train.trial import Trial
 
 __all__ = ["Run"]
 
 
 class Run:
-    """A model in training. `loader` yields batches on `device`; `step` does forward, backward and update."""
+    """A model in training, on one device or as one of several ranks that hold equal copies of it.
+
+    `loader` yields this rank's share of each global batch on `device`, one an optimizer step; `step` does forward,
+    backward and update. `model` is what to call in training: it averages gradients over the ranks, each in proportion
+    to its share. `batch`, `micro_batch` and `accumulate` are those of the epoch in work.
+    """
 
     def __init__(
         self,
+        trial: "Trial",
         model: "torch.nn.Module",
         optimizer: "torch.optim.Optimizer",
         loader: Any = None,
         *,
         loss: "Callable[[torch.nn.Module, Any], torch.Tensor] | None" = None,
         schedule: Any = None,
-        device: str = "cpu",
+        batch: BatchRule = "constant",
+        micro_batch: int | None = None,
+        learning_rate: RateRule = "auto",
+        warmup_steps: int | None = None,
+        slots: int | None = None,
     ) -> None:
-        self.device = device
-        self.model = model.to(device)
+        self.device = trial.device
         self.optimizer = optimizer
         self.schedule = schedule
-        self._loader = loader
-        self._placed = None if loader is None else _Placed(loader, device)
+        self._trial = trial
+        self._bare = model.to(self.device)
         self._loss = loss
+        self._loader = loader
+        self._batches: Batches | None = None
+        self._batching: Batching | None = None
+        self._step: Step | None = None
+        self._micro_batch = micro_batch
+        self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
+        self._slots: Slots | None = None
+        self._hooked = hasattr(optimizer, "register_step_post_hook")
         self._count: Callable[[], None] = lambda: None
+        if loader is not None:
+            self._batches, size = batches_of(loader, rank=trial.rank, world=trial.world_size)
+            self._batching = self._batching_of(size, batch)
+        if self._batching is None and batch != "constant":
+            raise TrialError(
+                f"prepare: batch={batch!r} needs a loader that tells its batch; give tw.train.Loader, or a DataLoader "
+                "with a batch_size"
+            )
+        if slots is not None:
+            if loss is None or micro_batch is not None:
+                raise TrialError(
+                    f"prepare: slots={slots} cuts batches in run.step; give loss=f too, and no micro_batch: it is the "
+                    "batch over the slots"
+                )
+            self._slots = Slots(model, count=slots, trial=trial)
+        self.model = model if trial.world_size == 1 or slots is not None else self._replicated()
+        self._depth = 0  # of steps in one another: of an optimizer that calls its base's torch hooks both
+        if self._hooked:
+            optimizer.register_step_pre_hook(self._before)
+            optimizer.register_step_post_hook(self._after)
 
     @property
     def loader(self) -> "_Placed":
-        """The loader's batches on `device`. Raises `TrialError` if `prepare` was given none."""
-        if self._placed is None:
+        """This rank's batches on `device`. Raises `TrialError` if `prepare` was given no loader."""
+        if self._batches is None:
             raise TrialError(
                 "run.loader: trial.prepare was given no loader; give trial.prepare(model, optimizer, loader)"
             )
-        return self._placed
+        return _Placed(self._batches, self.device, self.arrange)
+
+    @property
+    def batch(self) -> int:
+        """How many samples an optimizer step has, over all ranks."""
+        return self._arranged().batch
+
+    @property
+    def micro_batch(self) -> int:
+        """How many samples of it this rank's device takes at a time."""
+        return self._arranged().micro_batch
+
+    @property
+    def accumulate(self) -> int:
+        """How many times it does so in a step."""
+        return self._arranged().accumulate
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """The factor of the learning rates in the next step; optimizer and schedule show the rate without it."""
+        return self._rate.scale
 
     def step(self, batch: Any) -> "torch.Tensor":
-        """Take one optimizer step on `batch` and return the loss, detached. Needs `prepare(..., loss=)`."""
+        """Take one optimizer step on `batch`, in micro-batches if need be. Needs `prepare(..., loss=)`.
+
+        Returns the mean loss over the global batch, detached; `loss` is to be a mean over the samples that it is given.
+        """
         if self._loss is None:
             raise TrialError("run.step needs a loss; give trial.prepare(..., loss=f) with f(model, batch) a scalar")
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self.model, batch)
-        loss.backward()
-        self.optimizer.step()
-        self._count()
-        return loss.detach()
+        loss = self._backward(batch) if self._slots is None else self._slots.backward(batch, self._loss)
+        if self._hooked:
+            self.optimizer.step()
+        else:  # an optimizer of the user's own: what is not stepped here is not seen
+            self._before()
+            self.optimizer.step()
+            self._after()
+        return loss
+
+    def arrange(self) -> None:
+        """Take over the batch of the epoch that comes, and the learning rate that goes with it."""
+        if self._batching is None or self._batches is None:
+            return
+        epoch = self._trial.next_epoch
+        self._step = self._batching.at(epoch)
+        if self._slots is not None:
+            count = self._slots.count
+            size, times = self._step.batch // count, count // self._trial.world_size
+            self._step = Step(batch=self._step.batch, micro_batch=size, accumulate=times)
+        self._batches.arrange(self._step.batch)
+        self._rate.aim(self._batching.ratio(epoch), len(self._batches))
 
     def items(self) -> dict[str, Any]:
         """Return what a resumed run needs, by name; the global generators come with every checkpoint."""
         loader = self._loader if hasattr(self._loader, "load_state_dict") else getattr(self._loader, "generator", None)
-        found = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule, "loader": loader}
+        found = {
+            "model": self._bare,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "loader": loader,
+            "rate": self._rate,
+            "slots": self._slots,
+        }
         return {name: item for name, item in found.items() if item is not None}
 
     def count_steps(self, manager: Manager) -> None:
         """Let a manager know of each step of the optimizer, whoever calls it."""
 
-        def count(*_: Any) -> None:
+        def count() -> None:
             manager.steps += 1
 
-        if hasattr(self.optimizer, "register_step_post_hook"):
-            self.optimizer.register_step_post_hook(count)
-        else:  # an optimizer of the user's own: `step` is all that is seen of it
-            self._count = count
+        self._count = count
+
+    def _before(self, *_: Any) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._rate.before()
+
+    def _after(self, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._rate.after()
+            self._count()
+
+    def _batching_of(self, size: int | None, rule: BatchRule) -> Batching | None:
+        if size is None:
+            return None
+        return Batching(
+            rule=rule,
+            reference=size,
+            processes=self._trial.world_size,
+            devices=self._trial.devices,
+            start_devices=self._trial.assignment.start_devices,
+            micro_batch=self._micro_batch,
+        )
+
+    @property
+    def _share(self) -> float:
+        """The part of the global batch that this rank's batch is."""
+        return 1 / self._trial.world_size if self._batches is None else self._batches.share
+
+    def _arranged(self) -> Step:
+        if self._step is None:
+            raise TrialError(
+                "the micro-batch is known if trial.prepare gets a loader that tells its batch; give tw.train.Loader, "
+                "or a DataLoader with a batch_size"
+            )
+        return self._step
+
+    def _replicated(self) -> "torch.nn.Module":
+        """Return the model as torch's DDP, with gradients summed by share instead of averaged."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        model = DistributedDataParallel(self._bare)
+        model.register_comm_hook(None, lambda _, bucket: self._summed(bucket))
+        return model
+
+    def _summed(self, bucket: Any) -> Any:
+        """Start to sum a bucket of gradients over the ranks, each in proportion to its share of the batch."""
+        import torch.distributed as dist
+
+        work = dist.all_reduce(bucket.buffer().mul_(self._share), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def _backward(self, batch: Any) -> "torch.Tensor":
+        """Leave the gradient over the global batch in the parameters; ranks speak in the last micro-batch only."""
+        import torch.distributed as dist
+
+        assert self._loss is not None  # noqa: S101 -- `step` has seen to it
+        alone = self._trial.world_size == 1
+        parts = self._parts(batch)
+        total: Any = 0.0
+        for number, (weight, part) in enumerate(parts, 1):
+            with nullcontext() if alone or number == len(parts) else self.model.no_sync():  # type: ignore[operator]  # DDP's
+                loss = self._loss(self.model, part)
+                (loss if weight == 1.0 else loss * weight).backward()
+            total = loss.detach() if weight == 1.0 else total + loss.detach() * weight
+        if not alone:
+            total = total * self._share
+            dist.all_reduce(total)
+        return total  # type: ignore[no-any-return]
+
+    def _parts(self, batch: Any) -> list[tuple[float, Any]]:
+        """Return the micro-batches of a batch, each with the part of it that it is."""
+        size = self._micro_batch if self._step is None else self._step.micro_batch
+        if size is None or (self._step is not None and self._step.accumulate == 1):
+            return [(1.0, batch)]
+        count = samples_in(batch)
+        if count <= size:
+            return [(1.0, batch)]
+        return [(samples_in(part) / count, part) for part in cut(batch, size)]
 
 
 class _Placed:
-    """A loader whose batches arrive on a device."""
+    """Batches that arrive on a device; `arrange` is called before each pass."""
 
-    def __init__(self, loader: Any, device: str) -> None:
-        self._loader = loader
+    def __init__(self, batches: Batches, device: str, arrange: Callable[[], None]) -> None:
+        self._batches = batches
         self._device = device
+        self._arrange = arrange
 
     def __iter__(self) -> Iterator[Any]:
-        return (_place(batch, self._device) for batch in self._loader)
+        self._arrange()
+        return (_place(batch, self._device) for batch in self._batches)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._batches)
 
 
 def _place(batch: Any, device: str) -> Any:
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {key: _place(item, device) for key, item in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_place(item, device) for item in batch))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import TrialError
+from trainwright.train.cutting import cut, samples_in
 from trainwright.train.fetching import generators_kept, sample_key, seed_generators
 
 if TYPE_CHECKING:
@@ -185,21 +186,11 @@ def _seed_devices(parameters: "Sequence[torch.Tensor]") -> None:
 
 
 def _cut(batch: Any, count: int) -> list[Any]:
-    """Return `count` equal parts of a batch: of its tensors along their first axis, of lists of samples likewise."""
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        if batch.ndim == 0 or batch.shape[0] % count or not batch.shape[0]:
-            raise TrialError(
-                f"a batch of {batch.shape[0] if batch.ndim else 'one number'} cannot be cut into {count} slots of one "
-                "size; give the loader drop_last=True and a global_batch that is a multiple of the slots"
-            )
-        return list(batch.chunk(count))
-    if isinstance(batch, Mapping):
-        cut = {key: _cut(item, count) for key, item in batch.items()}
-        return [{key: parts[place] for key, parts in cut.items()} for place in range(count)]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return [type(batch)(*parts) for parts in zip(*(_cut(item, count) for item in batch), strict=True)]
-    if isinstance(batch, list | tuple):
-        return [type(batch)(parts) for parts in zip(*(_cut(item, count) for item in batch), strict=True)]
-    raise TrialError(f"a batch of {type(batch).__name__} cannot be cut into slots; allowed: tensors in lists and dicts")
+    """Return `count` equal parts of a batch."""
+    samples = samples_in(batch)
+    if samples % count or not samples:
+        raise TrialError(
+            f"a batch of {samples} cannot be cut into {count} slots of one size; give the loader drop_last=True and a "
+            "global_batch that is a multiple of the slots"
+        )
+    return cut(batch, samples // count)

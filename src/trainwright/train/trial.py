@@ -15,9 +15,13 @@ from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Owner, Res
 from trainwright.checkpoint.differences import settle
 from trainwright.errors import CheckpointError, TrialError
 from trainwright.ledger import Record, facts
+from trainwright.randomness import rng
+from trainwright.train.batching import BatchRule
 from trainwright.train.group import WAIT_SECONDS, meet
 from trainwright.train.keeping import TrialCheckpoints
+from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
+from trainwright.train.seeding import seed_all
 
 if TYPE_CHECKING:
     import torch
@@ -192,22 +196,70 @@ class Trial:
         *,
         loss: "Callable[[torch.nn.Module, Any], torch.Tensor] | None" = None,
         schedule: Any = None,
+        batch: BatchRule = "constant",
+        micro_batch: int | None = None,
+        learning_rate: RateRule = "auto",
+        warmup_steps: int | None = None,
+        slots: int | None = None,
     ) -> Run:
-        """Place model and batches on the trial's device and restore the newest good checkpoint, if there is one.
+        """Make ready to train on the trial's devices, from the newest good checkpoint if there is one.
 
-        `loss(model, batch)` gives a scalar and is needed for `run.step` only; `schedule` is a learning-rate scheduler
-        of torch, stepped by you. From here on every report saves a checkpoint. May end the trial here, quietly.
+        `loader` gives the batches of all devices together; each rank gets its share. `loss(model, batch)` is the mean
+        over a batch's samples, needed for `run.step` only; `schedule` a learning-rate scheduler of torch, stepped by
+        you. From here on every report saves a checkpoint. May end the trial here, quietly.
+
+        What follows matters when the number of devices changes between runs of the trial, or the batch in one: `batch`
+        is "constant", "grow" (with the devices) or [(epoch, batch), ...]; `micro_batch` bounds the samples on a device
+        at a time, by default to those at the start of a new trial: more are accumulated. `learning_rate` says how the
+        rate follows the batch: "linear", "sqrt", "none", or "auto" by the optimizer; it grows over `warmup_steps`, by
+        default an epoch's. With `slots` gradients are equal to the last bit on any number of devices: see `Slots`.
+        Raises `TrialError` for a batch that the devices cannot share.
         """
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
-        self._run = Run(model, optimizer, loader, loss=loss, schedule=schedule, device=self.device)
+        run = self._run = Run(
+            self,
+            model,
+            optimizer,
+            loader,
+            loss=loss,
+            schedule=schedule,
+            batch=batch,
+            micro_batch=micro_batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            slots=slots,
+        )
+        if self.rank:
+            seed_all(int(rng(self.seed, "rank", self.rank).integers(2**63)))  # dropout draws something else on each
         if self.assignment.directory is not None:
-            manager = Manager(self, config=_PREPARED, **self._run.items())
-            self._run.count_steps(manager)
+            manager = Manager(self, config=_PREPARED, **run.items())
+            run.count_steps(manager)
             restored = manager.restore(mode="best_effort")
             if restored is not None:  # another machine or other versions will do, another model will not
                 grave = [found for found in restored.differences if found.effect is Effect.STATE]
                 settle(grave, mode="exact", what=str(restored.path))
+        run.arrange()
+        return run
+
+    @property
+    def micro_batch(self) -> int:
+        """How many samples a device takes at a time, as `prepare` has found."""
+        return self._prepared().micro_batch
+
+    @property
+    def accumulate(self) -> int:
+        """How many micro-batches a device takes in an optimizer step."""
+        return self._prepared().accumulate
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """The factor of the learning rates in the next step, for the batch that is trained with."""
+        return self._prepared().learning_rate_scale
+
+    def _prepared(self) -> Run:
+        if self._run is None:
+            raise TrialError(f"trial {self.number}: how its devices share a batch is known after trial.prepare")
         return self._run
 
     def checkpoint_owner(self) -> Owner:

@@ -1,0 +1,180 @@
+"""The batches of the user's own loader, shared by the ranks of a trial without changing a sample of any of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from trainwright.errors import TrialError
+from trainwright.train.batching import portion
+from trainwright.train.loader import Loader
+
+__all__ = ["Batches", "batches_of"]
+
+
+class Batches(Protocol):
+    """Batches of which each rank gets its share; a pass over them is an epoch."""
+
+    @property
+    def share(self) -> float:
+        """The part of its global batch that the batch handed out last is."""
+
+    def arrange(self, batch: int) -> None:
+        """Let the next pass have `batch` samples in a global batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Pass over this rank's batches, one a step."""
+
+    def __len__(self) -> int:
+        """Return how many steps a pass has."""
+
+
+def batches_of(loader: Any, *, rank: int, world: int) -> tuple[Batches, int | None]:
+    """Return the batches of a loader for this rank, and how many samples each has over all ranks, if that is known.
+
+    Raises `TrialError` for a loader whose batches cannot be shared by several ranks.
+    """
+    from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+    if isinstance(loader, Loader):
+        return loader, loader.global_batch
+    if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
+        raise TrialError(
+            "prepare: the loader has a DistributedSampler, but prepare shares its batches itself; give "
+            "DataLoader(..., shuffle=True) with the batch of all devices together"
+        )
+    mapped = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    if mapped and loader.batch_sampler is not None:
+        return _Shared(loader, rank=rank, world=world), loader.batch_size
+    if world > 1:
+        raise TrialError(
+            f"prepare: the batches of {_named(loader)} cannot be shared by {world} processes; give tw.train.Loader, or "
+            "a DataLoader with a batch_size over a data set with __len__ and __getitem__"
+        )
+    return _AsTheyAre(loader), None
+
+
+class _AsTheyAre:
+    """Any iterable, for a process alone."""
+
+    share = 1.0
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def arrange(self, batch: int) -> None:
+        """Take what comes: whoever made the loader chose its batches."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class _Shared:
+    """A DataLoader of torch over a map-style data set.
+
+    Rank 0 draws the order of each epoch, as the DataLoader would alone, and tells it to the others; each fetches its
+    part of every batch. So the samples of a step are the same on any number of ranks, whatever sampler there is.
+    """
+
+    def __init__(self, loader: Any, *, rank: int, world: int) -> None:
+        self._loader = loader
+        self._rank, self._world = rank, world
+        self._batch: int | None = loader.batch_size
+        self._parts = _Parts()
+        self._inner: Any = None  # made when the DataLoader itself does not do
+        self._seeds: Any = None
+        self.share = 1 / world
+
+    def arrange(self, batch: int) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        if self._batch == self._loader.batch_size:
+            return len(self._loader)
+        samples = len(self._loader.sampler)
+        return samples // self._batch if self._loader.drop_last else -(-samples // self._batch)  # type: ignore[operator]  # known, or equal
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._world == 1 and self._batch == self._loader.batch_size:
+            yield from self._loader
+            return
+        if self._inner is None:
+            self._inner = self._made()
+        seed, batches = self._told()
+        self._seeds.manual_seed((seed + self._rank) % 2**63)  # of the workers, in which samples may be augmented
+        self._parts.batches = [self._own(batch) for batch in batches]
+        for part, batch in zip(self._inner, batches, strict=True):
+            self.share = len(portion(len(batch), self._rank, self._world)) / len(batch)
+            yield part
+
+    def _own(self, batch: Sequence[Any]) -> Sequence[Any]:
+        own = portion(len(batch), self._rank, self._world)
+        return batch[own.start : own.stop] or batch[:1]  # a rank always has something to do
+
+    def _told(self) -> tuple[int, list[Sequence[Any]]]:
+        """Return rank 0's seed and order of this epoch; leave the DataLoader's generator as rank 0 has it."""
+        import torch
+
+        generator = self._loader.generator
+        said: list[Any] = [None]
+        if self._rank == 0:  # first the seed, then the order: as a DataLoader draws them
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+            order = self._drawn()
+            said = [(seed, order, None if generator is None else generator.get_state())]
+        if self._world > 1:
+            torch.distributed.broadcast_object_list(said, 0, device=torch.device("cpu"))
+        seed, order, state = said[0]
+        if generator is not None:
+            generator.set_state(state)
+        return seed, order
+
+    def _drawn(self) -> list[Sequence[Any]]:
+        loader, size = self._loader, self._batch
+        if size == loader.batch_size:
+            return [list(batch) for batch in loader.batch_sampler]
+        order = list(loader.sampler)
+        end = len(order) - (len(order) % size if loader.drop_last else 0)  # type: ignore[operator]  # likewise
+        return [order[start : min(end, start + size)] for start in range(0, end, size)]  # type: ignore[operator, arg-type]
+
+    def _made(self) -> Any:
+        import torch
+
+        loader = self._loader
+        self._seeds = torch.Generator()
+        return torch.utils.data.DataLoader(
+            loader.dataset,
+            batch_sampler=self._parts,  # type: ignore[arg-type]  # iterable, which is all that is asked
+            generator=self._seeds,
+            **{name: getattr(loader, name) for name in _KEPT},
+        )
+
+
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+class _Parts:
+    """The indices of this rank's batches, set anew for each pass."""
+
+    def __init__(self) -> None:
+        self.batches: Sequence[Sequence[Any]] = ()
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _named(loader: Any) -> str:
+    dataset = getattr(loader, "dataset", None)
+    return f"a {type(loader).__name__}" + ("" if dataset is None else f" over a {type(dataset).__name__}")

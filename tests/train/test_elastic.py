@@ -1,0 +1,285 @@
+"""A trial on one, two and four processes, and from one number to another: the same parameters, step for step."""
+
+import itertools
+import multiprocessing
+import socket
+from contextlib import closing
+
+import pytest
+import torch
+import torch._dynamo  # here, else every process would load it when it makes its first DDP
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainwright.engine import Quiet, Raised, Returned
+from trainwright.engine._run import run_assignment
+from trainwright.train import Assignment, Loader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+EPOCHS, BATCH, SAMPLES = (
+    4,
+    8,
+    35,
+)  # five steps an epoch; three samples in the last batch, so that a fourth rank has none
+RESIZES = [1, 2, 4, 2]
+
+
+class Ledger:
+    """What a driver would know: it lets each run of the trial come to so many reports."""
+
+    def __init__(self):
+        self.reports, self.checkpoints, self.asked = {}, 0, 99
+
+    def exchange(self, records):
+        for record in records:
+            if record.kind == "reported":
+                assert record.body["epoch"] not in self.reports, "an epoch was reported twice"
+                self.reports[record.body["epoch"]] = record.body["metrics"]
+                self.asked -= 1
+            self.checkpoints += record.kind == "checkpointed"
+        return self.asked > 0
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(torch.arange(SAMPLES), x, torch.sin(x.sum(1, keepdim=True)))
+
+
+def loss_of(model, batch):
+    _, x, y = batch
+    return (model(x) - y).square().mean()
+
+
+class Training:
+    """A small network in float64; what was done comes back in `seen`, by epoch."""
+
+    def __init__(self, *, optimizer="Adam", loader="ours", own_loop=False, shows=lambda run: None, **prepared):
+        self.optimizer, self.loader, self.own_loop, self.shows = optimizer, loader, own_loop, shows
+        self.prepared = prepared
+
+    def __call__(self, trial):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+        settings = {"lr": 0.05, "momentum": 0.9} if self.optimizer == "SGD" else {"lr": 0.01}
+        optimizer = getattr(torch.optim, self.optimizer)(model.parameters(), **settings)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS, eta_min=1e-3)
+        run = trial.prepare(
+            model,
+            optimizer,
+            self._batches(trial),
+            loss=loss_of,
+            schedule=schedule,
+            **{"batch": "constant"} | self.prepared,
+        )
+        self.seen = {}
+        for epoch in trial.epochs():
+            steps, losses = [], []
+            for batch in run.loader:
+                held = batch[0].tolist() if run._share else []
+                steps.append((held, run.micro_batch, run.accumulate, run.learning_rate_scale))
+                losses.append(self._step(run, optimizer, batch))
+            schedule.step()
+            self.seen[epoch] = steps
+            parameters = torch.cat([value.flatten() for value in model.state_dict().values()])
+            self.final = (parameters.tolist(), schedule.get_last_lr(), optimizer.param_groups[0]["lr"])
+            trial.report(loss=sum(losses) / len(losses))
+
+    def _step(self, run, optimizer, batch):
+        if not self.own_loop:
+            return run.step(batch).item()
+        optimizer.zero_grad()
+        loss = loss_of(run.model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    def _batches(self, trial):
+        if self.loader in {"ours", "whole batches"}:
+            return Loader(data(), global_batch=BATCH, trial=trial, drop_last=self.loader == "whole batches")
+        generator = torch.Generator().manual_seed(3) if self.loader == "own generator" else None
+        return DataLoader(data(), batch_size=BATCH, shuffle=True, generator=generator)
+
+
+def member(training, assignment, ledger, results):
+    torch.set_num_threads(1)
+    outcome = run_assignment(training, assignment, ledger, gpu=False)
+    results.put((assignment.rank, outcome, training.__dict__.get("seen"), training.__dict__.get("final"), ledger))
+
+
+def lease(number, world, training, ledger, folder, *, asked=99, start=1):
+    """Run a lease of the trial on `world` processes; return what each of them has to tell, by rank."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    ledger.asked = asked
+    context = multiprocessing.get_context("fork")  # torch is loaded already
+    results = context.Queue()
+    members = []
+    for rank in range(world):
+        assignment = Assignment(
+            trial=3, lease=number, params={}, seed=11, max_epochs=EPOCHS, directory=str(folder),
+            reported_epoch=max(ledger.reports, default=0), rank=rank, world_size=world, address=address,
+            start_devices=start,
+        )  # fmt: skip
+        members.append(context.Process(target=member, args=(training, assignment, ledger, results)))
+    for process in members:
+        process.start()
+    found = {rank: told for rank, *told in (results.get(timeout=240) for _ in members)}
+    for process in members:
+        process.join()
+    ledger.__dict__.update(found[0][-1].__dict__)
+    return [found[rank] for rank in range(world)]
+
+
+def through(worlds, training, folder, **settings):
+    """Run a trial on these numbers of processes, an epoch each; return its ledger, its steps and where it ended."""
+    ledger, seen = Ledger(), {}
+    for number, (world, epochs) in enumerate([(world, len(list(run))) for world, run in itertools.groupby(worlds)], 1):
+        ranks = lease(number, world, training, ledger, folder, asked=epochs, **settings)
+        assert all(isinstance(outcome, Quiet | Returned) for outcome, *_ in ranks), ranks[0][0]
+        for epoch in ranks[0][1]:
+            by_step = zip(*(rank[1][epoch] for rank in ranks), strict=True)
+            seen[epoch] = [([index for held, *_ in parts for index in held], *parts[0][1:]) for parts in by_step]
+        final = ranks[0][2]
+        assert all(rank[2] == final for rank in ranks), "ranks hold equal copies, to the last bit"
+    return ledger, seen, final
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return what one process comes to, by optimizer and loader."""
+    known = {}
+
+    def get(optimizer, loader):
+        if (optimizer, loader) not in known:
+            training = Training(optimizer=optimizer, loader=loader)
+            known[optimizer, loader] = through([1] * EPOCHS, training, tmp_path_factory.mktemp("alone"))
+        return known[optimizer, loader]
+
+    return get
+
+
+def assert_same(found, expected):
+    """Parameters and losses to 1e-10, the samples of every step exactly, the schedule at the same place."""
+    (ledger, seen, final), (ledger_alone, seen_alone, final_alone) = found, expected
+    assert apart(final[0], final_alone[0]) <= 1e-10
+    assert final[1:] == final_alone[1:]
+    assert samples(seen) == samples(seen_alone)
+    losses = [[report["loss"] for _, report in sorted(one.reports.items())] for one in (ledger, ledger_alone)]
+    assert apart(*losses) <= 1e-10
+
+
+def apart(one, other):
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def samples(seen):
+    """Return the samples of each step, by epoch."""
+    return {epoch: [sorted(step[0]) for step in steps] for epoch, steps in seen.items()}
+
+
+@pytest.mark.parametrize("loader", ["ours", "own generator"])
+def test_resized_at_every_epoch(alone, tmp_path, loader):
+    """1, 2, 4 and 2 processes, with an uneven last batch: twenty steps as on one, and one checkpoint a report."""
+    found = through(RESIZES, Training(loader=loader), tmp_path)
+    assert_same(found, alone("Adam", loader))
+    assert found[0].checkpoints == EPOCHS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("worlds", "start", "settings"),
+    [
+        ([2] * EPOCHS, 2, {"optimizer": "SGD"}),
+        ([4] * EPOCHS, 4, {}),
+        (RESIZES, 1, {"optimizer": "SGD", "loader": "own generator"}),
+        ([1, 2, 4, 1], 4, {}),  # began on four: one takes four micro-batches of two, two take two
+        ([1, 2, 4, 1], 1, {"micro_batch": 3}),  # of which none divides a share of eight, four or two: two, two, two
+        ([1, 2, 4, 2], 1, {"loader": "own generator", "micro_batch": 1}),
+    ],
+)
+def test_any_number_of_processes(alone, tmp_path, worlds, start, settings):
+    """From the start, resized, and with accumulated micro-batches: always the steps of one process."""
+    kind = {"optimizer": "Adam", "loader": "ours"} | settings
+    _, seen, _ = found = through(worlds, Training(**settings), tmp_path, start=start)
+    assert_same(found, alone(kind["optimizer"], kind["loader"]))
+    for world, epoch in zip(worlds, sorted(seen), strict=True):
+        for _, micro_batch, accumulate, scale in seen[epoch]:
+            assert micro_batch * accumulate * world == BATCH
+            assert micro_batch <= settings.get("micro_batch", BATCH // start)
+            assert scale == 1.0
+
+
+@pytest.mark.slow
+def test_a_loop_of_the_users_own(alone, tmp_path):
+    """Backward on `run.model` gives the gradient of the whole batch, its uneven last one too."""
+    found = through(RESIZES, Training(own_loop=True), tmp_path)
+    _, _, final = alone("Adam", "ours")
+    assert apart(found[2][0], final[0]) <= 1e-10
+
+
+@pytest.mark.slow
+def test_slots_are_equal_to_the_last_bit(tmp_path):
+    """As on one process, through resizes; batches are a multiple of the slots."""
+    training = Training(slots=4, loader="whole batches")
+    runs = [through(worlds, training, tmp_path / str(len(set(worlds)))) for worlds in ([1] * EPOCHS, RESIZES)]
+    assert runs[0][0].reports == runs[1][0].reports
+    assert runs[0][2] == runs[1][2]
+    assert samples(runs[0][1]) == samples(runs[1][1])
+    assert [runs[1][1][epoch][0][1:3] for epoch in (1, 2, 3)] == [(2, 4), (2, 2), (2, 1)]
+
+
+def test_a_batch_that_grows(tmp_path):
+    """With the devices: the rate follows by sqrt for Adam, from where it was, and never over its aim."""
+    ledger, seen, _ = through([1, 2, 4], Training(batch="grow", warmup_steps=2), tmp_path)
+    assert [len(seen[epoch]) for epoch in (1, 2, 3)] == [5, 3, 2]
+    assert [sorted(itertools.chain(*steps)) for steps in samples(seen).values()] == [list(range(SAMPLES))] * 3
+    scales = [step[-1] for epoch in (1, 2, 3) for step in seen[epoch]]
+    two, four = 2**0.5, 2.0
+    assert scales == pytest.approx([1, 1, 1, 1, 1, 1, (1 + two) / 2, two, two, (two + four) / 2], abs=1e-12)
+    assert all(
+        micro_batch == BATCH and accumulate == 1 for steps in seen.values() for _, micro_batch, accumulate, _ in steps
+    )
+    assert len(ledger.reports) == 3
+
+
+@pytest.mark.slow
+def test_a_schedule_of_batches(alone, tmp_path):
+    """The same on any number of devices: pairs of epoch and batch, in a run and over resizes."""
+    pairs = [(2, 16), (4, 32)]
+    runs = [
+        through(worlds, Training(batch=pairs, loader="own generator", warmup_steps=3), tmp_path / str(len(set(worlds))))
+        for worlds in ([1] * EPOCHS, [1, 1, 2, 4])
+    ]
+    assert_same(*runs)
+    assert [len(steps) for steps in runs[0][1].values()] == [5, 3, 3, 2]
+
+
+@pytest.mark.slow
+def test_an_order_of_the_global_generator(tmp_path):
+    """A DataLoader without a generator of its own: each epoch is the data set once, on any number of processes."""
+    _, seen, _ = through(RESIZES, Training(loader="global generator"), tmp_path)
+    assert [sorted(itertools.chain(*steps)) for steps in samples(seen).values()] == [list(range(SAMPLES))] * EPOCHS
+    assert len({str(steps) for steps in samples(seen).values()}) == EPOCHS
+
+
+def test_what_two_processes_cannot_share(tmp_path):
+    """Sentences for loaders and batches that do not fit; they come from all ranks."""
+
+    def refused(loader, **settings):
+        training = Training(**settings)
+        training._batches = lambda trial: loader
+        outcome = lease(1, 2, training, Ledger(), tmp_path)[0][0]
+        assert isinstance(outcome, Raised)
+        return outcome.message
+
+    assert refused([1, 2]) == (
+        "prepare: the batches of a list cannot be shared by 2 processes; give tw.train.Loader, or a DataLoader with a "
+        "batch_size over a data set with __len__ and __getitem__"
+    )
+    assert refused(DataLoader(data(), batch_size=9)) == (
+        "prepare: a batch of 9 samples cannot be shared evenly by 2 processes; allowed: 1, 3, 9; give such a number of "
+        "devices, or a batch that 2 divides"
+    )
