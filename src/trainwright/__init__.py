@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainwright import checkpoint, ensemble, ledger, report, train
-    from trainwright.engine import Local, Ray
+    from trainwright.engine import Local, PyCOMPSs, Ray
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
     from trainwright.schedule import (
@@ -97,6 +97,7 @@ _HOME = {
     "PASHA": "schedule",
     "Patience": "schedule",
     "Plateau": "schedule",
+    "PyCOMPSs": "engine",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
     "Ray": "engine",
@@ -154,6 +155,7 @@ __all__ = [
     "OptunaSearcher",
     "Patience",
     "Plateau",
+    "PyCOMPSs",
     "QuasiRandomSearcher",
     "RandomSearcher",
     "Ray",

@@ -132,6 +132,11 @@ class IEpoch(Rule):
         share = Fraction(self.top_k).limit_denominator(1000)
         return max(1, everyone * share.numerator // share.denominator)
 
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The barrier."""
+        return (self.epochs,)
+
     def next_epoch(self, index: _Index, trial: TrialView) -> int:  # noqa: ARG002 -- the protocol's
         """Return the barrier, then the end."""
         return self.epochs if trial.epoch < self.epochs else self.max_epochs
