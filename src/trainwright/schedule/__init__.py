@@ -1,6 +1,18 @@
 """Who goes on, and with how much: promotion rules times allocation policies, pure decisions without clock or I/O."""
 
-from trainwright.schedule._policy import Action, AllocationPolicy, Block, Move, Planner, Rest, Start, Work
+from trainwright.schedule._policy import (
+    Action,
+    AllocationPolicy,
+    Block,
+    Go,
+    Hold,
+    Look,
+    Move,
+    Planner,
+    Rest,
+    Start,
+    Work,
+)
 from trainwright.schedule._rule import (
     CONTINUE,
     WAIT,
@@ -28,12 +40,15 @@ from trainwright.schedule._rule import (
 from trainwright.schedule.any_of import AnyOf
 from trainwright.schedule.asha import ASHA
 from trainwright.schedule.desk import Desk, Seat, Source
+from trainwright.schedule.doubling import Doubling
+from trainwright.schedule.doubling_as_published import DoublingAsPublished
 from trainwright.schedule.estimates import Estimates
 from trainwright.schedule.extrapolate import Extrapolate
 from trainwright.schedule.fixed import Fixed
 from trainwright.schedule.fixed_epochs import FixedEpochs
 from trainwright.schedule.hyperband import Hyperband
 from trainwright.schedule.iepoch import IEpoch
+from trainwright.schedule.marginal_gain import MarginalGain
 from trainwright.schedule.median import Median
 from trainwright.schedule.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.pasha import PASHA
@@ -54,16 +69,22 @@ __all__ = [
     "Block",
     "Continue",
     "Desk",
+    "Doubling",
+    "DoublingAsPublished",
     "Ended",
     "Estimates",
     "Event",
     "Extrapolate",
     "Fixed",
     "FixedEpochs",
+    "Go",
+    "Hold",
     "Hyperband",
     "IEpoch",
     "Index",
     "Judged",
+    "Look",
+    "MarginalGain",
     "Median",
     "Move",
     "MultiObjectiveASHA",

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from trainwright.schedule.desk import Desk
     from trainwright.schedule.room import Room
 
-__all__ = ["Action", "AllocationPolicy", "Block", "Move", "Planner", "Rest", "Start", "Work"]
+__all__ = ["Action", "AllocationPolicy", "Block", "Go", "Hold", "Look", "Move", "Planner", "Rest", "Start", "Work"]
 
 Block = tuple[int, ...]
 """The slots of an engine that one trial holds, ascending."""
@@ -45,7 +45,28 @@ class Rest:
     trial: int
 
 
-Action = Start | Move | Rest
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Plan again when the running `trial` is at its next checkpoint, whatever its rule says there."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Let `trial`, which is at a checkpoint, wait there on its devices until it is moved or told to go."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Let `trial`, which was held at a checkpoint, train on where it is."""
+
+    trial: int
+
+
+Action = Start | Move | Rest | Look | Hold | Go
 
 
 class Planner(Protocol):
@@ -62,6 +83,10 @@ class AllocationPolicy(Protocol):
     @property
     def start(self) -> int:
         """The devices of a new trial."""
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it changes the devices of trials that run."""
 
     def check(self, slots: int, slots_per_node: int, rule: "PromotionRule") -> None:
         """Refuse an engine on which no trial could ever start, or a rule that the policy cannot work with."""

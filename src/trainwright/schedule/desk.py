@@ -1,10 +1,11 @@
 """The desk where devices are given out: who runs on which, what waits; the same for real engines and the simulator."""
 
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainwright.schedule._policy import Action, AllocationPolicy, Block, Move, Rest, Start, Work
+from trainwright.schedule._policy import Action, AllocationPolicy, Block, Go, Hold, Look, Move, Rest, Start, Work
 from trainwright.schedule.estimates import Estimates
 from trainwright.schedule.room import Room
 
@@ -32,12 +33,14 @@ class Seat:
     rungs: int = 0  # that it has passed
     rung_epoch: int = 0  # the last of them
     loss: float = float("inf")
-    rank: float = 0.5  # the share of those in its last rung that are better
+    rank: int = 0  # how many in its last rung are better
+    among: int = 1  # of so many
     epoch_seconds: float | None = None  # on these devices
     began: tuple[int, float] | None = None  # an epoch and a time, from which to measure
     moved: float = float("-inf")  # when it last changed its devices
     target: Block | None = None
     rests: bool = False
+    held: bool = False  # at its checkpoint, on its devices
 
     @property
     def size(self) -> int:
@@ -70,11 +73,12 @@ class Desk:
     def __post_init__(self) -> None:
         self._planner = self.policy.planner()
         self._actions: list[Action] = []
+        self._losses: list[list[float]] = [[] for _ in self.rungs]
 
     # Told by whoever runs trials.
 
-    def reported(self, trial: int, epoch: int, loss: float, rank: float | None, at: float) -> None:
-        """Note a report of a trial that goes on; `rank` is the share of its rung's trials that are better."""
+    def reported(self, trial: int, epoch: int, loss: float, at: float) -> None:
+        """Note a report; `gone` follows if the trial does not go on."""
         seat = self.seats[trial]
         if seat.began is not None and epoch > seat.began[0]:
             seat.epoch_seconds = (at - seat.began[1]) / (epoch - seat.began[0])
@@ -82,9 +86,11 @@ class Desk:
                 self.estimates.saw_epoch(seat.epoch_seconds)
         seat.began = epoch, at
         seat.epoch, seat.loss = epoch, loss
-        if rank is not None:
-            seat.rank = rank
         while seat.rungs < len(self.rungs) and self.rungs[seat.rungs] <= epoch:
+            losses = self._losses[seat.rungs]
+            seat.rank = bisect(losses, loss)
+            losses.insert(seat.rank, loss)
+            seat.among = len(losses)
             seat.rung_epoch = self.rungs[seat.rungs]
             seat.rungs += 1
         self.changed = seat
@@ -95,7 +101,7 @@ class Desk:
         assert seat.target is not None  # noqa: S101 -- nobody else moves trials
         kept = set(seat.target)
         self.room.give([slot for slot in seat.block if slot not in kept])
-        seat.block, seat.target, seat.moved, seat.began = seat.target, None, at, None
+        seat.block, seat.target, seat.moved, seat.began, seat.held = seat.target, None, at, None, False
 
     def rested(self, trial: int) -> None:
         """Note that a trial has given its devices back, to be started again."""
@@ -109,6 +115,8 @@ class Desk:
         self.resting.pop(trial, None)
         seat = self.seats.pop(trial, None)
         if seat is not None:
+            if seat is self.changed:
+                self.changed = None
             self.room.give({*seat.block, *(seat.target or ())})
 
     def plan(self, at: float) -> list[Action]:
@@ -127,6 +135,10 @@ class Desk:
         """How many slots are free."""
         return self.room.free
 
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes that blocks can have, ascending."""
+        return self.room.sizes()
+
     def begin(self, size: int | None = None) -> bool:
         """Start the next piece of work on a new trial's devices, or on `size`; return whether there was any."""
         block = self.room.take(size or self.policy.start)
@@ -136,7 +148,8 @@ class Desk:
         if work is None:
             self.room.give(block)
             return False
-        self._sit(work, block, Seat(trial=work.trial, block=block, since=self.at, epoch=work.epoch))
+        began = None if work.epoch else (0, self.at)  # a restart takes its time
+        self._sit(work, block, Seat(trial=work.trial, block=block, since=self.at, epoch=work.epoch, began=began))
         return True
 
     def again(self, trial: int, size: int) -> bool:
@@ -154,10 +167,12 @@ class Desk:
         self._actions.append(Start(work, block))
 
     def move(self, seat: Seat, size: int) -> bool:
-        """Let a settled trial go on with `size` devices from its next checkpoint; return whether they were free."""
-        block = seat.block[:size] if size < len(seat.block) else self.room.grow(seat.block, size)
+        """Let a trial go on with `size` devices from its next checkpoint; return whether they were free."""
+        block = seat.block[:size] if size < seat.size else self.room.grow(seat.target or seat.block, size)
         if block is None:
             return False
+        if seat.target is not None:  # it grows once more: one move
+            self._actions = [action for action in self._actions if action != Move(seat.trial, seat.target)]
         seat.target = block
         self._actions.append(Move(seat.trial, block))
         return True
@@ -166,6 +181,20 @@ class Desk:
         """Let a trial give its devices back at its next checkpoint."""
         seat.rests = True
         self._actions.append(Rest(seat.trial))
+
+    def hold(self, seat: Seat) -> None:
+        """Let a trial that is at a checkpoint wait there, on its devices."""
+        seat.held = True
+        self._actions.append(Hold(seat.trial))
+
+    def go(self, seat: Seat) -> None:
+        """Let a held trial train on where it is."""
+        seat.held, seat.began = False, (seat.epoch, self.at)
+        self._actions.append(Go(seat.trial))
+
+    def look(self, seat: Seat) -> None:
+        """Ask to be asked when a trial is at its next checkpoint."""
+        self._actions.append(Look(seat.trial))
 
     def wake(self, at: float) -> None:
         """Ask to be asked again at this time, if nothing happens before."""

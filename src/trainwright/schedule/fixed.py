@@ -25,6 +25,11 @@ class Fixed:
         """The one size."""
         return self.devices
 
+    @property
+    def resizes(self) -> bool:
+        """Nothing changes its size."""
+        return False
+
     def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
         """Refuse an engine that is too small for one trial."""
         if self.devices > slots:

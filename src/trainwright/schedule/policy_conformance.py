@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
-from trainwright.schedule._policy import AllocationPolicy, Move, Rest, Start, Work
+from trainwright.schedule._policy import AllocationPolicy, Go, Hold, Move, Rest, Start, Work
 from trainwright.schedule.asha import ASHA
 from trainwright.schedule.desk import Desk
 
@@ -48,6 +48,7 @@ class _Played:
     ended: set[int] = field(default_factory=set)
     epochs: dict[int, int] = field(default_factory=dict)
     held: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    at_checkpoint: set[int] = field(default_factory=set)  # held there
     events: int = 0
 
 
@@ -62,11 +63,12 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
     yield played
     while desk.seats or desk.resting or queue.waiting:
         clock += float(generator.random()) * 10
-        if not desk.seats:
+        running = sorted(number for number, seat in desk.seats.items() if not seat.held)
+        if not running:
             assert desk.wake_at is not None, "nothing runs, work waits, and nothing is granted or waited for"
-            clock = max(clock, desk.wake_at)
+            clock = max(clock, desk.wake_at) + 1e-9
         else:
-            number = sorted(desk.seats)[generator.integers(len(desk.seats))]
+            number = running[generator.integers(len(running))]
             _report(played, number, clock, survives=generator.random() < 0.5, better=float(generator.random()))
         _act(played, clock)
         yield played
@@ -76,30 +78,40 @@ def _report(played: _Played, number: int, clock: float, *, survives: bool, bette
     desk = played.desk
     epoch = played.epochs[number] = played.epochs.get(number, 0) + 1
     played.events += 1
+    desk.reported(number, epoch, better, clock)
     if epoch >= _LADDER[-1] or (epoch in _LADDER and not survives):
         desk.gone(number)
         played.ended.add(number)
         del played.held[number]
-        return
-    desk.reported(number, epoch, better, better if epoch in _LADDER else None, clock)
 
 
 def _act(played: _Played, clock: float) -> None:
     """Do what the plan says; a trial that is at a checkpoint moves or rests at once, others at their next report."""
     desk = played.desk
     at_checkpoint = None if desk.changed is None else desk.changed.trial
-    if at_checkpoint is not None and not desk.changed.settled:  # type: ignore[union-attr]  # as the line before says
-        _leave(played, at_checkpoint, clock)
-    for action in desk.plan(clock):
+    if desk.changed is not None and not desk.changed.settled:
+        _leave(played, desk.changed.trial, clock)
+    actions = desk.plan(clock)
+    for action in actions:
         if isinstance(action, Start):
             trial = action.work.trial
             assert trial not in played.held, f"trial {trial} was started while it runs"
             if trial not in played.epochs and trial not in played.started:
                 played.started.append(trial)
             played.held[trial] = action.block
-        elif isinstance(action, Move | Rest) and action.trial == at_checkpoint:
+        elif isinstance(action, Hold):
+            assert action.trial == at_checkpoint, "a trial is held that is at no checkpoint"
+            played.at_checkpoint.add(action.trial)
+        elif isinstance(action, Go):
+            played.at_checkpoint.remove(action.trial)
+        elif isinstance(action, Move | Rest) and (
+            action.trial == at_checkpoint or action.trial in played.at_checkpoint
+        ):
+            played.at_checkpoint.discard(action.trial)
             _leave(played, action.trial, clock)
     _check(played)
+    if any(isinstance(action, Rest) for action in actions):
+        _act(played, clock)  # what was given back is free
 
 
 def _leave(played: _Played, trial: int, clock: float) -> None:

@@ -1,7 +1,7 @@
 """Which slots are free: blocks inside a node as a buddy allocator gives them, beyond it whole nodes."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from trainwright.schedule._policy import Block
@@ -30,6 +30,9 @@ class Room(Protocol):
 
     def give(self, slots: Iterable[int]) -> None:
         """Take slots back."""
+
+    def withdraw(self, node: range) -> None:
+        """Leave out a node's slots, all of which are free, until they are given back."""
 
 
 class Tiles:
@@ -67,8 +70,16 @@ class Tiles:
         return None
 
     def give(self, slots: Iterable[int]) -> None:
-        """Take a tile back."""
-        heapq.heappush(self._tiles, min(slots))
+        """Take back whole tiles."""
+        given = sorted(slots)
+        for start in given[:: self._size]:
+            if start + self._size - 1 <= given[-1]:
+                heapq.heappush(self._tiles, start)
+
+    def withdraw(self, node: range) -> None:
+        """Leave out the tiles of a node."""
+        self._tiles = [start for start in self._tiles if start not in node]
+        heapq.heapify(self._tiles)
 
 
 class Nodes:
@@ -130,7 +141,7 @@ class Nodes:
         """Whole nodes are added to whole nodes; inside a node the buddies are, or the trial changes its place."""
         node = self.slots_per_node
         if len(block) % node == 0:
-            more = self.take(size - len(block)) if size > len(block) else ()
+            more = self.take(-(-(size - len(block)) // node) * node) if size > len(block) else ()
             return None if more is None else tuple(sorted((*block, *more)))
         start, length = block[0], len(block)
         grown: list[int] = []
@@ -156,7 +167,7 @@ class Nodes:
         """Take the rest of the block's node, and more nodes."""
         node = self.slots_per_node
         own = block[0] // node
-        more = self.take(size - node) if size > node else ()
+        more = self.take(-(-(size - node) // node) * node) if size > node else ()
         if more is None:
             return None
         for start in [start for start in self._part if start // node == own]:
@@ -167,7 +178,7 @@ class Nodes:
         """Take slots back, whole nodes and parts."""
         node = self.slots_per_node
         by_node: dict[int, list[int]] = {}
-        for slot in slots:
+        for slot in sorted(slots):
             by_node.setdefault(slot // node, []).append(slot)
         for each, given in by_node.items():
             self.free += len(given)
@@ -175,9 +186,16 @@ class Nodes:
                 heapq.heappush(self._whole, each)
                 continue
             self._counts[each] = self._counts.get(each, 0) + len(given)
-            for start, size in _aligned(min(given) - each * node, len(given)):
-                self._add_part(each * node + start, size)
+            for first, length in _runs(given):
+                for start, size in _aligned(first - each * node, length):
+                    self._add_part(each * node + start, size)
             self._merge(each)
+
+    def withdraw(self, node: range) -> None:
+        """Leave out a whole node."""
+        self._whole.remove(node[0] // self.slots_per_node)
+        heapq.heapify(self._whole)
+        self.free -= len(node)
 
     def _merge(self, each: int) -> None:
         """Make a node whole again if all of it is free."""
@@ -228,7 +246,7 @@ class Nodes:
         self._counts[start // self.slots_per_node] -= size
 
 
-def _aligned(start: int, size: int) -> Iterable[tuple[int, int]]:
+def _aligned(start: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield the powers of two that make up so many slots from `start` within a node, each aligned to its size."""
     while size:
         part = 1 << (size.bit_length() - 1)
@@ -236,3 +254,12 @@ def _aligned(start: int, size: int) -> Iterable[tuple[int, int]]:
             part = min(part, start & -start)
         yield start, part
         start, size = start + part, size - part
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield start and length of each run of neighbours in ascending slots."""
+    first = 0
+    for place in range(1, len(slots) + 1):
+        if place == len(slots) or slots[place] != slots[place - 1] + 1:
+            yield slots[first], place - first
+            first = place

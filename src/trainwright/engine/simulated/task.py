@@ -1,0 +1,95 @@
+"""What simulated trials do: how their loss falls and how long an epoch takes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainwright.engine.simulated._draws import Draws
+from trainwright.errors import EngineError
+
+__all__ = ["Course", "Courses", "Parametric", "Task"]
+
+
+class Course(Protocol):
+    """One trial's training on the devices of a new trial."""
+
+    def losses(self, epoch: int) -> tuple[float, ...]:
+        """Return the losses, one per objective, reported at `epoch` (from 1)."""
+
+    def seconds(self, epoch: int) -> float:
+        """Return the seconds of the first `epoch` epochs."""
+
+
+class Courses(Protocol):
+    """All trials of one simulated study."""
+
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> Course:
+        """Return the course of a trial of these parameters; without a searcher there are none."""
+
+
+class Task(Protocol):
+    """A kind of training."""
+
+    def courses(self, seed: int) -> Courses:
+        """Return the courses of the study with this seed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parametric:
+    """Loss = quality + amplitude * epoch^-decay + noise; qualities are drawn from a normal distribution.
+
+    An epoch takes `epoch_seconds`, times a factor of the trial's own (lognormal, `speed_jitter` its spread). What the
+    loss is at the same epoch on other devices is not modelled: it is the same.
+    """
+
+    epoch_seconds: float = 60.0
+    quality_mean: float = 0.5
+    quality_spread: float = 0.1
+    amplitude: float = 1.0
+    decay: float = 0.5
+    noise: float = 0.03
+    speed_jitter: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("quality_spread", "amplitude", "decay", "noise", "speed_jitter"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+                raise EngineError(f"Parametric.{name}: got {value!r}; allowed: a number >= 0")
+        if not (self.epoch_seconds > 0 and math.isfinite(self.epoch_seconds)):
+            raise EngineError(f"Parametric.epoch_seconds: got {self.epoch_seconds!r}; allowed: a number > 0")
+
+    def courses(self, seed: int) -> Courses:
+        """Return curves that depend on the seed, the trial's number and the epoch alone."""
+        return _Curves(self, seed)
+
+
+class _Curves:
+    def __init__(self, task: Parametric, seed: int) -> None:
+        self._task = task
+        self._quality = Draws(seed, "simulated quality")
+        self._speed = Draws(seed, "simulated speed")
+        self._noise = Draws(seed, "simulated noise")
+
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> "_Curve":  # noqa: ARG002 -- they are not modelled
+        task = self._task
+        quality = task.quality_mean + task.quality_spread * self._quality.at(trial)
+        epoch_seconds = task.epoch_seconds * math.exp(task.speed_jitter * self._speed.at(trial))
+        return _Curve(trial, quality, epoch_seconds, task, self._noise)
+
+
+@dataclass(slots=True)
+class _Curve:
+    trial: int
+    quality: float
+    epoch_seconds: float
+    task: Parametric
+    noise: Draws
+
+    def losses(self, epoch: int) -> tuple[float, ...]:
+        task = self.task
+        noise = task.noise * self.noise.at(self.trial, epoch) if task.noise else 0.0
+        return (self.quality + task.amplitude * epoch**-task.decay + noise,)
+
+    def seconds(self, epoch: int) -> float:
+        return self.epoch_seconds * epoch

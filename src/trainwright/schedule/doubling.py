@@ -1,0 +1,164 @@
+"""Doubling: winners grow with each rung, by what there is, and never wait for ever (after RASDA)."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule.desk import Desk, Seat
+from trainwright.schedule.room import Nodes, Room
+
+__all__ = ["Doubling", "check_start"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Doubling:
+    """Let a trial that passes the k-th rung grow to start * factor^(k+1) devices (after RASDA, arXiv 2412.02729).
+
+    It wants no more than `cap` and than any block there can be. What it wants is reserved for it: new trials wait, in
+    the order of rungs from the highest, then of losses, one reservation at a time. `mode="continue"`: it trains on
+    meanwhile and moves at its next checkpoint; "block": it gives its devices back and waits. After `wait_seconds`
+    (None: as long as the growth would save) it takes the largest block there is, or stays as it is.
+    """
+
+    start: int = 1
+    factor: int = 2
+    cap: int | None = None
+    wait_seconds: float | None = None
+    mode: Literal["continue", "block"] = "continue"
+
+    def __post_init__(self) -> None:
+        check_start("Doubling", self.start)
+        if isinstance(self.factor, bool) or not isinstance(self.factor, int) or self.factor < 2:
+            raise ScheduleError(f"Doubling.factor: got {self.factor!r}; allowed: a whole number >= 2")
+        check_cap("Doubling", self.start, self.cap)
+        if self.wait_seconds is not None and not self.wait_seconds > 0:
+            raise ScheduleError(
+                f"Doubling.wait_seconds: got {self.wait_seconds!r}; allowed: a number > 0, or None (what growth saves)"
+            )
+        if self.mode not in {"continue", "block"}:
+            raise ScheduleError(f"Doubling.mode: got {self.mode!r}; allowed: 'continue', 'block'")
+
+    @property
+    def resizes(self) -> bool:
+        """It does."""
+        return True
+
+    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
+        """Refuse an engine that is too small for a new trial."""
+        check_room("Doubling", self.start, slots)
+
+    def room(self, slots: int, slots_per_node: int) -> Room:
+        """Return nodes with buddies inside."""
+        return Nodes(slots, slots_per_node)
+
+    def planner(self) -> "_Planner":
+        """Return a planner."""
+        return _Planner(self)
+
+
+@dataclass(slots=True)
+class _Wish:
+    seat: Seat
+    size: int
+    until: float
+
+
+@dataclass
+class _Planner:
+    policy: Doubling
+    wishes: list[_Wish] = field(default_factory=list)
+
+    def plan(self, desk: Desk) -> None:
+        seat = desk.changed
+        if seat is not None and seat.settled and seat.rungs and seat.epoch >= seat.rung_epoch:
+            self._wish(desk, seat)
+        if self._grant(desk):
+            self._begin(desk)
+        later = [wish.until for wish in self.wishes if wish.until > desk.at]
+        if later:
+            desk.wake(min(later))
+
+    def _wish(self, desk: Desk, seat: Seat) -> None:
+        """Reserve what the trial's last rung has earned it, if it has not got it."""
+        size = self._wanted(desk, seat.rungs)
+        mine = next((wish for wish in self.wishes if wish.seat is seat), None)
+        if mine is not None:
+            mine.size = max(mine.size, size)
+            return
+        if size <= len(seat.block) or seat.epoch != seat.rung_epoch:
+            return
+        wait = self.policy.wait_seconds
+        if wait is None:
+            wait = max(0.0, self._saved(desk, seat, size))
+        self.wishes.append(_Wish(seat, size, desk.at + wait))
+        self.wishes.sort(key=lambda wish: (-wish.seat.rungs, wish.seat.loss, wish.seat.trial))
+        if self.policy.mode == "block":
+            desk.rest(seat)
+
+    def _wanted(self, desk: Desk, rungs: int) -> int:
+        most = min(self.policy.cap or desk.slots, desk.slots)
+        earned = self.policy.start * self.policy.factor**rungs
+        return max((size for size in desk.sizes() if size <= min(most, earned)), default=self.policy.start)
+
+    def _saved(self, desk: Desk, seat: Seat, size: int) -> float:
+        """Return the seconds that a growth saves."""
+        if seat.epoch_seconds is None:
+            return 0.0
+        faster = desk.estimates.speedup(size / self.policy.start) / desk.estimates.speedup(
+            len(seat.block) / self.policy.start
+        )
+        return desk.work(seat) * seat.epoch_seconds * (1 - 1 / faster) - desk.estimates.restart(size)
+
+    def _grant(self, desk: Desk) -> bool:
+        """Serve the wishes in order; return whether what is left is free for others."""
+        for wish in list(self.wishes):
+            seat, number = wish.seat, wish.seat.trial
+            if number not in desk.seats and number not in desk.resting:
+                self.wishes.remove(wish)
+                continue
+            late = desk.at >= wish.until
+            if self._serve(desk, seat, wish.size):
+                self.wishes.remove(wish)
+            elif late:
+                have = len(seat.block)
+                smaller = [
+                    size for size in desk.sizes() if size < wish.size and (size > have or number in desk.resting)
+                ]
+                for size in reversed(smaller):
+                    if self._serve(desk, seat, size):
+                        break
+                if number not in desk.resting and not seat.rests:
+                    self.wishes.remove(wish)
+            else:
+                return False
+        return True
+
+    def _serve(self, desk: Desk, seat: Seat, size: int) -> bool:
+        if seat.trial in desk.resting:
+            return desk.again(seat.trial, size)
+        return not seat.rests and desk.move(seat, size)
+
+    def _begin(self, desk: Desk) -> None:
+        while desk.free >= self.policy.start and desk.begin():
+            pass
+
+
+def check_start(policy: str, start: int) -> None:
+    """Refuse anything but a whole number of devices."""
+    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
+        raise ScheduleError(f"{policy}.start: got {start!r}; allowed: a whole number of devices >= 1")
+
+
+def check_cap(policy: str, start: int, cap: int | None) -> None:
+    """Refuse a cap below the start."""
+    if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < start):
+        raise ScheduleError(f"{policy}.cap: got {cap!r}; allowed: a whole number >= start={start}, or None for no cap")
+
+
+def check_room(policy: str, start: int, slots: int) -> None:
+    """Refuse an engine on which no trial could start."""
+    if start > slots:
+        raise ScheduleError(
+            f"{policy}.start: got {start}, the engine has {slots} slots; allowed: 1 to {slots}, or a larger engine"
+        )

@@ -1,0 +1,72 @@
+"""RASDA's allocation as its authors published it, with its faults: the baseline of all others."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule.desk import Desk, Seat
+from trainwright.schedule.doubling import check_room, check_start
+from trainwright.schedule.room import Nodes, Room
+
+__all__ = ["DoublingAsPublished"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoublingAsPublished:
+    """Double whoever passes a rung, without cap, fallback or shrink (RASDA, Aach et al., arXiv 2412.02729).
+
+    A trial that passes the k-th rung at exactly that epoch gives everything back and waits until all of
+    start * factor^(k+1) devices are free at once; new trials are served before it. A wait that cannot end stalls the
+    study. `lost_resize=True` keeps a fault of the scheduler below it as well: of several trials that are to grow at
+    one time, only the first does, and the others go on as they are. Kept for comparisons; use `Doubling` instead.
+    """
+
+    start: int = 1
+    factor: int = 2
+    lost_resize: bool = False
+
+    def __post_init__(self) -> None:
+        check_start("DoublingAsPublished", self.start)
+        if isinstance(self.factor, bool) or not isinstance(self.factor, int) or self.factor < 2:
+            raise ScheduleError(f"DoublingAsPublished.factor: got {self.factor!r}; allowed: a whole number >= 2")
+
+    @property
+    def resizes(self) -> bool:
+        """It does."""
+        return True
+
+    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
+        """Refuse an engine that is too small for a new trial; one too small for a winner stalls later."""
+        check_room("DoublingAsPublished", self.start, slots)
+
+    def room(self, slots: int, slots_per_node: int) -> Room:
+        """Return nodes with buddies inside."""
+        return Nodes(slots, slots_per_node)
+
+    def planner(self) -> "_Planner":
+        """Return a planner."""
+        return _Planner(self)
+
+
+@dataclass
+class _Planner:
+    policy: DoublingAsPublished
+    queue: deque[tuple[int, int]] = field(default_factory=deque)  # trials that wait, with what they want
+
+    def plan(self, desk: Desk) -> None:
+        seat = desk.changed
+        if seat is not None and self._doubles(desk, seat):
+            self.queue.append((seat.trial, self.policy.start * self.policy.factor**seat.rungs))
+            desk.rest(seat)
+        while desk.free >= self.policy.start and desk.begin():
+            pass
+        for trial, size in list(self.queue):
+            if trial in desk.resting and desk.again(trial, size):
+                self.queue.remove((trial, size))
+
+    def _doubles(self, desk: Desk, seat: Seat) -> bool:
+        """Whether the report was at a rung, neither late nor at the last epoch."""
+        if seat.epoch != seat.rung_epoch or not seat.settled:
+            return False
+        return not (self.policy.lost_resize and any(trial in desk.resting for trial, _ in self.queue))
