@@ -32,6 +32,29 @@ def _reports_pid(trial):
     trial.report(val_loss=1.0, pid=os.getpid())
 
 
+def _reports_pid_and_sleeps(trial):
+    _reports_pid(trial)
+    time.sleep(600)
+
+
+def _sums_ranks(trial):
+    """Return the sum of rank + 1 over the ranks."""
+    import torch
+
+    own = torch.tensor([trial.rank + 1.0])
+    torch.distributed.all_reduce(own)
+    sys.stdout.write(f"rank {trial.rank} of {trial.world_size}\n")
+    trial.report(val_loss=float(own))
+    return float(own)
+
+
+def _loses_rank_one(trial):
+    if trial.rank == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    trial.report(val_loss=1.0)
+
+
 def _prints(trial):
     sys.stdout.write(f"hello from trial {trial.number}\n")
     sys.stderr.write("and from its errors\n")

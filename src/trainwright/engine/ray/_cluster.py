@@ -65,7 +65,7 @@ class Layout:
             room = {node.id: min(node.gpus, room[node.id], gpus_per_node or node.gpus) for node in nodes}
         gpus, cpus = _listed(node.gpus for node in nodes), _listed(node.cpus for node in nodes)
         have = f"the cluster's nodes have {gpus} GPUs and {cpus} CPUs"
-        if gpus_per_node and max(room.values(), default=0) < gpus_per_node:
+        if gpus_per_node and (not gpu or max(room.values(), default=0) < gpus_per_node):
             raise EngineError(
                 f"Ray.gpus_per_node: got {gpus_per_node}, with cpus_per_device={cpus_per_device}; {have}; leave "
                 "gpus_per_node out to take what there is"

@@ -5,6 +5,7 @@ not started: no other job of the cluster can come between. Ray itself refuses a 
 """
 
 import contextlib
+import math
 import time
 from typing import Any
 
@@ -44,7 +45,7 @@ class Holding:
         """Wait until all groups are there. Raises `EngineError` naming a node that others hold."""
         deadline = time.monotonic() + seconds
         for node, group in zip(self.layout.nodes, self._groups, strict=True):
-            if not group.wait(max(0.0, deadline - time.monotonic())):
+            if not group.wait(max(1, math.ceil(deadline - time.monotonic()))):  # Ray cuts off parts of seconds
                 self.release()
                 raise EngineError(
                     f"tw.Ray: {self.layout.slots_per_node} devices of {node.name} were not free within "

@@ -132,7 +132,7 @@ class Door:
         self._server.setblocking(False)
         self._lines = selectors.DefaultSelector()
         self._lines.register(self._server, selectors.EVENT_READ)
-        self._guests: dict[socket.socket, float] = {}
+        self._guests: dict[socket.socket, tuple[float, bytearray]] = {}  # when each came, what it has said
         self._expected: dict[bytes, RemoteWorker] = {}
 
     @property
@@ -162,7 +162,8 @@ class Door:
                 self._greet(key.fileobj)
             else:
                 ready.append(key.data)
-        for guest in [guest for guest, since in self._guests.items() if time.monotonic() - since > _GREET_SECONDS]:
+        late = time.monotonic() - _GREET_SECONDS
+        for guest in [guest for guest, (since, _) in self._guests.items() if since < late]:
             self._dismiss(guest)
             guest.close()
         return ready
@@ -179,20 +180,20 @@ class Door:
             while True:
                 guest, _ = self._server.accept()
                 guest.setblocking(False)
-                self._guests[guest] = time.monotonic()
+                self._guests[guest] = time.monotonic(), bytearray()
                 self._lines.register(guest, selectors.EVENT_READ)
 
     def _greet(self, guest: socket.socket) -> None:
         """Let a guest in whose token is expected; anybody else is none of ours."""
+        _, said = self._guests[guest]
         try:
-            token = guest.recv(_TOKEN_BYTES, socket.MSG_PEEK)
-            if 0 < len(token) < _TOKEN_BYTES:  # the rest is on its way
-                return
-            worker = self._expected.pop(token, None)
-            if worker is not None:
-                guest.recv(_TOKEN_BYTES)
+            heard = guest.recv(_TOKEN_BYTES - len(said))
         except OSError:
-            worker = None
+            heard = b""
+        said += heard
+        if heard and len(said) < _TOKEN_BYTES:  # the rest is on its way
+            return
+        worker = self._expected.pop(bytes(said), None)
         self._dismiss(guest)
         if worker is None:
             guest.close()
@@ -209,4 +210,5 @@ class Door:
 def _line_of(error: Exception) -> str:
     """Return the sentence of an error of Ray's that says most: the first is about tasks, the reason comes later."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "is dead because" in line), lines[0] if lines else type(error).__name__)
+    chosen = next((line for line in lines if "is dead because" in line), lines[0] if lines else type(error).__name__)
+    return chosen.partition(". ")[0]

@@ -166,7 +166,11 @@ class Ray:
             own=secrets.token_hex(4),
             cpus_per_device=self.cpus_per_device,
         )
-        self._holding.wait(self.start_seconds)
+        try:
+            self._holding.wait(self.start_seconds)
+        except EngineError:
+            self.close()
+            raise
         self._swept = time.monotonic()
 
     def launch(self, assignment: Assignment, block: Block) -> None:
@@ -240,9 +244,10 @@ class Ray:
     def _worker(self, slot: int) -> RemoteWorker:
         """Return the slot's idle worker process, or start one, with an actor if that is not there."""
         worker = self._idle.pop(slot, None)
-        if worker is not None and not worker.ended:
+        if worker is not None and not worker.ended and not worker.connection.poll():
             return worker
         if worker is not None:  # it went away while it waited: not this trial's doing
+            worker.outcome()  # whether its actor still lives
             self._let_go(worker)
         holding, door = _opened(self._holding), _opened(self._door)
         if slot not in self._actors:
