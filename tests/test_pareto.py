@@ -37,6 +37,13 @@ def test_the_front_by_its_definition(rows):
     assert non_dominated(rows).tolist() == expected
 
 
+def test_infinite_losses_have_ranks():
+    """A loss that is not finite is the worst there is, alone or among others."""
+    worst = np.inf
+    assert ranks(np.array([[1.0, worst], [worst, worst], [1.0, worst], [2.0, 3.0]])).tolist() == [0, 1, 0, 0]
+    assert ranks(np.array([[worst, worst]])).tolist() == [0]
+
+
 def test_no_rows_have_no_front():
     assert non_dominated(np.empty((0, 2))).shape == (0,)
     assert hypervolume(np.empty((0, 3)), np.ones(3)) == 0.0

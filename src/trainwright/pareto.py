@@ -25,7 +25,8 @@ def non_dominated(losses: Array) -> Mask:
         first = np.concatenate([[True], rows[1:, 0] > rows[:-1, 0]])
         start = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))  # where its first objective begins
         before = np.concatenate([[np.inf], np.minimum.accumulate(rows[:, 1])])[start]
-        keep[order] = (rows[:, 1] < before) & (rows[:, 1] == rows[start, 1])
+        better = (rows[:, 1] < before) | (start == 0)  # the least in the first objective, even if the other is inf
+        keep[order] = better & (rows[:, 1] == rows[start, 1])
         return keep
     front = np.empty_like(rows)
     count = 0

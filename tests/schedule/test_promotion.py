@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,8 @@ from trainwright.schedule import (
     Ended,
     Hyperband,
     IEpoch,
+    Judged,
+    MultiObjectiveASHA,
     New,
     Opened,
     Pause,
@@ -167,6 +170,38 @@ def test_pasha_trains_no_further_than_needed():
         index, verdict = judge(rule, index, trial, 3, float(trial if trial != 8 else -1))
         assert isinstance(verdict, Pause)
     assert rule.on_free(index, VIEW) == Promote(8, 9)  # 8 came to be first: the ranking is not settled
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), maker=st.sampled_from([ASHA, Hyperband, MultiObjectiveASHA]), seed=st.integers(0, 2**32 - 1))
+def test_drivers_that_read_in_another_order_promote_the_same(data, maker, seed):
+    """Each knows other reports when a trial comes to a rung; as verdicts are told, the same trials wait for all."""
+    rule = maker(max_epochs=9, eta=2, kind="promotion")
+    study, _ = data.draw(played(rule, most=30, objectives=1 + isinstance(rule, MultiObjectiveASHA)))
+    cut = data.draw(st.integers(1, len(study.events)))
+    cut += cut < len(study.events) and isinstance(study.events[cut], Judged)
+    there, here = rule.empty(), rule.empty()
+    queues = defaultdict(list)
+    for event in study.events[:cut]:
+        there = rule.fold(there, event)
+        if not isinstance(event, Opened):
+            queues[event.trial].append(event)
+    here = rule.fold(here, study.events[0])
+    generator = np.random.default_rng(seed)
+    while queues:
+        trial = sorted(queues)[generator.integers(len(queues))]
+        here = rule.fold(here, queues[trial].pop(0))
+        if not queues[trial]:
+            del queues[trial]
+    assert promoted_at_last(rule, here) == promoted_at_last(rule, there)
+
+
+def promoted_at_last(rule, index):
+    promoted = []
+    while isinstance(answer := rule.on_free(index, VIEW), Promote):
+        promoted.append(answer)
+        index = rule.fold(index, Promoted(trial=answer.trial, until_epoch=answer.until_epoch))
+    return promoted
 
 
 @settings(max_examples=40, deadline=None)

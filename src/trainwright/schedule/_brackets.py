@@ -39,6 +39,7 @@ class _Stage:
     losses: dict[int, float] = field(default_factory=dict)  # of those that came
     out: set[int] = field(default_factory=set)  # ended before they came
     full: bool = False  # no more members will be added
+    due: bool = False  # somebody has closed it, so it closes here as soon as what that rested on was told
     closed: bool = False
     latest: float = 0.0  # when something happened here last, in seconds
 
@@ -136,11 +137,16 @@ class Brackets:
                 self._settle(home, place, event.at_seconds, self.queue)
 
     def _promote(self, home: _Bracket, event: Promoted) -> None:
-        for place, stage in enumerate(home.stages):
-            if not stage.closed and event.trial in stage.losses and event.until_epoch > stage.rung:
-                self._close(home, place, event.at_seconds, self.queue)  # its latecomers were not waited for
-                break
         home.until[event.trial] = max(home.until[event.trial], event.until_epoch)
+        for place, stage in enumerate(home.stages):
+            if stage.closed or event.until_epoch <= stage.rung:
+                continue
+            stage.due = place == 0
+            if self.straggler_seconds is None:
+                self._settle(home, place, event.at_seconds, self.queue)
+            elif event.trial in stage.losses:
+                self._close(home, place, event.at_seconds, self.queue)  # its latecomers were not waited for
+            break
 
     def _end(self, home: _Bracket, event: Ended) -> None:
         home.ended.add(event.trial)
@@ -151,7 +157,7 @@ class Brackets:
 
     def _settle(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
         stage = home.stages[place]
-        if stage.full and stage.settled and not stage.closed:
+        if (stage.full or stage.due) and stage.settled and not stage.closed:
             self._close(home, place, at_seconds, queue)
 
     def _winners(self, home: _Bracket, stage: _Stage) -> list[tuple[float, int]]:

@@ -29,8 +29,9 @@ class _Noise:
         """Compare a curve with those that came before; O(others * epochs)."""
         for other in others:
             common = sorted(epoch for epoch in curve.keys() & other.keys() if epoch <= rung)
-            gaps = np.array([curve[epoch] for epoch in common]) - np.array([other[epoch] for epoch in common])
-            gaps = gaps[np.isfinite(gaps)]
+            both = np.array([[curve[epoch], other[epoch]] for epoch in common]).reshape(-1, 2)
+            both = both[np.isfinite(both).all(axis=1)]
+            gaps = both[:, 0] - both[:, 1]
             signs = np.sign(gaps[gaps != 0])
             if (signs[1:] != signs[:-1]).sum() >= 2:
                 self.pairs += 1

@@ -61,18 +61,22 @@ class Book:
         self.refresh()
 
     def replay(self, kinds: Collection[str]) -> list[Record]:
-        """Return the records of some kinds that are in the state, session after session, each writer's in order.
+        """Return the records of some kinds that are in the state, as they came: by time, each writer's in order.
 
-        So they were first seen. What came since the state was brought up to date will pass by the followers.
+        Clocks that differ put what several wrote at once into another order, no more. What came since the state was
+        brought up to date will pass by the followers.
         """
         if not kinds:
             return []
-        sessions: dict[str, int] = {}
-        found: list[Record] = []
+        latest: dict[str, float] = {}  # of each writer: its clock may have been set back
+        found: list[tuple[float, int, Record]] = []
         for records, _ in blocks(self.ledger):
-            sessions |= {r.writer: r.body.get("session", 0) for r in records if r.kind == "joined"}
-            found += [record for record in records if record.kind in kinds and self.state.knows(record)]
-        return sorted(found, key=lambda r: (sessions.get(r.writer, 0), r.writer, r.seq))
+            for record in records:
+                writer = record.writer
+                if record.kind in kinds and self.state.knows(record):
+                    latest[writer] = max(record.at, latest.get(writer, 0.0))
+                    found.append((latest[writer], record.seq, record))
+        return [record for _, _, record in sorted(found, key=lambda entry: (entry[0], entry[2].writer, entry[1]))]
 
     def append(self, *records: Record) -> None:
         """Make the records durable and fold them."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.engine import Engine, Outcome, Raised, TrainFunction
-from trainwright.errors import LedgerError, TrainwrightError
+from trainwright.errors import EngineError, LedgerError, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Start, Stop, Verdict
@@ -88,6 +88,7 @@ class Driver:
         self.works = Works(book, rule, proposals, budget=budget, running=self._running, progress=progress)
         self._directory = None if book.directory is None else str(book.directory.resolve())
         self._leaving = False
+        self._left_out: set[int] = set()  # the first slots of nodes that the engine has lost
         self._unsaved = False  # a trial was paused that had saved nothing
         self._spent: SpentFollower | None = None  # kept if there is a budget of device seconds
         self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
@@ -124,6 +125,7 @@ class Driver:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
         self.works.granted = 0
         self.book.keep_up()
+        self._leave_out_gone()
         allowed = self.works.allowed()
         for action in self.desk.plan(time.monotonic()):
             if isinstance(action, Start):
@@ -143,11 +145,26 @@ class Driver:
     def _done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
         works = self.works
-        if works.ask_at is not None:
+        if works.ask_at is not None or works.outdated:
             return False
         if works.enough() and not works.contested:
             return True
         return not (works.news or works.allowed() != allowed or self._expects_news())
+
+    def _leave_out_gone(self) -> None:
+        """Give nothing out any more on nodes that the engine has lost, once what ran there has ended."""
+        per_node = self.engine.slots_per_node
+        for first in {slot // per_node * per_node for slot in self.engine.gone} - self._left_out:
+            node = range(first, first + per_node)
+            held = (slot for seat in self.desk.seats.values() for slot in (*seat.block, *(seat.target or ())))
+            if not any(slot in node for slot in held):
+                self.desk.room.withdraw(node)
+                self._left_out.add(first)
+        if self._left_out and not self._running and self.desk.free < self.scheduler.policy.start:
+            raise EngineError(
+                f"engine: {len(self.engine.gone)} of its {self.engine.slots} slots are gone, too few are left for a "
+                f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it goes on"
+            )
 
     def _leave(self) -> None:
         """Give running trials time to end their epoch, after which others go on with them."""

@@ -36,7 +36,7 @@ def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, 
     if run.refusal is not None:
         return facts.failed(number, lease, failure="bad_objective", message=run.refusal, wall_seconds=seconds)
     if isinstance(outcome, Died):
-        return facts.lost(number, lease, why=outcome.why, blame=True)
+        return facts.lost(number, lease, why=outcome.why, blame=outcome.blame)
     if isinstance(run.verdict, Pause):
         return facts.paused(
             number, lease, reason="rung", epoch=outcome.epoch, values=outcome.metrics, wall_seconds=seconds

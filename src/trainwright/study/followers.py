@@ -111,6 +111,7 @@ class RuleFollower:
         self.rule = rule
         self._outcomes = outcomes
         self._objectives = tuple(outcome for outcome in outcomes if isinstance(outcome, Objective))
+        self.events = 0  # folded so far
         self._opened: float | None = None
         self._index = rule.fold(rule.empty(), Opened(seed=seed))
         self.kinds = frozenset() if self._index is None else _RULE_KINDS
@@ -129,6 +130,7 @@ class RuleFollower:
         event = self._event(record, trial) if trial is not None else None
         if event is not None:
             self._index = self.rule.fold(self._index, event)
+            self.events += 1
 
     def _event(self, record: Record, trial: TrialState) -> Event | None:
         number, kind, body, at = trial.number, record.kind, record.body, self.seconds

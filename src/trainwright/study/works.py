@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from trainwright.ledger import Record, Status, TrialState, facts
-from trainwright.schedule import New, Pause, Promote, Stop, Work
+from trainwright.schedule import New, Pause, Promote, Stop, Wait, Work
 from trainwright.schedule import View as RuleView
 from trainwright.space import Configuration
 from trainwright.study.book import Book
@@ -35,6 +35,7 @@ class Works:
     ) -> None:
         self.granted = 0  # trials handed out in the present plan
         self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
+        self._asked = 0  # how many events the rule had heard of when it was asked last
         self._book = book
         self._rule = rule
         self._proposals = proposals
@@ -78,27 +79,24 @@ class Works:
         return None
 
     def _promoted_or_new(self) -> int | None:
-        refused: Promote | None = None
+        refused: Promote | New | None = None
         while True:
+            self._asked = self._rule.events
             answer = self._rule.on_free(self.view())
-            if isinstance(answer, Promote):
-                if answer == refused:
-                    return None  # whoever was quicker, or runs it still, has not told more yet
-                if self._promote(answer):
-                    return answer.trial
-                refused = answer
-            elif isinstance(answer, New):
-                if self.enough() or self._proposals.exhausted:
-                    return None
-                proposal = self._proposals.next(self.allowed())
-                if proposal is not None:
-                    self._fresh[proposal[0]] = proposal[1]
-                    return proposal[0]
-                if not self._proposals.exhausted:
-                    return None
-            else:
+            if isinstance(answer, Wait):
                 self.ask_at = answer.until_seconds
                 return None
+            if answer == refused:
+                return None  # whoever was quicker, or runs it still, has not told more yet
+            if isinstance(answer, Promote):
+                if self._promote(answer):
+                    return answer.trial
+            elif self.enough() or self._proposals.exhausted:
+                return None
+            elif (proposal := self._proposals.next(self.allowed())) is not None:
+                self._fresh[proposal[0]] = proposal[1]
+                return proposal[0]
+            refused = answer
 
     def _promote(self, answer: Promote) -> bool:
         """Make a promotion ours and record it; False if it is another's, or if the trial does not wait any more."""
@@ -192,8 +190,13 @@ class Works:
 
     @property
     def news(self) -> bool:
-        """Whether there came what was not there when work was looked for."""
+        """Whether there came trials to go on with since work was looked for."""
         return bool(self._waiting)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the rule has heard of more since it was asked, so that it might answer otherwise."""
+        return self._rule.events != self._asked
 
     @property
     def contested(self) -> bool:
