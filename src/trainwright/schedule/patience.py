@@ -3,38 +3,28 @@
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule._rule import (
-    CONTINUE,
-    Continue,
-    Event,
-    Reason,
-    Reported,
-    Rule,
-    Stop,
-    TrialView,
-    Verdict,
-    View,
-    check_epochs,
-)
+from trainwright.schedule._curve_rule import Curve, CurveRule, Curves
+from trainwright.schedule._rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict, check_epochs
 
 __all__ = ["Patience"]
 
 
 @dataclass(slots=True)
-class _Curve:
-    epoch: int = 0
+class _Curve(Curve):
     best: deque[tuple[int, float]] = field(default_factory=deque)  # when it fell, and to what; from the window's start
-    verdict: Verdict = CONTINUE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience(Rule):
+class Patience(CurveRule):
     """Stop iff the best loss has not fallen by more than `min_delta` during the last `epochs`; amortised O(1).
 
     `epochs` left out is a quarter of `max_epochs`, rounded up. A trial without reports so long ago goes on.
     """
+
+    curve: ClassVar = _Curve
 
     epochs: int | None = None
     min_delta: float = 0.0
@@ -53,37 +43,22 @@ class Patience(Rule):
         """After how many epochs without progress a trial stops."""
         return self.epochs if self.epochs is not None else -(-(self.max_epochs or 1) // 4)
 
-    def empty(self) -> dict[int, _Curve]:
-        """Return an index without curves."""
-        return {}
-
-    def fold(self, index: dict[int, _Curve], event: Event) -> dict[int, _Curve]:
+    def judge(self, index: Curves, curve: _Curve, loss: float) -> Verdict:  # noqa: ARG002 -- trials are on their own
         """Compare the best loss with what it was when the window began."""
-        if not isinstance(event, Reported):
-            return index
-        curve = index.setdefault(event.trial, _Curve())
-        if event.epoch <= curve.epoch:
-            return index
-        curve.epoch = event.epoch
-        if not curve.best or event.losses[0] < curve.best[-1][1]:
-            curve.best.append((event.epoch, event.losses[0]))
-        start = event.epoch - self.window
+        if not curve.best or loss < curve.best[-1][1]:
+            curve.best.append((curve.epoch, loss))
+        start = curve.epoch - self.window
         while len(curve.best) > 1 and curve.best[1][0] <= start:
             curve.best.popleft()
         before, now = curve.best[0], curve.best[-1][1]
-        if before[0] <= start:
-            threshold = before[1] - self.min_delta
-            reason = Reason(rule="Patience", epoch=event.epoch, value=now, threshold=threshold)
-            stays = now >= threshold  # with min_delta=0 an equal loss is no progress
-            curve.verdict = Stop(reason) if stays else Continue(reason)
-        return index
+        if before[0] > start:
+            return CONTINUE
+        threshold = before[1] - self.min_delta
+        reason = Reason(rule="Patience", epoch=curve.epoch, value=now, threshold=threshold)
+        stays = now >= threshold  # with min_delta=0 an equal loss is no progress
+        return Stop(reason) if stays else Continue(reason)
 
-    def on_report(self, index: dict[int, _Curve], view: View, trial: TrialView) -> Verdict:  # noqa: ARG002 -- protocol
-        """Return the verdict of the trial's latest report."""
-        curve = index.get(trial.number)
-        return curve.verdict if curve is not None else CONTINUE
-
-    def next_epoch(self, index: dict[int, _Curve], trial: TrialView) -> int:
+    def next_epoch(self, index: Curves, trial: TrialView) -> int:
         """Return the end of the window that began with the last progress before it."""
-        curve = index.get(trial.number)
+        curve = index.curves.get(trial.number)
         return max(trial.epoch + 1, 1 + self.window if curve is None else curve.best[0][0] + self.window)
