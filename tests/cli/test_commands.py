@@ -9,6 +9,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.cli._study_file import read_job
+from trainwright.ledger import facts
 
 
 def last_line(said):
@@ -145,6 +146,18 @@ class TestStatus:
         assert "trials: 4 complete" in out
         assert "best: trial " in out
         assert "x = 0." in out
+
+    def test_paused_trials(self, trainwright, study_file, tmp_path):
+        """Those at a rung are results; those that were interrupted are told apart."""
+        file = study_file(added='[rule]\nname = "IEpoch"\ntop_k = 1\nmax_epochs = 3\n')
+        assert trainwright("run", file, "--quiet").status == 0
+        assert "trials: 3 paused, 1 complete" in trainwright("status", tmp_path / "study").out
+        assert last_line(trainwright("status", tmp_path / "study", "--json"))["trials"]["paused"] == 3
+        with tw.Study.open(tmp_path / "study") as study:
+            trial = next(trial for trial in study.trials if trial.at_rung)
+            pause = facts.paused(trial.number, 2, reason="preempted", epoch=1, values={}, wall_seconds=0.0)
+            study._book.append(facts.promoted(trial.number, 2, until_epoch=3), pause)
+        assert "trials: 3 paused (1 interrupted), 1 complete" in trainwright("status", tmp_path / "study").out
 
     def test_before_the_first_trial(self, trainwright, tmp_path):
         tw.Study(tw.Space(x=tw.Float(0, 1)), "max accuracy >= 0.9", directory=tmp_path / "new").close()

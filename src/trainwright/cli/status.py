@@ -27,7 +27,7 @@ def status(
                 print(f"dropped: {line}")
             print_json(content)
         else:
-            _show(where, content, dropped)
+            _show(where, content, dropped, interrupted=sum(trial.preempted for trial in study.trials))
     if strict and dropped:
         raise typer.Exit(1)
 
@@ -46,9 +46,12 @@ def _content(study: Any) -> dict[str, Any]:
     return content if len(study.objectives) == 1 else {**content, "front": front}
 
 
-def _show(where: str, content: dict[str, Any], dropped: list[str]) -> None:
+def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupted: int) -> None:
     goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
-    counts = ", ".join(f"{count} {state}" for state, count in content["trials"].items() if count) or "no trials yet"
+    numbers = {state: str(count) for state, count in content["trials"].items() if count}
+    if interrupted:  # not at a rung, as the others: they go on in the next run
+        numbers["paused"] += f" ({interrupted} interrupted)"
+    counts = ", ".join(f"{number} {state}" for state, number in numbers.items()) or "no trials yet"
     print(f"{where}: {goals}")
     print(f"trials: {counts}")
     if content.get("feasible") == 0 and content["best"]:

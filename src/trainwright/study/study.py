@@ -225,6 +225,7 @@ class Study:
     ) -> None:
         """Run `train(trial)` until `trials` trials have a result, over the whole life of the study.
 
+        A trial that is paused at a rung has one: with such a rule the run ends when it promotes nobody any more.
         `wall_seconds` ends this call, `device_seconds` (wall seconds times devices, over the whole life) likewise;
         what runs then, or at Ctrl-C, goes on from its checkpoint in the next call. With `stop_when`, such as
         `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
