@@ -48,10 +48,10 @@ def _content(study: Any) -> dict[str, Any]:
 
 def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupted: int) -> None:
     goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
-    numbers = {state: str(count) for state, count in content["trials"].items() if count}
+    words = {state: f"{count} {state}" for state, count in content["trials"].items() if count}
     if interrupted:  # not at a rung, as the others: they go on in the next run
-        numbers["paused"] += f" ({interrupted} interrupted)"
-    counts = ", ".join(f"{number} {state}" for state, number in numbers.items()) or "no trials yet"
+        words["paused"] += f" ({interrupted} interrupted)"
+    counts = ", ".join(words.values()) or "no trials yet"
     print(f"{where}: {goals}")
     print(f"trials: {counts}")
     if content.get("feasible") == 0 and content["best"]:
