@@ -50,9 +50,13 @@ class Raised(_Ended):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Died(_Ended):
-    """The process went away through no fault of the trial's own: it may run again."""
+    """The process went away through no fault of the trial's own: it may run again.
+
+    `blame` says whether this may have been the trial's doing all the same: one that dies again and again is given up.
+    """
 
     why: str
+    blame: bool = True
 
 
 Outcome = Returned | Quiet | Raised | Died
@@ -78,6 +82,10 @@ class Engine(Protocol):
     @property
     def slots_per_node(self) -> int:
         """How many of them are in one node; slots are numbered node by node."""
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The slots of nodes that it has lost since `open`. What ran there has died, and nothing can be launched."""
 
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Make ready to run `train`; logs go below `directory`. Raises `EngineError` if it cannot be shipped."""

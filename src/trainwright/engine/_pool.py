@@ -57,6 +57,11 @@ class Pool:
         """All slots: there is one node."""
         return self.slots
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """None: this machine is not lost."""
+        return frozenset()
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; no process is started before the first launch."""
         self._reference = FunctionReference.of(train)

@@ -32,6 +32,11 @@ class InProcess:
         """All slots: there is one node."""
         return self.slots
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """None: this machine is not lost."""
+        return frozenset()
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:  # noqa: ARG002 -- output stays where it is
         """Keep the function; anything callable will do."""
         self._train = train

@@ -80,6 +80,11 @@ class Local:
         """All of them: this machine is one node."""
         return self._engine.slots
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """None: this machine is not lost."""
+        return frozenset()
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; no process is started before the first launch."""
         self._engine.open(train, directory)

@@ -63,6 +63,11 @@ class PyCOMPSs:
         """One: PyCOMPSs places each task by itself."""
         return 1
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """None: its runtime sees to that."""
+        return frozenset()
+
     def open(self, train: TrainFunction, directory: Path | None) -> None:  # noqa: ARG002 -- COMPSs keeps its own logs
         """Find out how tasks will find `train`."""
         self._reference = FunctionReference.of(train)

@@ -77,8 +77,8 @@ class Tiles:
                 heapq.heappush(self._tiles, start)
 
     def withdraw(self, node: range) -> None:
-        """Leave out the tiles of a node."""
-        self._tiles = [start for start in self._tiles if start not in node]
+        """Leave out the tiles that have slots of a node."""
+        self._tiles = [at for at in self._tiles if at + self._size <= node.start or node.stop <= at]
         heapq.heapify(self._tiles)
 
 

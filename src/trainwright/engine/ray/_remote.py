@@ -105,7 +105,9 @@ class RemoteWorker:
             outcome = Died(why="Ray killed the actor because its node ran out of memory", seconds=self.seconds)
         except self._ray.exceptions.RayError as error:
             self.actor_lost = True
-            outcome = Died(why=f"the trial's actor is gone: {_line_of(error)}", seconds=self.seconds)
+            reason = _line_of(error)
+            why = f"the trial's actor is gone: {reason}"
+            outcome = Died(why=why, blame="node has died" not in reason, seconds=self.seconds)
         if self._verdict is not None and isinstance(outcome, Died):
             return Raised(failure=self._verdict[0], message=self._verdict[1], seconds=outcome.seconds)
         return outcome

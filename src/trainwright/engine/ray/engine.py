@@ -24,6 +24,8 @@ __all__ = ["Grant", "Ray"]
 _Part = TypeVar("_Part")
 _LOOK_SECONDS = 0.25
 """How often actors that have ended and times that are over are looked for; reports wait for none of this."""
+_AGAIN_SECONDS = 1.0
+"""How long to wait before an actor is started in place of one that was lost before its process came."""
 _NODE_SECONDS = 1.0
 """How often nodes are looked at after an actor was lost, and while one starts."""
 _FAREWELL_SECONDS = 10.0
@@ -37,7 +39,9 @@ class Grant:
     block: Block
     since: float = field(default_factory=time.monotonic)
     assignment: Assignment
-    workers: Mapping[range, RemoteWorker]
+    workers: dict[range, RemoteWorker]
+    trouble: str = ""
+    """Why a process of it did not start."""
     gang: Gang[RemoteWorker] | None = None
     """Its ranks, once all their processes are there."""
 
@@ -120,7 +124,7 @@ class Ray:
 
     @property
     def gone(self) -> frozenset[int]:
-        """The slots whose nodes have died since `open`."""
+        """The slots whose nodes have died since `open`, or where no process started within `start_seconds`."""
         return self._holding.gone if self._holding is not None else frozenset()
 
     @property
@@ -181,7 +185,7 @@ class Ray:
             holder = f"trial {taken[wrong[0]]} has it" if wrong[0] in taken else f"it has {self.slots} slots"
             raise EngineError(f"tw.Ray: slot {wrong[0]} cannot be given to trial {assignment.trial}: {holder}")
         if self.gone.intersection(block):
-            self._over.append((assignment.trial, Died(why="its node is gone")))
+            self._over.append((assignment.trial, Died(why="its node is gone", blame=False)))
             return
         workers = {range(slot, slot + 1): self._worker(slot) for slot in block}
         grant = Grant(trial=assignment.trial, block=block, assignment=assignment, workers=workers)
@@ -364,14 +368,21 @@ class Ray:
             self.removed += holding.sweep({name for name, _ in self._actors.values()})
 
     def _watch_start(self, grant: Grant, now: float) -> None:
-        ended = [worker for worker in grant.workers.values() if worker.ended]
-        if ended:
-            self._fail(grant, ended[0].outcome())
-        elif now - grant.since > self.start_seconds:
-            layout = self._joined()
-            late = ", ".join(layout.device(worker.slot) for worker in grant.workers.values() if not worker.connected)
+        """Try again what did not start, and give up a slot where nothing has started in time. No trial is to blame."""
+        missing = {part: worker for part, worker in grant.workers.items() if worker.ended or not worker.connected}
+        for part, worker in missing.items():
+            if worker.ended and worker.seconds > _AGAIN_SECONDS:
+                outcome = worker.outcome()
+                grant.trouble = outcome.why if isinstance(outcome, Died) else ""
+                del self._seats[worker]
+                self._let_go(worker)
+                grant.workers[part] = another = self._worker(worker.slot)
+                self._seats[another] = grant, list(grant.workers).index(part)
+        if missing and now - grant.since > self.start_seconds:
+            _opened(self._holding).gone |= {worker.slot for worker in missing.values()}
+            late = ", ".join(self._joined().device(worker.slot) for worker in missing.values())
             why = f"no worker process came from {late} within start_seconds={self.start_seconds:g}"
-            self._fail(grant, Died(why=why))
+            self._fail(grant, Died(why=f"{why} ({grant.trouble})" if grant.trouble else why, blame=False))
 
     def _look_at_nodes(self) -> None:
         """Take note of nodes that are gone. Raises `EngineError` if none is left."""
@@ -386,7 +397,7 @@ class Ray:
                 self._let_go(worker)
         for grant in list(self._grants.values()):
             if grant.gang is None and holding.gone.intersection(grant.block):
-                self._fail(grant, Died(why="its node is gone"))
+                self._fail(grant, Died(why="its node is gone", blame=False))
         if len(holding.gone) == self.slots:
             raise EngineError(
                 "tw.Ray: all nodes of the cluster are gone; start one and run the study again: it goes on"
