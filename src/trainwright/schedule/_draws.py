@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainwright.schedule._families import Family, Grid
 
-__all__ = ["DRAWS", "Array", "Cloud", "Curve", "Model", "Noise", "Prior", "Shape", "cloud", "search"]
+__all__ = ["DRAWS", "LEAST", "Array", "Cloud", "Curve", "Model", "Noise", "Prior", "Shape", "cloud", "search"]
 
 Array = NDArray[Any]  # of either precision
 
@@ -24,7 +24,7 @@ _KERNELS = 16  # around good draws, in the mixture of the next round
 _NU, _NU2 = 5.0, 6.0  # degrees of freedom of proposals in one dimension and in two
 _LOG_T = -0.9686195890547249  # log density of their centre in one dimension
 _NEVER = np.float32(-1e30)  # log density
-_LEAST = 0.01  # scaled: no curve is believed to follow a family more exactly than this
+LEAST = 0.01  # scaled: no curve is believed to follow a family more exactly than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ class Model:
     unroot: Array  # [F, 4, 4]: makes the prior a standard normal
     steep: Array  # [F, 1]: the logarithm of its density at its centre
     work: Array  # reused by all draws: fresh memory costs as much as what is computed in it
+    worth: float = 1.0  # of a point, when neighbours err alike
 
     @classmethod
     def of(cls, families: Sequence[Family], curve: Curve, prior: Prior) -> "Model":
@@ -95,11 +96,11 @@ class Model:
         work = np.empty((len(families) + 1) * curve.values.size * DRAWS, np.float32)
         return cls(tuple(families), light, prior, positive, unroot, steep, work)
 
-    def only(self, rows: Array) -> "Model":
-        """Return the model of some of the families."""
+    def only(self, rows: Array, worth: float | None = None) -> "Model":
+        """Return the model of some of the families, with points of another worth if that is given."""
         chosen = tuple(self.families[row] for row in rows)
         rest = self.positive[rows], self.unroot[rows], self.steep[rows], self.work
-        return Model(chosen, self.curve, self.prior.only(rows), *rest)
+        return Model(chosen, self.curve, self.prior.only(rows), *rest, self.worth if worth is None else worth)
 
     def shapes(self, pq: Array) -> Array:
         """Return g [F, n, S] of (log p, log q) [F, 2, S], until the next call."""
@@ -117,7 +118,7 @@ class Model:
 
     def log_likelihood(self, g: Array, first: Array, b: Array, log_sigma: Array) -> Array:
         """Return log likelihoods [F, S]; `g` becomes the squares of residuals over 4 sigma^2 [F, n, S]."""
-        variance = np.exp(2.0 * log_sigma) + _LEAST**2
+        variance = np.exp(2.0 * log_sigma) + LEAST**2
         precision, n, y = 0.25 / variance, g.shape[1], self.curve.values[:, None]
         quarter, totals = -(-n // 4), np.empty_like(first)
         for row, here in enumerate(g):  # one family fits the cache
@@ -131,7 +132,7 @@ class Model:
                 part = here[start : start + quarter]
                 product[: len(part)] *= part + np.float32(1)
             totals[row] = np.log(product, out=product).sum(axis=0)
-        found: Array = -2.5 * totals - 0.5 * n * np.log(variance)
+        found: Array = np.float32(self.worth) * (-2.5 * totals - 0.5 * n * np.log(variance))
         return found
 
     def log_density(self, theta: Array) -> Array:
@@ -213,6 +214,7 @@ class Cloud:
     log_weights: Array
     likelihood: Array  # the greatest log likelihood [F]
     trust: Array  # 5 / (4 + r^2) of the best draw: what the t distribution makes of outliers
+    best: Array  # [F]: which draw that is
 
     @property
     def weights(self) -> Array:
@@ -228,7 +230,7 @@ class Cloud:
 
     def only(self, rows: Array) -> "Cloud":
         """Return that of some of the families."""
-        return Cloud(self.theta[rows], self.log_weights[rows], self.likelihood[rows], self.trust[rows])
+        return Cloud(self.theta[rows], self.log_weights[rows], self.likelihood[rows], self.trust[rows], self.best[rows])
 
     def adapted(self, prior: Prior) -> Shape:
         """Return the mixtures for the next round: where the draws were good, and a tenth of the prior."""
@@ -267,7 +269,7 @@ def search(model: Model, noise: Noise) -> tuple[Cloud, Shape]:
     """Return the last of the rounds that find where the shape is, and the mixture to draw from next."""
     values = model.curve.values
     late = values[values.size // 2 :]  # a flat end, with whatever was before as outliers
-    gap = (values - np.median(late)) / (1.5 * np.median(np.abs(late - np.median(late))) + _LEAST)
+    gap = (values - np.median(late)) / (1.5 * np.median(np.abs(late - np.median(late))) + LEAST)
     shape, trust = Shape.of(model.prior), np.tile(5.0 / (4.0 + gap**2), (len(model.families), 1))
     for count in _ROUNDS:
         found = cloud(model, shape, noise, count=count, trust=trust)
@@ -290,7 +292,7 @@ def cloud(model: Model, shape: Shape, noise: Noise, *, count: int, trust: Array)
     mean, own = model.prior.mean.T[..., None], 1.0 / np.square(model.prior.root).sum(axis=2).T[..., None]
     parts = [(2, np.broadcast_to(mean[1], proposal.shape), own[1] ** -0.5)]
     for share, line in zip((1, 3), lines, strict=True):
-        error = (np.sqrt(line.left / max(n - 2, 1)) + _LEAST) / np.sqrt(line.square)
+        error = (np.sqrt(line.left / max(n - 2, 1)) + LEAST) / np.sqrt(line.square * model.worth)
         # of log b; a slope below its error says only that b is less than that
         weak, strong = line.slope < 2.0 * error, np.maximum(line.slope, error)
         fitted = np.log(np.where(weak, error, strong))
@@ -305,26 +307,30 @@ def cloud(model: Model, shape: Shape, noise: Noise, *, count: int, trust: Array)
     b = np.where(model.positive, np.exp(second), second)
     places, scales = [], []
     for line in lines:
-        known = line.total / (np.sqrt(line.residual(b) / max(n - 1, 1)) + _LEAST) ** 2
+        known = model.worth * line.total / (np.sqrt(line.residual(b) / max(n - 1, 1)) + LEAST) ** 2
         places.append((known * (line.mean_y - b * line.mean_g) + own[0] * mean[0]) / (known + own[0]))
         scales.append(1.2 * (known + own[0]) ** -0.5)
     parts = [(3, places[1], scales[1]), (1, places[1], np.maximum(scales[0], 3.0 * scales[1]))]
     moved, density = _mixed(parts, standard[1], 6)  # a + b * middle
     proposal += density
     widths = [(line.residual(b) + line.total * (line.mean_y - moved - b * line.mean_g) ** 2) / n for line in lines]
-    bounds = [np.maximum(width - _LEAST**2, _LEAST**2 / n) for width in widths]
-    places = [-0.5 * np.log(1.0 / bound + 1.0 / n) for bound in bounds]  # the half-normal bounds it too
-    scale = np.minimum(1.1 / np.sqrt(n) * np.maximum(widths[1], _LEAST**2) / bounds[1], 1.0)
-    wide = 0.5 * np.abs(places[0] - places[1]) + np.maximum(1.5 / np.sqrt(n), scale)
+    bounds = [np.maximum(width - LEAST**2, LEAST**2 / n) for width in widths]
+    several = n * model.worth
+    places = [-0.5 * np.log(1.0 / bound + 1.0 / several) for bound in bounds]  # the half-normal bounds it too
+    scale = np.minimum(1.1 / np.sqrt(several) * np.maximum(widths[1], LEAST**2) / bounds[1], 1.0)
+    wide = 0.5 * np.abs(places[0] - places[1]) + np.maximum(1.5 / np.sqrt(several), scale)
     parts = [(2, places[1], scale), (1, 0.5 * (places[0] + places[1]), wide)]
     log_sigma, density = _mixed(parts, standard[2], 24)
     proposal += density
     likelihood = model.log_likelihood(g, moved, b, log_sigma)
     theta = np.stack([moved - b * middle, second, pq[:, 0], pq[:, 1], log_sigma], axis=1)
     log_density = model.joined(theta, likelihood)
-    best = np.take_along_axis(g, log_density.argmax(axis=1)[:, None, None], axis=2)[:, :, 0]
+    best = log_density.argmax(axis=1)
+    squares = np.take_along_axis(g, best[:, None, None], axis=2)[:, :, 0]
     log_weights = np.where(np.isfinite(proposal), log_density - proposal, _NEVER)
-    return Cloud(theta, log_weights, np.fmax.reduce(likelihood, axis=1), 5.0 / (4.0 + 4.0 * np.nan_to_num(best)))
+    return Cloud(
+        theta, log_weights, np.fmax.reduce(likelihood, axis=1), 5.0 / (4.0 + 4.0 * np.nan_to_num(squares)), best
+    )
 
 
 @dataclass(frozen=True, slots=True)

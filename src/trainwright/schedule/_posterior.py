@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.schedule._draws import DRAWS, Array, Curve, Model, Noise, Prior, cloud, search
+from trainwright.schedule._draws import DRAWS, LEAST, Array, Cloud, Curve, Model, Noise, Prior, cloud, search
 from trainwright.schedule._families import Family, Grid
 from trainwright.schedule._walkers import walk
 
 __all__ = ["Posterior", "fits", "pareto_k", "posterior", "sound"]
 
+_FARTHEST = 1e9  # no end is, in scaled units
 _HOPELESS = 9.0  # a family of a share below exp(-9) is left out
 # The middles of 16 equal shares of the t distribution with 4 degrees of freedom.
 _HALF = np.array([0.08345, 0.25333, 0.43276, 0.63066, 0.86159, 1.1547, 1.58792, 2.56208])
@@ -65,9 +66,10 @@ def posterior(
     with np.errstate(all="ignore"):
         model = Model.of(families, curve, prior)
         first, shape = search(model, noise)
+        worth = _worth(model, first)
         # No evidence is above the greatest likelihood.
-        hopeful = np.flatnonzero(first.likelihood >= first.evidence.max() - _HOPELESS)
-        model, shape, trust = model.only(hopeful), shape.only(hopeful), first.trust[hopeful]
+        hopeful = np.flatnonzero(worth * (first.evidence.max() - first.likelihood) <= _HOPELESS)
+        model, shape, trust = model.only(hopeful, worth), shape.only(hopeful), first.trust[hopeful]
         parts: list[tuple[Family, Array, Array, float]] = []  # family, draws [5, S], weights, evidence
         for _ in range(_AGAIN):
             found = cloud(model, shape, noise, count=DRAWS, trust=trust)
@@ -90,8 +92,24 @@ def posterior(
         ends = np.concatenate([family.curve(theta.astype(float), end)[0] for family, theta, _, _ in parts])
         mixed = np.concatenate([np.exp(evidence - top) * weights / weights.sum() for _, _, weights, evidence in parts])
         sigmas = np.exp(np.concatenate([theta[4] for _, theta, _, _ in parts]).astype(float))
-    mixed[~(np.isfinite(ends) & np.isfinite(sigmas))] = 0.0
-    return Posterior(np.nan_to_num(ends), np.nan_to_num(sigmas), mixed / mixed.sum())
+    ends, sigmas = (np.clip(np.nan_to_num(values), -_FARTHEST, _FARTHEST) for values in (ends, sigmas))
+    return Posterior(ends, sigmas, mixed / mixed.sum())
+
+
+def _worth(model: Model, found: Cloud) -> float:
+    """Return what share of the points counts, as their residuals from the best curve follow each other.
+
+    Of n points whose residuals correlate by r with the next, as many as n (1 - r) / (1 + r) are independent.
+    """
+    row = int(found.evidence.argmax())
+    theta = found.theta[row, :, found.best[row], None].astype(float)
+    gap = model.curve.values - model.families[row].curve(theta, model.curve.grid)[:, 0]
+    gap = gap - np.median(gap)
+    far = 4.0 * np.median(np.abs(gap))  # outliers tell nothing of their neighbours
+    gap = np.clip(gap, -far, far)
+    follows = float(gap[1:] @ gap[:-1]) / float(gap @ gap + gap.size * LEAST**2)
+    follows = min(max(follows, 0.0), 0.9)
+    return (1.0 - follows) / (1.0 + follows)
 
 
 def sound(weights: Array) -> bool:
