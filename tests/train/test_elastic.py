@@ -52,27 +52,29 @@ def loss_of(model, batch):
     return (model(x) - y).square().mean()
 
 
+class Branching(nn.Sequential):
+    """Leaves out its last layer for some batches."""
+
+    def forward(self, x):
+        hidden = self[1](self[0](x))
+        return self[2](hidden) if x[0, 0] > 0 else hidden.mean(1, keepdim=True)
+
+
 class Training:
     """A small network in float64; what was done comes back in `seen`, by epoch."""
 
-    def __init__(self, *, optimizer="Adam", loader="ours", own_loop=False, shows=lambda run: None, **prepared):
-        self.optimizer, self.loader, self.own_loop, self.shows = optimizer, loader, own_loop, shows
+    def __init__(self, *, optimizer="Adam", loader="ours", own_loop=False, branches=False, **prepared):
+        self.optimizer, self.loader, self.own_loop, self.branches = optimizer, loader, own_loop, branches
         self.prepared = prepared
 
     def __call__(self, trial):
         torch.manual_seed(5)
-        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+        network = Branching if self.branches else nn.Sequential
+        model = network(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).double()
         settings = {"lr": 0.05, "momentum": 0.9} if self.optimizer == "SGD" else {"lr": 0.01}
         optimizer = getattr(torch.optim, self.optimizer)(model.parameters(), **settings)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS, eta_min=1e-3)
-        run = trial.prepare(
-            model,
-            optimizer,
-            self._batches(trial),
-            loss=loss_of,
-            schedule=schedule,
-            **{"batch": "constant"} | self.prepared,
-        )
+        run = trial.prepare(model, optimizer, self._batches(trial), loss=loss_of, schedule=schedule, **self.prepared)
         self.seen = {}
         for epoch in trial.epochs():
             steps, losses = [], []
@@ -134,10 +136,14 @@ def lease(number, world, training, ledger, folder, *, asked=99, start=1):
 
 
 def through(worlds, training, folder, **settings):
-    """Run a trial on these numbers of processes, an epoch each; return its ledger, its steps and where it ended."""
+    """Run a trial on these numbers of processes, an epoch each; return its ledger, its steps and where it ended.
+
+    A change of the number is a new lease; so is a number in a list of its own.
+    """
+    runs = worlds if isinstance(worlds[0], list) else [list(run) for _, run in itertools.groupby(worlds)]
     ledger, seen = Ledger(), {}
-    for number, (world, epochs) in enumerate([(world, len(list(run))) for world, run in itertools.groupby(worlds)], 1):
-        ranks = lease(number, world, training, ledger, folder, asked=epochs, **settings)
+    for number, run in enumerate(runs, 1):
+        ranks = lease(number, run[0], training, ledger, folder, asked=len(run), **settings)
         assert all(isinstance(outcome, Quiet | Returned) for outcome, *_ in ranks), ranks[0][0]
         for epoch in ranks[0][1]:
             by_step = zip(*(rank[1][epoch] for rank in ranks), strict=True)
@@ -180,11 +186,10 @@ def samples(seen):
     return {epoch: [sorted(step[0]) for step in steps] for epoch, steps in seen.items()}
 
 
-@pytest.mark.parametrize("loader", ["ours", "own generator"])
-def test_resized_at_every_epoch(alone, tmp_path, loader):
+def test_resized_at_every_epoch(alone, tmp_path):
     """1, 2, 4 and 2 processes, with an uneven last batch: twenty steps as on one, and one checkpoint a report."""
-    found = through(RESIZES, Training(loader=loader), tmp_path)
-    assert_same(found, alone("Adam", loader))
+    found = through(RESIZES, Training(), tmp_path)
+    assert_same(found, alone("Adam", "ours"))
     assert found[0].checkpoints == EPOCHS
 
 
@@ -194,6 +199,7 @@ def test_resized_at_every_epoch(alone, tmp_path, loader):
     [
         ([2] * EPOCHS, 2, {"optimizer": "SGD"}),
         ([4] * EPOCHS, 4, {}),
+        (RESIZES, 1, {"loader": "own generator"}),
         (RESIZES, 1, {"optimizer": "SGD", "loader": "own generator"}),
         ([1, 2, 4, 1], 4, {}),  # began on four: one takes four micro-batches of two, two take two
         ([1, 2, 4, 1], 1, {"micro_batch": 3}),  # of which none divides a share of eight, four or two: two, two, two
@@ -210,6 +216,15 @@ def test_any_number_of_processes(alone, tmp_path, worlds, start, settings):
             assert micro_batch * accumulate * world == BATCH
             assert micro_batch <= settings.get("micro_batch", BATCH // start)
             assert scale == 1.0
+
+
+@pytest.mark.slow
+def test_resumed_on_four_processes_bit_for_bit(tmp_path):
+    """Interrupted and not, with a branch of the model that only some steps take: DDP keeps its grouping."""
+    training = Training(branches=True)
+    runs = [through(worlds, training, tmp_path / str(len(worlds))) for worlds in ([[4] * EPOCHS], [[4], [4, 4], [4]])]
+    assert runs[0][1:] == runs[1][1:]
+    assert runs[0][0].reports == runs[1][0].reports
 
 
 @pytest.mark.slow
@@ -231,6 +246,7 @@ def test_slots_are_equal_to_the_last_bit(tmp_path):
     assert [runs[1][1][epoch][0][1:3] for epoch in (1, 2, 3)] == [(2, 4), (2, 2), (2, 1)]
 
 
+@pytest.mark.slow
 def test_a_batch_that_grows(tmp_path):
     """With the devices: the rate follows by sqrt for Adam, from where it was, and never over its aim."""
     ledger, seen, _ = through([1, 2, 4], Training(batch="grow", warmup_steps=2), tmp_path)

@@ -199,7 +199,9 @@ class Run:
         """Return the model as torch's DDP, with gradients summed by share instead of averaged."""
         from torch.nn.parallel import DistributedDataParallel
 
-        model = DistributedDataParallel(self._bare)
+        # Without the search for unused ones it would regroup gradients after the first step: a resume would round
+        # otherwise. And a model may have branches that a step does not take, as on one device.
+        model = DistributedDataParallel(self._bare, find_unused_parameters=True)
         model.register_comm_hook(None, lambda _, bucket: self._summed(bucket))
         return model
 
