@@ -33,7 +33,8 @@ def train(trial):
         with torch.no_grad():
             scores = run.model(x[1500:])
         accuracy = (scores.argmax(1) == y[1500:]).double().mean()
-        trial.report(loss=cross_entropy(scores, y[1500:]), accuracy=accuracy, devices=trial.devices)
+        devices = {"devices": trial.devices, "start": trial.assignment.start_devices}
+        trial.report(loss=cross_entropy(scores, y[1500:]), accuracy=accuracy, **devices)
 
 
 def study(folder, devices, *, accident=False):
@@ -51,7 +52,8 @@ def test_digits_on_two_processes(tmp_path):
         study(tmp_path / name, devices, accident=name == "killed")
         for name, devices in (("one", 1), ("two", 2), ("killed", 2))
     )
-    assert [trial.reports[5].metrics["devices"] for trial in (one, two, killed)] == [1, 2, 2]
+    for name in ("devices", "start"):
+        assert [trial.reports[5].metrics[name] for trial in (one, two, killed)] == [1, 2, 2]
     assert one.reports[5].metrics["accuracy"] > 0.85
     for epoch, report in one.reports.items():
         assert two.reports[epoch].metrics["loss"] == pytest.approx(report.metrics["loss"], abs=1e-10)

@@ -195,6 +195,7 @@ class Driver:
             metrics=tuple(objective.metric for objective in self.book.objectives),
             directory=self._directory,
             reported_epoch=trial.epoch,
+            start_devices=self.scheduler.policy.start,
         )
         self.engine.launch(assignment, block)
 
