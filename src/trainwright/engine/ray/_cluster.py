@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from trainwright.engine.devices import cores
 from trainwright.errors import EngineError, MissingExtra
 
-__all__ = ["Layout", "Node", "connect", "living_nodes", "load_ray"]
+__all__ = ["Layout", "Node", "check_cluster", "connect", "living_nodes", "load_ray"]
 
 _OLDEST, _BELOW = (2, 55), (3, 0)
 """The versions of Ray with which this was tested are in this range."""
@@ -151,8 +152,25 @@ def living_nodes(ray: Any) -> list[Node]:
     ]
 
 
+def check_cluster(address: str) -> None:
+    """Raise `EngineError` if the cluster's head does not answer any more: Ray would end this process for that."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while True:
+        try:
+            _check_answers(address)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"tw.Ray: the cluster is gone, its head {address} does not answer; start one and run the study "
+                    "again: it goes on"
+                ) from error
+            time.sleep(0.5)  # one with a store of its own may be starting again
+        else:
+            return
+
+
 def _check_answers(address: str) -> None:
-    """Refuse an address where nobody listens, for which Ray itself would try for minutes."""
+    """Knock at HOST:PORT; where nobody listens Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from trainwright.engine._engine import Block, Died, Handler, Outcome, TrainFunction
 from trainwright.engine._function import FunctionReference
 from trainwright.engine._gang import Gang
-from trainwright.engine.ray._cluster import Layout, connect, living_nodes, load_ray
+from trainwright.engine.ray._cluster import Layout, check_cluster, connect, living_nodes, load_ray
 from trainwright.engine.ray._holding import Holding
 from trainwright.engine.ray._host import Host, Order
 from trainwright.engine.ray._remote import Door, RemoteWorker
@@ -96,6 +96,8 @@ class Ray:
         """The names of actors and placement groups that were left behind and have been removed."""
         self._ray: Any = None
         self._layout: Layout | None = None
+        self._head = ""
+        self._cluster_lost = False
         self._ours = False  # whether we joined or started the cluster
         self._holding: Holding | None = None
         self._door: Door | None = None
@@ -141,6 +143,7 @@ class Ray:
         if self._layout is None:
             ray = self._ray = load_ray()
             self._ours = connect(ray, self.address, (self.workers or 1) * self.cpus_per_device)
+            self._head, self._cluster_lost = str(ray.get_runtime_context().gcs_address), False
             self._layout = Layout.of(
                 living_nodes(ray),
                 workers=self.workers,
@@ -220,9 +223,10 @@ class Ray:
         for worker in workers:
             worker.close(kill=False)
         try:
-            self._end_actors([worker.ending for worker in workers])
-            if self._holding is not None:
-                self._holding.release()
+            if not self._cluster_lost:
+                self._end_actors([worker.ending for worker in workers])
+                if self._holding is not None:
+                    self._holding.release()
         finally:
             if self._door is not None:
                 self._door.close()
@@ -255,6 +259,8 @@ class Ray:
             self._let_go(worker)
         holding, door = _opened(self._holding), _opened(self._door)
         if slot not in self._actors:
+            if self._nodes_doubtful:
+                self._check_cluster()
             self._actors[slot] = holding.actor(self._host, slot)
         _, actor = self._actors[slot]
         worker = RemoteWorker(self._ray, actor, slot, door)
@@ -384,9 +390,17 @@ class Ray:
             why = f"no worker process came from {late} within start_seconds={self.start_seconds:g}"
             self._fail(grant, Died(why=f"{why} ({grant.trouble})" if grant.trouble else why, blame=False))
 
+    def _check_cluster(self) -> None:
+        try:
+            check_cluster(self._head)
+        except EngineError:
+            self._cluster_lost = True  # nothing in it can be asked or ended any more
+            raise
+
     def _look_at_nodes(self) -> None:
         """Take note of nodes that are gone. Raises `EngineError` if none is left."""
         holding = _opened(self._holding)
+        self._check_cluster()
         self._looked_at_nodes, self._nodes_doubtful = time.monotonic(), False
         before = holding.gone
         holding.look()
