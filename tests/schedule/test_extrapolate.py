@@ -1,6 +1,7 @@
 """Learning-curve extrapolation: its posterior against integration on a grid, and what the rule makes of it."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from trainwright.schedule import CONTINUE, Continue, Ended, Extrapolate, Reporte
 from trainwright.schedule._draws import Curve, Prior
 from trainwright.schedule._families import FAMILIES, Grid
 from trainwright.schedule._posterior import pareto_k, posterior
+from trainwright.schedule.extrapolate import recalibrated
 
 END = Grid.of(np.ones(1), 30)
 
@@ -62,6 +64,78 @@ def test_pareto_k_of_known_tails(k):
     """Weights u^-k have a tail of shape k."""
     found = [pareto_k(np.random.default_rng(seed).random(2048) ** -k) for seed in range(20)]
     assert np.mean(found) == pytest.approx(k, abs=0.12)
+
+
+@pytest.mark.parametrize("name", ["ilog2", "exp4"])
+def test_walkers_find_what_draws_find(name, monkeypatch):
+    """Where importance draws count as unsound, a chain of walkers gives the same end and its spread."""
+    whole = FAMILIES[name].curve(np.array([[-0.5], [0.2], [-0.6], [0.1]]), curve_of(range(20)).grid)[:, 0]
+    curve = curve_of(whole + 0.1 * np.random.default_rng(2).standard_normal(20))
+    drawn = posterior([FAMILIES[name]], curve, Prior.broad(1), END, rng(0, "test", 3))
+    monkeypatch.setattr("trainwright.schedule._posterior.sound", lambda _: False)
+    walked = posterior([FAMILIES[name]], curve, Prior.broad(1), END, rng(0, "test", 3))
+    assert walked.ends.size == 64 * 150
+    assert median(walked) == pytest.approx(median(drawn), abs=0.03)
+    assert width(walked) == pytest.approx(width(drawn), rel=0.15)
+
+
+def test_families_mix_alike_by_draws_and_by_walkers(monkeypatch):
+    """The evidence of walkers is that of draws: shares of two families differ by a few hundredths."""
+    whole = FAMILIES["exp4"].curve(np.array([[-0.5], [0.2], [-0.6], [0.1]]), curve_of(range(20)).grid)[:, 0]
+    curve = curve_of(whole + 0.1 * np.random.default_rng(4).standard_normal(20))
+    families = [FAMILIES["lin-log"], FAMILIES["ilog2"]]
+    drawn = posterior(families, curve, Prior.broad(2), END, rng(0, "test", 5))
+    monkeypatch.setattr("trainwright.schedule._posterior.sound", lambda _: False)
+    walked = posterior(families, curve, Prior.broad(2), END, rng(0, "test", 5))
+    halves = [found.weights[: found.weights.size // 2].sum() for found in (drawn, walked)]
+    assert halves[0] == pytest.approx(halves[1], abs=0.06)
+
+
+def test_walkers_that_do_not_mix_leave_the_family_out(monkeypatch):
+    """No posterior rather than an unsound one."""
+    monkeypatch.setattr("trainwright.schedule._posterior.sound", lambda _: False)
+    monkeypatch.setattr("trainwright.schedule._walkers._LEAST_SAMPLE", math.inf)
+    curve = curve_of(np.linspace(1.0, 0.5, 12))
+    assert posterior([FAMILIES["lin-log"]], curve, Prior.broad(1), END, rng(0, "test", 6)) is None
+
+
+def test_errors_that_follow_each_other_count_less():
+    """Of two curves with the same errors in another order, the one where neighbours err alike leaves more open."""
+    whole = FAMILIES["lin-log"].curve(np.array([[0.0], [-0.7], [0.0], [0.0]]), curve_of(range(24)).grid)[:, 0]
+    errors = 0.1 * np.sin(np.arange(24) / 2.0)
+    found = [
+        posterior([FAMILIES["lin-log"]], curve_of(whole + order), Prior.broad(1), END, rng(0, "test", 7))
+        for order in (errors, np.random.default_rng(0).permutation(errors))
+    ]
+    assert width(found[0]) > 1.3 * width(found[1])
+
+
+def test_an_interval_has_room_for_noise():
+    """The interval of the last loss is wider than that of the curve, and holds as much as it says of draws from it."""
+    whole = FAMILIES["lin-log"].curve(np.array([[0.0], [-0.7], [0.0], [0.0]]), curve_of(range(30)).grid)[:, 0]
+    draw = np.random.default_rng(8)
+    inside = []
+    for number in range(40):
+        losses = whole + 0.1 * draw.standard_t(4, 30)
+        found = posterior(
+            [FAMILIES["lin-log"]], curve_of(losses[:20]), Prior.broad(1), END, rng(0, "test", 100 + number)
+        )
+        low, high = found.interval(0.9)
+        inside.append(low <= losses[-1] <= high)
+    assert 0.8 <= np.mean(inside) <= 1.0
+
+
+def quantile(found, level):
+    order = np.argsort(found.ends)
+    return found.ends[order][np.searchsorted(np.cumsum(found.weights[order]), level)]
+
+
+def median(found):
+    return quantile(found, 0.5)
+
+
+def width(found):
+    return quantile(found, 0.9) - quantile(found, 0.1)
 
 
 def study(rule, curves):
@@ -126,6 +200,35 @@ def test_the_same_question_has_the_same_answer():
     index = rule.fold(index, Reported(trial=50, epoch=27, losses=(0.0,)))
     now = TrialView(number=99, epoch=9, losses=(0.5,), best_loss=0.5)
     assert rule.on_report(index, View(remaining=0), now) == verdict
+
+
+def test_a_diverged_trial_stops():
+    """A loss that is not finite is taken for the end."""
+    rule = Extrapolate(max_epochs=27)
+    _, verdict = at_rung(
+        rule, study(rule, [falling(0.5)]), [0.5, 0.4, 0.3, 0.2, math.inf, math.inf, 0.1, 0.1, math.inf]
+    )
+    assert isinstance(verdict, Stop)
+
+
+def test_recalibration_is_monotone():
+    """It keeps the order of probabilities, and both ends."""
+    found = [recalibrated(p) for p in np.linspace(0, 1, 101)]
+    assert all(a <= b for a, b in pairwise(found))
+    assert 0 < found[0] < 0.02
+    assert 0.98 < found[-1] < 1
+
+
+def test_a_forecast_is_asked_of_the_rule():
+    """Users may ask for the end that is expected: in the study's units, and none before a rung."""
+    rule = Extrapolate(max_epochs=27)
+    index, _ = at_rung(rule, study(rule, [falling(0.2), falling(0.3)]), falling(0.5)[:9])
+    low, high = rule.forecast(index, 99).interval(0.9)
+    assert low < 0.5 < high
+    assert high - low < 0.3
+    index, _ = at_rung(rule, rule.empty(), [0.9, 0.8])
+    assert rule.forecast(index, 99) is None
+    assert rule.forecast(index, 1) is None
 
 
 def test_without_a_finished_trial_or_with_few_points_it_goes_on():

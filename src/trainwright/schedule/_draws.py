@@ -19,7 +19,7 @@ __all__ = ["DRAWS", "LEAST", "Array", "Cloud", "Curve", "Model", "Noise", "Prior
 Array = NDArray[Any]  # of either precision
 
 DRAWS = 2048
-_ROUNDS = (192, 192, 192)  # draws to find where the shape is, before those that count
+_ROUND = 192  # draws to find where the shape is, before those that count
 _KERNELS = 16  # around good draws, in the mixture of the next round
 _NU, _NU2 = 5.0, 6.0  # degrees of freedom of proposals in one dimension and in two
 _LOG_T = -0.9686195890547249  # log density of their centre in one dimension
@@ -232,6 +232,16 @@ class Cloud:
         """Return that of some of the families."""
         return Cloud(self.theta[rows], self.log_weights[rows], self.likelihood[rows], self.trust[rows], self.best[rows])
 
+    def joined(self, other: "Cloud") -> "Cloud":
+        """Return the draws of both, which estimate the same; trust is the other's."""
+        return Cloud(
+            np.concatenate([self.theta, other.theta], axis=2),
+            np.concatenate([self.log_weights, other.log_weights], axis=1),
+            np.maximum(self.likelihood, other.likelihood),
+            other.trust,
+            other.best + self.log_weights.shape[1],
+        )
+
     def adapted(self, prior: Prior) -> Shape:
         """Return the mixtures for the next round: where the draws were good, and a tenth of the prior."""
         gaps = self.log_weights - self.log_weights.max(axis=1, keepdims=True)
@@ -265,14 +275,14 @@ class Cloud:
         return Shape(mean[:, 0], root, means, roots, np.array([0.8 / _KERNELS] * _KERNELS + [0.1, 0.1]))
 
 
-def search(model: Model, noise: Noise) -> tuple[Cloud, Shape]:
+def search(model: Model, noise: Noise, rounds: int) -> tuple[Cloud, Shape]:
     """Return the last of the rounds that find where the shape is, and the mixture to draw from next."""
     values = model.curve.values
     late = values[values.size // 2 :]  # a flat end, with whatever was before as outliers
     gap = (values - np.median(late)) / (1.5 * np.median(np.abs(late - np.median(late))) + LEAST)
     shape, trust = Shape.of(model.prior), np.tile(5.0 / (4.0 + gap**2), (len(model.families), 1))
-    for count in _ROUNDS:
-        found = cloud(model, shape, noise, count=count, trust=trust)
+    for _ in range(rounds):
+        found = cloud(model, shape, noise, count=_ROUND, trust=trust)
         shape, trust = found.adapted(model.prior), found.trust
     return found, shape
 

@@ -52,7 +52,7 @@ class Posterior:
 def fits(families: Sequence[Family], curve: Curve, seed: np.random.Generator) -> Array:
     """Return the means of the parameters [F, 4] under the broad prior."""
     with np.errstate(all="ignore"):
-        found, _ = search(Model.of(families, curve, Prior.broad(len(families))), Noise.of(seed))
+        found, _ = search(Model.of(families, curve, Prior.broad(len(families))), Noise.of(seed), rounds=2)
     weights = found.weights.astype(float)
     means: Array = np.einsum("fs,fps->fp", weights, found.theta[:, :4]) / weights.sum(axis=1, keepdims=True)
     return means
@@ -65,27 +65,32 @@ def posterior(
     noise = Noise.of(seed)
     with np.errstate(all="ignore"):
         model = Model.of(families, curve, prior)
-        first, shape = search(model, noise)
-        worth = _worth(model, first)
-        # No evidence is above the greatest likelihood.
-        hopeful = np.flatnonzero(worth * (first.evidence.max() - first.likelihood) <= _HOPELESS)
+        first, shape = search(model, noise, rounds=3)
+        worth, top = _worth(model, first), float(first.evidence.max())
+        # No evidence is above the greatest likelihood, and few draws do not miss it by much.
+        least = np.minimum(first.likelihood, first.evidence + _HOPELESS)
+        hopeful = np.flatnonzero(worth * (top - least) <= _HOPELESS)
         model, shape, trust = model.only(hopeful, worth), shape.only(hopeful), first.trust[hopeful]
         parts: list[tuple[Family, Array, Array, float]] = []  # family, draws [5, S], weights, evidence
+        pool: Cloud | None = None
+        top = -np.inf
         for _ in range(_AGAIN):
             found = cloud(model, shape, noise, count=DRAWS, trust=trust)
-            noise = Noise.of(seed)  # a draw of great weight is not drawn again
-            weights = found.weights.astype(float)
+            pool, noise = found if pool is None else pool.joined(found), Noise.of(seed)
+            weights, evidence = pool.weights.astype(float), pool.evidence
             good = np.array([sound(row) for row in weights])
             parts += [
-                (model.families[row], found.theta[row], weights[row], float(found.evidence[row]))
+                (model.families[row], pool.theta[row], weights[row], float(evidence[row]))
                 for row in np.flatnonzero(good)
             ]
-            left = np.flatnonzero(~good)
+            top = max(top, float(evidence.max()))
+            left = np.flatnonzero(~good & (evidence >= top - _HOPELESS))
             if not left.size:
                 break
-            model, shape, trust = model.only(left), found.adapted(model.prior).only(left), found.trust[left]
+            shape = pool.adapted(model.prior).only(left)
+            model, trust, pool = model.only(left), found.trust[left], pool.only(left)
         else:
-            parts += walk(model, found.only(left), end, noise)
+            parts += walk(model, pool, end, noise) if pool is not None else []
         if not parts:
             return None
         top = max(evidence for *_, evidence in parts)

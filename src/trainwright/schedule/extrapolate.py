@@ -189,6 +189,8 @@ class Extrapolate(Rule):
         question = known.question if known is not None else None
         if known is None or question is None or len(points := _asked(known, question)) < _LEAST_POINTS:
             return None
+        if not math.isfinite(points[-1][1]):
+            return Posterior(np.array([math.inf]), np.zeros(1), np.ones(1))  # it has diverged
         scale = max(question.scale, 0.5 * _spread(points))  # a study's may be that of trials that learn nothing
         curve = scaled(points, question.centre, scale, self.max_epochs)
         chosen = tuple(FAMILIES.values()) if self.families == "all" else tuple(FAMILIES[n] for n in self.families)
@@ -225,8 +227,8 @@ def recalibrated(worse: float) -> float:
     Beta calibration (Kull, Silva Filho, Flach, AISTATS 2017), rounded from 2.05, 0.96 and 0.34 on tables of TaskSet and
     AlgoPerf. A few points leave much open, but most trials end worse than the best one.
     """
-    worse = min(max(worse, 1e-3), 1.0 - 1e-3)
-    odds = math.exp(2.0) * worse / (1.0 - worse) ** (1.0 / 3.0)
+    worse = min(max(float(worse), 1e-3), 1.0 - 1e-3)
+    odds = math.exp(2.0) * worse / math.cbrt(1.0 - worse)
     return odds / (1.0 + odds)
 
 
