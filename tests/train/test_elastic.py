@@ -11,9 +11,10 @@ import torch._dynamo  # here, else every process would load it when it makes its
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Quiet, Raised, Returned
 from trainwright.engine._run import run_assignment
-from trainwright.train import Assignment, Loader
+from trainwright.train import Assignment, Loader, TrialEnd
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -100,8 +101,9 @@ class Training:
     def _batches(self, trial):
         if self.loader in {"ours", "whole batches"}:
             return Loader(data(), global_batch=BATCH, trial=trial, drop_last=self.loader == "whole batches")
-        generator = torch.Generator().manual_seed(3) if self.loader == "own generator" else None
-        return DataLoader(data(), batch_size=BATCH, shuffle=True, generator=generator)
+        generator = None if self.loader == "global generator" else torch.Generator().manual_seed(3)
+        workers = 2 if self.loader == "own generator, workers" else 0
+        return DataLoader(data(), batch_size=BATCH, shuffle=True, generator=generator, num_workers=workers)
 
 
 def member(training, assignment, ledger, results):
@@ -200,6 +202,7 @@ def test_resized_at_every_epoch(alone, tmp_path):
         ([2] * EPOCHS, 2, {"optimizer": "SGD"}),
         ([4] * EPOCHS, 4, {}),
         (RESIZES, 1, {"loader": "own generator"}),
+        (RESIZES, 1, {"loader": "own generator, workers"}),
         (RESIZES, 1, {"optimizer": "SGD", "loader": "own generator"}),
         ([1, 2, 4, 1], 4, {}),  # began on four: one takes four micro-batches of two, two take two
         ([1, 2, 4, 1], 1, {"micro_batch": 3}),  # of which none divides a share of eight, four or two: two, two, two
@@ -233,6 +236,36 @@ def test_a_loop_of_the_users_own(alone, tmp_path):
     found = through(RESIZES, Training(own_loop=True), tmp_path)
     _, _, final = alone("Adam", "ours")
     assert apart(found[2][0], final[0]) <= 1e-10
+
+
+class Sampling:
+    """A loop with a manager of its own, which ends after so many steps; the samples come back in `seen`."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __call__(self, trial):
+        loader = Loader(data(), global_batch=BATCH, trial=trial)
+        manager = Manager(trial, config=CheckpointConfig(interval=1, writer="thread"), loader=loader)
+        manager.restore(mode="best_effort")
+        self.seen = {1: []}
+        self.final = None
+        for index, *_ in loader:
+            self.seen[1].append((index.tolist(),))
+            manager.step()
+            if len(self.seen[1]) == self.steps:
+                raise TrialEnd
+
+
+@pytest.mark.slow
+def test_an_epoch_that_is_resized_in_its_middle(tmp_path):
+    """On one, two and again one process, two steps each: the data set, each sample once."""
+    ledger, seen = Ledger(), []
+    for number, world in enumerate([1, 2, 1], 1):
+        ranks = lease(number, world, Sampling(steps=2), ledger, tmp_path)
+        assert all(isinstance(outcome, Quiet | Returned) for outcome, *_ in ranks), ranks[0][0]
+        seen += [index for rank in ranks for step in rank[1][1] for index in step[0]]
+    assert sorted(seen) == list(range(SAMPLES))
 
 
 @pytest.mark.slow
