@@ -3,6 +3,7 @@
 import ast
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import trainings
 
 from trainwright.engine import Died, Local, Quiet, Raised, Returned
+from trainwright.engine._run import run_assignment
 from trainwright.engine.conformance import Recorder
 from trainwright.errors import MissingExtra
 from trainwright.train import Assignment
@@ -123,6 +125,18 @@ def test_one_process_with_all_devices(tmp_path, monkeypatch):
     trials.run("shows_environment", file=str(file), slots=1)
     assert ast.literal_eval(file.read_text())["CUDA_VISIBLE_DEVICES"] == "4"
     trials.engine.close()
+
+
+def test_a_port_in_use_is_no_failure_of_the_trial():
+    """It may run again, at another address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assignment = Assignment(trial=0, lease=1, params={}, seed=0, world_size=2, address=address)
+        outcome = run_assignment(trainings.plain, assignment, Recorder(), gpu=False)
+    assert isinstance(outcome, Died)
+    assert outcome.why.startswith(f"its 2 processes did not find each other at {address}: ")
 
 
 def test_a_group_needs_torch(monkeypatch):

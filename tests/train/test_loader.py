@@ -242,6 +242,17 @@ def test_bad_input(settings, sentence):
     assert sentence in str(caught.value)
 
 
+def test_a_trial_s_loader_is_checked_when_it_is_used():
+    """Before, `prepare` may arrange another batch, and then any share will do."""
+    trial = Trial(Assignment(trial=1, lease=1, params={}, seed=3), channel=None)
+    waiting = Loader(Augmented(), global_batch=4, trial=trial, rank=0, world_size=3)
+    with pytest.raises(TrialError, match="global_batch must be a positive multiple of the world size 3, got 4"):
+        next(iter(waiting))
+    waiting.arrange(9)
+    shares = [(len(batch), round(waiting.share, 3)) for batch in waiting]
+    assert shares == [(3, 0.333), (3, 0.333), (2, 0.5)]
+
+
 def test_data_sets_that_do_not_fit():
     with pytest.raises(TrialError, match="without samples"):
         Loader([], global_batch=1, seed=0)

@@ -18,7 +18,7 @@ class Local:
 
     Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
     `gpus` names other ones, `gpus=()` none. A run longer than `timeout_seconds` or with more resident memory than
-    `memory_bytes`, children included, is asked to end and killed `grace_seconds` later: the trial has failed.
+    `memory_bytes`, all its processes together, is asked to end and killed `grace_seconds` later: the trial has failed.
     `fresh_process=True` gives each trial a new process.
 
     A trial of several devices is as many processes, one a slot, which call the training function as the ranks of a
