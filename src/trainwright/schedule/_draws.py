@@ -20,6 +20,7 @@ Array = NDArray[Any]  # of either precision
 
 DRAWS = 2048
 _ROUND = 192  # draws to find where the shape is, before those that count
+_CACHED = 100_000  # numbers worked on at a time, as a cache holds them
 _KERNELS = 16  # around good draws, in the mixture of the next round
 _NU, _NU2 = 5.0, 6.0  # degrees of freedom of proposals in one dimension and in two
 _LOG_T = -0.9686195890547249  # log density of their centre in one dimension
@@ -121,17 +122,20 @@ class Model:
         variance = np.exp(2.0 * log_sigma) + LEAST**2
         precision, n, y = 0.25 / variance, g.shape[1], self.curve.values[:, None]
         quarter, totals = -(-n // 4), np.empty_like(first)
-        for row, here in enumerate(g):  # one family fits the cache
-            np.multiply(here, b[row], out=here)
-            np.add(here, first[row], out=here)
+        several = max(1, _CACHED // g[0].size)
+        for start in range(0, len(g), several):
+            rows = slice(start, start + several)
+            here = g[rows]
+            np.multiply(here, b[rows, None], out=here)
+            np.add(here, first[rows, None], out=here)
             np.subtract(here, y, out=here)
             np.square(here, out=here)
-            np.multiply(here, precision[row], out=here)
-            product = here[:quarter] + np.float32(1)  # the logarithm of a product costs less than logarithms
-            for start in range(quarter, n, quarter):
-                part = here[start : start + quarter]
-                product[: len(part)] *= part + np.float32(1)
-            totals[row] = np.log(product, out=product).sum(axis=0)
+            np.multiply(here, precision[rows, None], out=here)
+            product = here[:, :quarter] + np.float32(1)  # the logarithm of a product costs less than logarithms
+            for next_ in range(quarter, n, quarter):
+                part = here[:, next_ : next_ + quarter]
+                product[:, : part.shape[1]] *= part + np.float32(1)
+            totals[rows] = np.log(product, out=product).sum(axis=1)
         found: Array = np.float32(self.worth) * (-2.5 * totals - 0.5 * n * np.log(variance))
         return found
 
