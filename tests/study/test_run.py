@@ -89,6 +89,7 @@ def test_a_stopped_trial_keeps_its_last_report():
 def test_a_number_whose_trial_was_not_started_is_used_again():
     class Broken:
         start = 1
+        resizes = False
 
         def check(self, slots, slots_per_node, rule):
             pass

@@ -132,7 +132,8 @@ def paused(
 ) -> Record:
     """Return the record of a trial that gave its devices back and can go on from its checkpoint of `epoch`.
 
-    `reason` is "rung" (a promotion rule waits with it) or "preempted" (whoever has room goes on with it).
+    `reason` is "rung" (a promotion rule waits with it), "resized" (its driver starts it on other devices) or
+    "preempted" (whoever has room goes on with it).
     """
     body = {"reason": reason, "epoch": epoch, "values": dict(values), "wall_seconds": round(wall_seconds, 6)}
     return Record(kind="paused", trial=trial, lease=lease, body=body)

@@ -319,7 +319,8 @@ _TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {
     "failed": _ended,
     "lost": _lost,
 }
-_RANKS = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 4}  # of ends of one lease; results come first
+# Of ends of one lease; results come first.
+_RANKS = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 4, "resized": 4}
 _MOVING_KINDS = frozenset({"started", "paused", "finished", "failed", "lost"})
 _STUDY_KINDS: dict[str, Callable[[State, Record], None]] = {
     "created": _created,

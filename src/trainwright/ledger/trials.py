@@ -193,6 +193,12 @@ class TrialState:
         return self.status is Status.PAUSED and not self.at_rung
 
     @property
+    def resizing(self) -> bool:
+        """Whether the trial is paused only to go on with other devices, on which its driver starts it."""
+        end = self.end
+        return self.status is Status.PAUSED and end is not None and end.reason == "resized"
+
+    @property
     def failure(self) -> Failure | None:
         """Why the trial failed, if it did."""
         end = self.end

@@ -243,7 +243,7 @@ class Claims:
         """
         held = (Status.PROPOSED, Status.RUNNING)
         trials = map(self._state.trials.__getitem__, self._state.open)
-        holders = {trial.holder for trial in trials if trial.status in held}
+        holders = {trial.holder for trial in trials if trial.status in held or trial.resizing}
         holders |= self.waited_for(limit)
         holders |= {owner for n, (lease, owner) in self._rivals.items() if self._state.trials[n].lease < lease}
         return any(self.dead(holder) is None for holder in holders) or not self._dead <= self._told

@@ -1,14 +1,15 @@
 """The loop that joins searcher, scheduler and engine over the book: of one `study.run`, or of one worker of a team."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainwright.engine import Engine, Outcome, Raised, TrainFunction
-from trainwright.errors import EngineError, LedgerError, TrainwrightError
+from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
+from trainwright.errors import EngineError, LedgerError, ScheduleError, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
-from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Start, Stop, Verdict
+from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Stop, Verdict
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget
 from trainwright.study.endings import NO_ROOM, ending, preempted
@@ -18,6 +19,7 @@ from trainwright.study.heart import Heart
 from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
+from trainwright.study.seats import Seats
 from trainwright.study.works import Works
 from trainwright.train import Assignment
 
@@ -56,6 +58,8 @@ class _Running:
     since: float
     verdict: Verdict = CONTINUE
     refusal: str | None = None  # why its last report fails it
+    before: int | None = None  # how many devices it had, until its first report on these
+    leaves: bool = False  # it was told to go on with other devices
     superseded: bool = False  # another holder has a higher lease, or has ended it
 
 
@@ -102,7 +106,13 @@ class Driver:
         policy.check(slots, per_node, rule)
         self.engine.open(train, self.book.directory)
         room = policy.room(slots, per_node)
-        self.desk = Desk(policy, self.works, room, slots=slots, rungs=(), survival=lambda _: ())
+        last = () if rule.max_epochs is None else (rule.max_epochs,)
+        rungs = (*getattr(rule, "rungs", ()), *last)
+        view = self.works.view
+        self.desk = Desk(
+            policy, self.works, room, slots=slots, rungs=rungs, survival=lambda seat: self.rule.survival(seat, view())
+        )
+        self.seats = Seats(self.desk, self.works.kept)
         self.book.followers.append(self.works)
         if self.budget.device_seconds is not None:
             self._spent = SpentFollower(self.book.state)
@@ -123,13 +133,13 @@ class Driver:
 
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
+        self._launch()  # what was planned while trials reported
         self.works.granted = 0
         self.book.keep_up()
         self._leave_out_gone()
         allowed = self.works.allowed()
-        for action in self.desk.plan(time.monotonic()):
-            if isinstance(action, Start):
-                self._start(action.work.trial, action.block)
+        self.seats.plan()
+        self._launch()
         self.works.write_fresh()
         if self._running:
             self.proposals.prepare()
@@ -145,8 +155,14 @@ class Driver:
     def _done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
         works = self.works
-        if works.ask_at is not None or works.outdated:
+        if works.ask_at is not None or works.outdated or self.seats.moving or self.desk.wake_at is not None:
             return False
+        if self.seats.resting:
+            waiting = ", ".join(map(str, self.seats.resting))
+            raise ScheduleError(
+                f"scheduler: stalled, trials {waiting} wait for more devices than the {self.engine.slots} of the "
+                "engine; run the study again with a larger engine or another policy: they go on"
+            )
         if works.enough() and not works.contested:
             return True
         return not (works.news or works.allowed() != allowed or self._expects_news())
@@ -178,14 +194,19 @@ class Driver:
 
     # Starting and ending.
 
-    def _start(self, number: int, block: Block) -> None:
+    def _launch(self) -> None:
+        for number, block, before in self.seats.take():
+            self._start(number, block, before)
+
+    def _start(self, number: int, block: Block, before: int | None) -> None:
         lease = self._begun(number, block)
+        self.works.kept.discard(number)
         if lease is None:
             self.works.contest(number)
-            self.desk.gone(number)
+            self.seats.gone(number)
             return
         trial = self.book.state.trials[number]
-        self._running[number] = _Running(lease=lease, block=block, since=time.monotonic())
+        self._running[number] = _Running(lease=lease, block=block, since=time.monotonic(), before=before)
         assignment = Assignment(
             trial=number,
             lease=lease,
@@ -197,7 +218,12 @@ class Driver:
             reported_epoch=trial.epoch,
             start_devices=self.scheduler.policy.start,
         )
-        self.engine.launch(assignment, block)
+        try:
+            self.engine.launch(assignment, block)
+        except EngineError as error:
+            if before is None:
+                raise
+            self.exited(number, Died(why=str(error), blame=False))
 
     def _begun(self, number: int, block: Block) -> int | None:
         """Write that a trial starts and return its lease, None if that is another's.
@@ -219,16 +245,11 @@ class Driver:
         slots = "+".join(map(str, block))
         return slots if self.member is None else f"{self.member.slot}:{slots}"
 
-    def _release(self, number: int) -> _Running:
-        self.desk.gone(number)
-        return self._running.pop(number)
-
     def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
         """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
         now = time.monotonic()
         held = [(n, running.lease, now - running.since) for n, running in self._running.items()]
-        for number in list(self._running):
-            self._release(number)
+        self._running.clear()
         trouble: LedgerError | None = None
         for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:
@@ -243,7 +264,7 @@ class Driver:
     def facts(self, trial: int, records: list[Record]) -> bool:
         """Write a trial's records and let the rule judge its report."""
         running = self._running[trial]
-        if isinstance(running.verdict, Stop | Pause) or running.refusal is not None:
+        if isinstance(running.verdict, Stop | Pause) or running.refusal is not None or running.leaves:
             return False  # it was told to end already
         self.book.append(*records)
         self.book.keep_up()  # the rule compares with what others have reported
@@ -255,7 +276,20 @@ class Driver:
                 self._room.found_room()
             if record.kind == "reported":
                 self._judge(trial, running, record.body["epoch"], record.body["metrics"])
-        return isinstance(running.verdict, Continue) and running.refusal is None
+                self._seat(trial, running, record)
+        return isinstance(running.verdict, Continue) and running.refusal is None and not running.leaves
+
+    def _seat(self, number: int, running: _Running, report: Record) -> None:
+        """Let the policy know of a report, and decide whether the trial trains on where it is."""
+        running.before = None
+        if running.refusal is not None:
+            return
+        epoch, first = report.body["epoch"], self.book.objectives[0]
+        self.seats.reported(number, epoch, first.loss(float(report.body["metrics"][first.metric])))
+        if isinstance(running.verdict, Continue) and epoch < (self.scheduler.rule.max_epochs or math.inf):
+            running.leaves = not self.seats.stays(number)
+        else:
+            self.seats.ends()
 
     def _notice(self, number: int, running: _Running) -> None:
         trial = self.book.state.trials[number]
@@ -281,10 +315,18 @@ class Driver:
 
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
-        running = self._release(trial)
+        running = self._running.pop(trial)
         self._notice(trial, running)
         state, outcomes = self.book.state.trials[trial], self.book.state.outcomes
         self.book.append(*outcome.records, ending(state, running, outcome, outcomes, leaving=self._leaving))
+        before = running.before if isinstance(outcome, Died) else None
+        if state.resizing:
+            self.seats.left(trial)
+        elif before is not None and not self._leaving and self.seats.falls_back(trial, before):
+            self.book.append(facts.note("rolled back", {"from": len(running.block), "to": before}, trial))
+            self.progress.say(f"trial {trial} did not start on {len(running.block)} devices: back to {before}")
+        else:
+            self.seats.gone(trial)
         if not self._leaving:
             self.works.add(trial)
         self.progress.ended(self.book.state, state)
@@ -336,6 +378,8 @@ class Driver:
         if self.member is not None and self.member.wait:
             counts = self.book.state.counts
             if counts[Status.PROPOSED] + counts[Status.RUNNING] + counts[Status.LOST]:
+                return True
+            if any(self.book.state.trials[number].resizing for number in self.book.state.open):
                 return True
             if self.works.contested or (not self.proposals.exhausted and self.book.claims.waited_for(limit)):
                 return True

@@ -21,6 +21,8 @@ class Run(Protocol):
     verdict: Verdict
     refusal: str | None
     """Why its last report fails it."""
+    leaves: bool
+    """Whether it was told to go on with other devices."""
     superseded: bool
     """Whether another holder has a higher lease, or has ended it."""
 
@@ -30,8 +32,10 @@ def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, 
     number, lease, seconds = trial.number, run.lease, outcome.seconds
     if isinstance(outcome, Quiet) and run.superseded:
         return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
-    leaves = isinstance(outcome, Quiet) and leaving and isinstance(run.verdict, Continue)
-    if leaves or (isinstance(outcome, Raised) and outcome.failure == NO_ROOM):
+    goes_on = isinstance(outcome, Quiet) and isinstance(run.verdict, Continue) and run.refusal is None
+    if goes_on and run.leaves and not leaving:
+        return preempted(trial, lease, seconds, reason="resized")
+    if (goes_on and leaving) or (isinstance(outcome, Raised) and outcome.failure == NO_ROOM):
         return preempted(trial, lease, seconds)
     if run.refusal is not None:
         return facts.failed(number, lease, failure="bad_objective", message=run.refusal, wall_seconds=seconds)
@@ -61,10 +65,10 @@ def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, 
     return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)
 
 
-def preempted(trial: TrialState, lease: int, seconds: float) -> Record:
+def preempted(trial: TrialState, lease: int, seconds: float, reason: str = "preempted") -> Record:
     """Return the record of a run that was interrupted: whoever has room goes on from its last checkpoint."""
     epoch = max((checkpoint.epoch for checkpoint in trial.checkpoints.values()), default=0)
-    return facts.paused(trial.number, lease, reason="preempted", epoch=epoch, values={}, wall_seconds=seconds)
+    return facts.paused(trial.number, lease, reason=reason, epoch=epoch, values={}, wall_seconds=seconds)
 
 
 def _values(outcome: Returned | Quiet, judged: tuple[Judged, ...]) -> tuple[Mapping[str, float], str | None]:

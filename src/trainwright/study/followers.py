@@ -16,6 +16,7 @@ from trainwright.schedule import (
     Promoted,
     PromotionRule,
     Reported,
+    Seat,
     Started,
     TrialView,
     Verdict,
@@ -163,6 +164,12 @@ class RuleFollower:
         best = min(first.loss(report.metrics.get(first.metric, math.nan)) for report in trial.reports.values())
         seen = TrialView(number=trial.number, epoch=trial.epoch, losses=losses, best_loss=best)
         return self.rule.on_report(self._index, view, seen)
+
+    def survival(self, seat: Seat, view: RuleView) -> tuple[float, ...]:
+        """Return the chances of the trial of a seat to reach the later rungs."""
+        losses = (seat.loss,) * len(self._objectives)
+        seen = TrialView(number=seat.trial, epoch=seat.epoch, losses=losses, best_loss=seat.loss)
+        return self.rule.survival(self._index, view, seen)
 
     def on_free(self, view: RuleView) -> Promote | New | Wait:
         """Return what the rule would do with free devices."""

@@ -37,7 +37,7 @@ _RULES = (
 _NAMES = {
     "searcher": ("search", _SEARCHERS),
     "rule": ("schedule", _RULES),
-    "policy": ("schedule", ("Fixed",)),
+    "policy": ("schedule", ("Doubling", "DoublingAsPublished", "Fixed", "MarginalGain")),
     "stop": ("search", ("ExpectedGain",)),
     "engine": ("engine", ("Local", "Ray")),
 }

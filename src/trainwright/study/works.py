@@ -36,6 +36,7 @@ class Works:
         self.granted = 0  # trials handed out in the present plan
         self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
         self._asked = 0  # how many events the rule had heard of when it was asked last
+        self.kept: set[int] = set()  # trials of ours on their way to other devices
         self._book = book
         self._rule = rule
         self._proposals = proposals
@@ -153,21 +154,22 @@ class Works:
         """Take note of trials that other writers lost, let go of or enqueued."""
         if trial is None or self._book.ours(record.writer):
             return
-        if record.kind != "proposed" or self._book.offered(trial):
+        if not trial.resizing and (record.kind != "proposed" or self._book.offered(trial)):
             self.add(trial.number)
 
     def add(self, number: int) -> None:
         """Let a trial wait if it is to be gone on with."""
-        if self._open(number) and number not in self._waiting and number not in self._running:
+        if self._open(number) and not self._busy(number):
             self._waiting.append(number)
 
     def adopt(self, numbers: Iterable[int]) -> None:
         """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
         for number in sorted(numbers):
             trial = self._book.state.trials[number]
-            if trial.status.ended or number in self._running or number in self._waiting or number in self._promoted:
+            if trial.status.ended or self._busy(number):
                 continue
-            if trial.status in {Status.RUNNING, Status.PROPOSED} and not self._book.orphaned(trial):
+            held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
+            if held and not self._book.orphaned(trial):
                 continue
             if not trial.key:  # its proposal is damaged: nobody knows what to run
                 self._book.append(
@@ -207,6 +209,10 @@ class Works:
         """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
         trial = self._book.state.trials[number]
         return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
+
+    def _busy(self, number: int) -> bool:
+        """Whether we are at it already."""
+        return any(number in those for those in (self._running, self._waiting, self._promoted, self.kept))
 
     def _settled(self, trial: TrialState) -> bool:
         """End or pause a trial that was judged before its driver died, but of which that was not written."""

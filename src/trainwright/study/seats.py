@@ -1,0 +1,96 @@
+"""The desk as a driver keeps it: who leaves its devices at its next report, and where it starts again."""
+
+import time
+from typing import NamedTuple
+
+from trainwright.schedule import Action, Block, Desk, Start
+
+__all__ = ["Launch", "Seats"]
+
+
+class Launch(NamedTuple):
+    """A trial that is to start on a block; `before` is how many devices it had until now, if it comes from others."""
+
+    trial: int
+    block: Block
+    before: int | None = None
+
+
+class Seats:
+    """Tells the desk what happens to trials, and collects what is to be started, for when the engine is at leisure.
+
+    A trial moves in two steps, each a record: its run ends at a report, after its checkpoint; it starts on the block
+    that was held for it. In between it is `kept`: nobody is to go on with it elsewhere.
+    """
+
+    def __init__(self, desk: Desk, kept: set[int]) -> None:
+        self.desk = desk
+        self._kept = kept
+        self._launches: list[Launch] = []
+
+    @property
+    def moving(self) -> bool:
+        """Whether a trial is to start on other devices at once."""
+        return bool(self._launches)
+
+    @property
+    def resting(self) -> list[int]:
+        """The trials that have given their devices back and wait for others."""
+        return sorted(self.desk.resting)
+
+    def plan(self) -> None:
+        """Ask the policy what to do."""
+        self._note(self.desk.plan(time.monotonic()))
+
+    def take(self) -> list[Launch]:
+        """Return what is to be started now."""
+        launches, self._launches = self._launches, []
+        return launches
+
+    def reported(self, trial: int, epoch: int, loss: float) -> None:
+        """Note a report; one of an epoch that was trained before, for want of a checkpoint, tells nothing."""
+        if self.desk.policy.resizes and epoch > self.desk.seats[trial].epoch:
+            self.desk.reported(trial, epoch, loss, time.monotonic())
+
+    def ends(self) -> None:
+        """Note that the trial that has just reported will not train on."""
+        self.desk.changed = None
+
+    def stays(self, trial: int) -> bool:
+        """Return whether a trial that has just reported and goes on does so where it is."""
+        if not self.desk.policy.resizes:
+            return True
+        seat = self.desk.seats[trial]
+        if seat.settled:
+            self.plan()
+        if seat.held:
+            self.desk.go(seat)  # it trains while it waits for more devices, and moves at a later report
+        return seat.settled
+
+    def left(self, trial: int) -> None:
+        """Note that a trial has ended its run to go on elsewhere: at once, or when there is room."""
+        seat = self.desk.seats[trial]
+        self._kept.add(trial)
+        if seat.target is None:
+            self.desk.rested(trial)
+            return
+        before = len(seat.block)
+        self.desk.moved(trial, time.monotonic())
+        self._launches.append(Launch(trial, seat.block, before))
+
+    def falls_back(self, trial: int, before: int) -> bool:
+        """Let a trial that did not begin on more devices start on as many as `before`; False if it had no fewer."""
+        seat = self.desk.seats[trial]
+        if before >= len(seat.block) or seat.target is not None or not self.desk.move(seat, before):
+            return False
+        self._kept.add(trial)
+        self.desk.moved(trial, time.monotonic())
+        self._launches.append(Launch(trial, seat.block))
+        return True
+
+    def gone(self, trial: int) -> None:
+        """Note that a trial has let go of its devices."""
+        self.desk.gone(trial)
+
+    def _note(self, actions: list[Action]) -> None:
+        self._launches += [Launch(action.work.trial, action.block) for action in actions if isinstance(action, Start)]

@@ -1,0 +1,262 @@
+"""Policies that change the devices of running trials, in real studies: moves, roll-backs, rests, kills."""
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+from scripts import Forked
+
+import trainwright as tw
+from trainwright.engine import Died, Quiet, Returned
+from trainwright.errors import EngineError, ScheduleError
+from trainwright.ledger import DirectoryLedger, Status, Writer, facts
+from trainwright.schedule import Doubling, DoublingAsPublished, MarginalGain
+from trainwright.study.claims import Claims
+from trainwright.study.settings import built, described
+
+SPACE = tw.Space(x=tw.Float(0.0, 1.0))
+pytestmark = pytest.mark.timeout(300)
+
+
+class Steps:
+    """An engine in which every trial that runs does one epoch at each poll, and keeps what it has done."""
+
+    gone = frozenset()
+
+    def __init__(self, slots=4, *, refuses=(), dies=(), kept=None):
+        self.slots = self.slots_per_node = slots
+        self.trained = []  # trial, epoch, devices
+        self._refuses, self._dies = set(refuses), set(dies)  # pairs of a trial and a number of devices
+        self._kept = {} if kept is None else kept  # the last epoch of each trial
+        self._running = {}
+
+    def open(self, train, directory):
+        self._train = train
+
+    def devices(self, block):
+        return tuple(f"device:{slot}" for slot in block)
+
+    def launch(self, assignment, block):
+        if (assignment.trial, len(block)) in self._refuses:
+            raise EngineError(f"no group of {len(block)} processes for trial {assignment.trial}")
+        held = {slot for _, other in self._running.values() for slot in other}
+        assert not held & set(block)
+        self._running[assignment.trial] = assignment, block
+
+    def poll(self, handler, timeout_seconds):
+        for number, (assignment, block) in sorted(self._running.items()):
+            if (number, len(block)) in self._dies:
+                del self._running[number]
+                handler.exited(number, Died(why="no rendezvous"))
+                continue
+            epoch = self._kept.get(number, 0) + 1
+            self.trained.append((number, epoch, len(block)))
+            metrics = {"loss": number + 1 / epoch}
+            path = f"checkpoints/{number}/{epoch}"
+            goes_on = handler.facts(
+                number,
+                [
+                    facts.checkpointed(number, assignment.lease, epoch=epoch, path=path, size=1, digest=""),
+                    facts.reported(
+                        number, assignment.lease, epoch=epoch, step=None, metrics=metrics, wall_seconds=0.001
+                    ),
+                ],
+            )
+            self._kept[number] = epoch
+            if not goes_on or epoch == assignment.max_epochs:
+                del self._running[number]
+                end = Returned if goes_on else Quiet
+                handler.exited(number, end(metrics=metrics, epoch=epoch, seconds=0.001))
+
+    def close(self):
+        self._running.clear()
+
+
+def make(directory=None):
+    return tw.Study(SPACE, "min loss", directory=directory, seed=1, searcher=tw.RandomSearcher())
+
+
+def run(study, policy, engine, rule=None, trials=6):
+    rule = rule if rule is not None else tw.ASHA(max_epochs=8, eta=2)
+    study.run(print, trials=trials, scheduler=tw.Scheduler(rule, policy), engine=engine, progress=False)
+
+
+def sizes(trial):
+    return [len(lease.devices) for _, lease in sorted(trial.leases.items())]
+
+
+def ends(trial):
+    return [lease.end.reason for _, lease in sorted(trial.leases.items())]
+
+
+DOUBLING = Doubling(start=1, wait_seconds=60.0)
+
+
+def test_winners_grow_from_their_checkpoints():
+    """The best doubles at each rung; every epoch is trained once, on the devices that its start names."""
+    engine = Steps(8)
+    with make() as study:
+        run(study, DOUBLING, engine)
+        best = study.trials[0]
+        assert sizes(best) == sorted(sizes(best))
+        assert sizes(best)[0] == 1
+        assert sizes(best)[-1] > 2
+        assert ends(best) == ["resized"] * (len(best.leases) - 1) + ["completed"]
+        assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
+        for trial in study.trials:
+            for lease in trial.leases.values():
+                first = next((e for n, e, size in engine.trained if n == trial.number and e > lease.resumed_epoch))
+                assert (trial.number, first, len(lease.devices)) in engine.trained
+                assert len(set(lease.devices)) == len(lease.devices)
+        assert study.state.results == 6
+
+
+@pytest.mark.parametrize("policy", [DOUBLING, Doubling(wait_seconds=60.0, mode="block"), MarginalGain()])
+@pytest.mark.parametrize("rule", [tw.ASHA(max_epochs=8, eta=2), tw.ASHA(max_epochs=8, eta=2, kind="promotion")])
+def test_any_rule_under_any_policy(policy, rule):
+    """All trials come to an end, or rest at a rung; nothing is trained twice."""
+    engine = Steps(4)
+    with make() as study:
+        run(study, policy, engine, rule, trials=9)
+        assert study.state.results == 9
+        assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
+
+
+@pytest.mark.parametrize("how", ["refuses", "dies"])
+def test_what_does_not_start_goes_back(how):
+    """Two devices do not come up for trial 0: it goes on with one, from the same checkpoint, and that is noted."""
+    engine = Steps(8, **{how: [(0, 2)]})
+    with make() as study:
+        run(study, DOUBLING, engine)
+        trial = study.trials[0]
+        assert trial.status is Status.COMPLETE
+        assert sizes(trial)[:3] == [1, 2, 1]
+        assert trial.leases[2].lost
+        assert trial.leases[3].resumed_epoch == trial.leases[2].resumed_epoch == 1
+        notes = [value for number, name, value in study.state.notes.values() if (number, name) == (0, "rolled back")]
+        assert notes[0] == {"from": 2, "to": 1}
+        assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
+        assert study.state.results == 6
+
+
+def test_an_engine_that_starts_nothing_is_an_error():
+    with make() as study, pytest.raises(EngineError, match="no group of 1 processes for trial 0"):
+        run(study, DOUBLING, Steps(refuses=[(0, 1)]))
+
+
+def test_a_wait_without_end_is_an_error():
+    """The published policy wants more than there is: said with the trials, which a larger engine goes on with."""
+    policy, kept = DoublingAsPublished(start=2), {}
+    with make() as study:
+        with pytest.raises(
+            ScheduleError, match=r"stalled, trials \d.* wait for more devices than the 4 of the engine; "
+        ):
+            run(study, policy, Steps(4, kept=kept), trials=2)
+        assert study.state.results < 2
+        assert any(trial.resizing for trial in study.trials)
+        run(study, DOUBLING, Steps(32, kept=kept), trials=2)
+        assert study.state.results == 2
+
+
+@pytest.mark.parametrize(
+    "policy", [DOUBLING, Doubling(mode="block", cap=4), DoublingAsPublished(start=2), MarginalGain()]
+)
+def test_policies_are_written_and_read_as_tables(policy):
+    assert built("policy", described("policy", policy)) == policy
+
+
+# Killed.
+
+
+def killed_before(directory, kind, count):
+    """Run the study, and die by signal 9 before the `count`-th record of a kind that belongs to a move."""
+    append, left = DirectoryLedger.append, [count]
+
+    def dies(ledger, records):
+        for record in records:
+            left[0] -= record.kind == kind and (kind != "started" or record.lease > 1)
+        if left[0] <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return append(ledger, records)
+
+    DirectoryLedger.append = dies
+    with make(directory) as study:
+        kept = {trial.number: trial.epoch for trial in study.trials}
+        run(study, DOUBLING, Steps(4, kept=kept))
+
+
+@pytest.mark.parametrize("kind", ["reported", "paused", "started"])
+def test_killed_between_any_two_records_of_a_move(kind, tmp_path):
+    """Before the first such record, then before the second, and so on: all is done, no epoch reported twice."""
+    kills, status = 0, -signal.SIGKILL
+    while status == -signal.SIGKILL and kills < 30:
+        kills += 1
+        code = f"import test_resizing as t; t.killed_before({str(tmp_path / 'study')!r}, {kind!r}, {kills})"
+        status = Forked(code, [], tmp_path / "said").wait()
+    assert status == 0, (tmp_path / "said").read_text()
+    assert kills > 1
+    with make(tmp_path / "study") as study:
+        assert study.state.results == 6
+        assert study.dropped == []
+        reported = Counter((r.trial, r.body["epoch"]) for r in study._book.replay({"reported"}))
+        assert max(reported.values()) == 1
+        starts = [(r.trial, r.lease) for r in study._book.replay({"proposed", "started"}) if r.lease]
+        assert len(set(starts)) == len(starts)
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_a_trial_between_two_blocks_belongs_to_its_driver(tmp_path, monkeypatch, alive):
+    """While that lives nobody else starts it; when it is dead, whoever comes goes on from the checkpoint."""
+    with make(tmp_path / "study") as study:
+        other = DirectoryLedger(tmp_path / "study" / "ledger")
+        other.append([facts.joined(Writer(host="elsewhere", boot="b", pid=1, process_start="1"), session=1)])
+        key = study.space.configuration_of({"x": 0.5}).key
+        other.claim("number/0/0", other.writer)
+        other.append(
+            [
+                facts.proposed(0, params={"x": 0.5}, key=key, origin={}, seen=0, seen_hash=""),
+                facts.started(0, 1, slot="0", devices=["cpu:0"], resumed_epoch=0),
+                facts.reported(0, 1, epoch=1, step=None, metrics={"loss": 1.0}, wall_seconds=1.0),
+                facts.paused(0, 1, reason="resized", epoch=1, values={}, wall_seconds=1.0),
+            ]
+        )
+        monkeypatch.setattr(Claims, "dead", lambda _, writer: writer == other.writer and not alive)
+        run(study, DOUBLING, Steps(4, kept={0: 1}), trials=2)
+        assert (len(study.trials[0].leases) > 1) is not alive
+        assert study.state.results == 2 - alive
+
+
+@pytest.mark.slow
+def test_real_trials_of_two_processes(tmp_path, torch):
+    """A trial grows from one process to two, under gloo, and ends with the loss that one process comes to."""
+    del torch
+    losses = {}
+    for name, policy in (("grown", Doubling(start=1, wait_seconds=600.0)), ("fixed", tw.Fixed(1))):
+        with make(tmp_path / name) as study:
+            scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2, min_epochs=2), policy)
+            study.run(line, trials=1, scheduler=scheduler, engine=tw.Local(workers=2), progress=False)
+            losses[name] = {epoch: report.metrics["loss"] for epoch, report in study.trials[0].reports.items()}
+            grown = sizes(study.trials[0])
+        assert grown == ([1, 2] if name == "grown" else [1])
+    assert losses["grown"] == pytest.approx(losses["fixed"], abs=1e-6)
+
+
+def line(trial):
+    """Fit a line to points, in batches of eight."""
+    import torch
+
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 32)[:, None]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 2 * x + 1), batch_size=8)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = trial.prepare(
+        model, optimizer, loader, loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
+    )
+    for _ in trial.epochs():
+        for batch in run.loader:
+            run.step(batch)
+        with torch.no_grad():
+            loss = (run.model(x) - 2 * x - 1).square().mean().item()
+        trial.report(loss=loss)
