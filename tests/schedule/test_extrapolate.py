@@ -10,9 +10,10 @@ from streams import judge
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Continue, Ended, Extrapolate, Reported, Stop, TrialView, View
-from trainwright.schedule._draws import Curve, Prior
+from trainwright.schedule._draws import Curve
 from trainwright.schedule._families import FAMILIES, Grid
 from trainwright.schedule._posterior import pareto_k, posterior
+from trainwright.schedule._shapes import Prior
 from trainwright.schedule.extrapolate import recalibrated
 
 END = Grid.of(np.ones(1), 30)

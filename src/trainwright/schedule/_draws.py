@@ -7,63 +7,20 @@ what was drawn before. Arrays are [families, points, draws], in single precision
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainwright.schedule._families import Family, Grid
+from trainwright.schedule._shapes import DRAWS, NU, Array, Noise, Prior, Shape
 
-__all__ = ["DRAWS", "LEAST", "Array", "Cloud", "Curve", "Model", "Noise", "Prior", "Shape", "cloud", "search"]
+__all__ = ["LEAST", "Cloud", "Curve", "Model", "cloud", "search"]
 
-Array = NDArray[Any]  # of either precision
-
-DRAWS = 2048
 _ROUND = 192  # draws to find where the shape is, before those that count
 _CACHED = 100_000  # numbers worked on at a time, as a cache holds them
 _KERNELS = 16  # around good draws, in the mixture of the next round
-_NU, _NU2 = 5.0, 6.0  # degrees of freedom of proposals in one dimension and in two
 _LOG_T = -0.9686195890547249  # log density of their centre in one dimension
 _NEVER = np.float32(-1e30)  # log density
 LEAST = 0.01  # scaled: no curve is believed to follow a family more exactly than this
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Standard draws that all families and rounds share: t [3, S], and normal [2, S] with heavier tails."""
-
-    standard: Array
-    normal: Array
-    seed: np.random.Generator
-
-    @classmethod
-    def of(cls, seed: np.random.Generator) -> "Noise":
-        """Draw them."""
-        heavy = np.sqrt(_NU2 / seed.chisquare(_NU2, DRAWS))
-        standard, normal = seed.standard_t(_NU, (3, DRAWS)), seed.standard_normal((2, DRAWS)) * heavy
-        return cls(standard.astype(np.float32), normal.astype(np.float32), seed)
-
-
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """Normal over the parameters (a, b, log p, log q) of each family: means [F, 4], roots of covariances [F, 4, 4]."""
-
-    mean: Array
-    root: Array
-
-    @classmethod
-    def of(cls, mean: Array, covariance: Array) -> "Prior":
-        """Return the normal with this covariance [F, 4, 4]."""
-        return cls(mean.astype(np.float32), np.linalg.cholesky(covariance).astype(np.float32))
-
-    @classmethod
-    def broad(cls, families: int) -> "Prior":
-        """Return N(0, 2^2) for each."""
-        return cls.of(np.zeros((families, 4)), np.tile(4.0 * np.eye(4), (families, 1, 1)))
-
-    def only(self, rows: Array) -> "Prior":
-        """Return those of some of the families."""
-        return Prior(self.mean[rows], self.root[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,63 +111,6 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Mixtures of t distributions for (log p, log q): origin [F, 2] and frame [F, 2, 2], and in that frame the parts.
-
-    These are means [F, C, 2], roots [F, C, 2, 2], shares [C]; in the frame they are of size one, which single precision
-    needs.
-    """
-
-    origin: Array
-    frame: Array
-    means: Array
-    roots: Array
-    shares: Array
-
-    @classmethod
-    def of(cls, prior: Prior) -> "Shape":
-        """Return the prior's, with the tails of a t distribution."""
-        count = len(prior.mean)
-        roots = np.tile(np.eye(2, dtype=np.float32), (count, 1, 1, 1))
-        return cls(prior.mean[:, 2:], _wide(prior), np.zeros((count, 1, 2), np.float32), roots, np.ones(1))
-
-    def only(self, rows: Array) -> "Shape":
-        """Return those of some of the families."""
-        return Shape(self.origin[rows], self.frame[rows], self.means[rows], self.roots[rows], self.shares)
-
-    def draw(self, noise: Noise, count: int) -> tuple[Array, Array]:
-        """Return shapes [F, 2, S] and their log densities [F, S]."""
-        rows = np.searchsorted(np.cumsum(self.shares)[:-1], np.arange(count) * 0.6180339887498949 % 1.0)
-        along, down, skew, sink, deep = self._parts()[:, :, rows]
-        x = along + sink * noise.normal[0, :count]
-        y = down + skew * noise.normal[0, :count] + deep * noise.normal[1, :count]
-        basis = np.stack([x * x, x * y, y * y, x, y, np.ones_like(x)], axis=1)
-        density = np.empty_like(x)
-        for out, form, heights, here in zip(density, *self._forms(), basis, strict=True):
-            near = form @ here  # 1 + square / 6; the density is its fourth power
-            np.square(near, out=near)
-            np.square(near, out=near)
-            np.matmul(heights, np.reciprocal(near, out=near), out=out)
-        return self.origin[:, :, None] + self.frame @ np.stack([x, y], axis=1), np.log(density)
-
-    def _parts(self) -> Array:
-        """Return means and the lower triangles of roots, (x, y, yx, xx, yy) [5, F, C]."""
-        lower = self.roots[..., 1, 0], self.roots[..., 0, 0], self.roots[..., 1, 1]
-        return np.stack([self.means[..., 0], self.means[..., 1], *lower])
-
-    def _forms(self) -> tuple[Array, Array]:
-        """Return 1 + square / 6 of each part as sums of (x^2, xy, y^2, x, y, 1) [F, C, 6], and heights [F, C]."""
-        x, y, skew, along, down = self._parts()
-        # The square is (x' / along)^2 + (y' / down - x' skew / (along down))^2, with x' and y' from the mean.
-        a, b = 1.0 / down, -skew / (along * down)
-        xx, xy, yy = (1.0 / along**2 + b * b) / _NU2, a * b / _NU2, a * a / _NU2
-        by_x, by_y = xx * x + xy * y, xy * x + yy * y
-        form = np.stack([xx, 2.0 * xy, yy, -2.0 * by_x, -2.0 * by_y, 1.0 + by_x * x + by_y * y], axis=2)
-        size = (self.frame[:, 0, 0] * self.frame[:, 1, 1])[:, None] * along * down * (2.0 * np.pi)
-        return form, (self.shares / size).astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
 class Cloud:
     """Draws of each family: (a, b, log p, log q, log sigma) [F, 5, S], log weights [F, S], trust in points [F, n]."""
 
@@ -275,7 +175,7 @@ class Cloud:
             [np.tile(narrow[:, None], _KERNELS), np.full((len(narrow), 1), 2.0, np.float32)], axis=1
         )
         roots = scales[..., None, None] * np.eye(2, dtype=np.float32)
-        roots = np.concatenate([roots, (unroot @ _wide(prior))[:, None]], axis=1)
+        roots = np.concatenate([roots, (unroot @ prior.wide)[:, None]], axis=1)
         return Shape(mean[:, 0], root, means, roots, np.array([0.8 / _KERNELS] * _KERNELS + [0.1, 0.1]))
 
 
@@ -393,13 +293,6 @@ def _mixed(parts: Sequence[tuple[int, Array, Array]], standard: Array, turn: int
         np.copyto(drawn, place + scale * standard, where=chosen == part)
     density = np.zeros_like(drawn)
     for share, place, scale in parts:
-        near = 1.0 / (1.0 + ((drawn - place) / scale) ** 2 / _NU)
+        near = 1.0 / (1.0 + ((drawn - place) / scale) ** 2 / NU)
         density += near * near * near * (share / shares.sum() / scale)
     return drawn, np.log(density) + _LOG_T
-
-
-def _wide(prior: Prior) -> Array:
-    """Return the roots of the covariances of (log p, log q) [F, 2, 2]."""
-    lower = prior.root[:, 2:]
-    found: Array = np.linalg.cholesky(lower @ lower.transpose(0, 2, 1))
-    return found

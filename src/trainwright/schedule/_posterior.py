@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.schedule._draws import DRAWS, LEAST, Array, Cloud, Curve, Model, Noise, Prior, cloud, search
+from trainwright.schedule._draws import LEAST, Cloud, Curve, Model, cloud, search
 from trainwright.schedule._families import Family, Grid
+from trainwright.schedule._shapes import DRAWS, Array, Noise, Prior
 from trainwright.schedule._walkers import walk
 
 __all__ = ["Posterior", "fits", "pareto_k", "posterior", "sound"]

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainwright.schedule._draws import DRAWS, Array, Cloud, Model, Noise
+from trainwright.schedule._draws import Cloud, Model
 from trainwright.schedule._families import Family, Grid
+from trainwright.schedule._shapes import DRAWS, Array, Noise
 
 __all__ = ["walk"]
 

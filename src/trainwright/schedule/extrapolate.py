@@ -14,7 +14,7 @@ import numpy as np
 
 from trainwright.errors import ScheduleError, closest
 from trainwright.randomness import rng
-from trainwright.schedule._draws import Array, Curve, Prior
+from trainwright.schedule._draws import Curve
 from trainwright.schedule._families import FAMILIES, Family, Grid
 from trainwright.schedule._posterior import Posterior, fits, posterior
 from trainwright.schedule._rule import (
@@ -31,6 +31,7 @@ from trainwright.schedule._rule import (
     Verdict,
     View,
 )
+from trainwright.schedule._shapes import Array, Prior
 from trainwright.schedule.ladder import as_fraction, check_ladder, ladder
 
 __all__ = ["Extrapolate"]
