@@ -7,6 +7,7 @@ cluster is started before; the actors are started within.
 """
 
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -54,7 +55,7 @@ def tune(folder: str, trials: int, reports: int, devices: int) -> tuple[float, i
     began = time.perf_counter()
     results = tuner.fit()
     seconds = time.perf_counter() - began
-    ended = [result for result in results if result.error is None and result.metrics]
+    ended = [results[n] for n in range(len(results)) if results[n].error is None and results[n].metrics]
     return seconds, len(ended), sum(result.metrics["training_iteration"] for result in ended)
 
 
@@ -62,7 +63,9 @@ def main(system: str, trials: int, reports: int, devices: int) -> None:
     """Run one study."""
     import ray
 
-    ray.init(address="local", num_cpus=devices, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=devices, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
     with tempfile.TemporaryDirectory() as folder:
         run = ours if system == "ours" else tune
         seconds, ended, told = run(folder, trials, reports, devices)

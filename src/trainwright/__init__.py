@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainwright import checkpoint, ensemble, ledger, report, train
-    from trainwright.engine import Local, PyCOMPSs, Ray
+    from trainwright.engine import Local
+    from trainwright.engine.pycompss import PyCOMPSs
+    from trainwright.engine.ray import Ray
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
     from trainwright.schedule import (
@@ -97,10 +99,10 @@ _HOME = {
     "PASHA": "schedule",
     "Patience": "schedule",
     "Plateau": "schedule",
-    "PyCOMPSs": "engine",
+    "PyCOMPSs": "engine.pycompss",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
-    "Ray": "engine",
+    "Ray": "engine.ray",
     "Scheduler": "schedule",
     "Space": "space",
     "Study": "study",

@@ -9,8 +9,8 @@ import pytest
 import trainings
 
 import trainwright as tw
-from trainwright.engine import Ray
 from trainwright.engine.conformance import Recorder
+from trainwright.engine.ray import Ray
 from trainwright.engine.ray._cluster import Layout, Node, connect, load_ray
 from trainwright.engine.ray._remote import Door, RemoteWorker
 from trainwright.errors import EngineError, InputError, MissingExtra

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trainings
 
-from trainwright.engine import Died, Raised, Ray, Returned
+from trainwright.engine import Died, Raised, Returned
 from trainwright.engine.conformance import EngineConformance, Recorder, run_all
+from trainwright.engine.ray import Ray
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
 

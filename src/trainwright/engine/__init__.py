@@ -15,8 +15,6 @@ from trainwright.engine._function import FunctionReference, load_function, load_
 from trainwright.engine.in_process import InProcess
 from trainwright.engine.launcher import local_rank, local_size, rank
 from trainwright.engine.local import Local
-from trainwright.engine.pycompss import PyCOMPSs
-from trainwright.engine.ray import Ray
 
 __all__ = [
     "Block",
@@ -27,10 +25,8 @@ __all__ = [
     "InProcess",
     "Local",
     "Outcome",
-    "PyCOMPSs",
     "Quiet",
     "Raised",
-    "Ray",
     "Returned",
     "TrainFunction",
     "load_function",

@@ -35,11 +35,11 @@ _RULES = (
     "SuccessiveHalving",
 )
 _NAMES = {
-    "searcher": ("search", _SEARCHERS),
-    "rule": ("schedule", _RULES),
-    "policy": ("schedule", ("Doubling", "DoublingAsPublished", "Fixed", "MarginalGain")),
-    "stop": ("search", ("ExpectedGain",)),
-    "engine": ("engine", ("Local", "Ray")),
+    "searcher": _SEARCHERS,
+    "rule": _RULES,
+    "policy": ("Doubling", "DoublingAsPublished", "Fixed", "MarginalGain"),
+    "stop": ("ExpectedGain",),
+    "engine": ("Local", "Ray"),
 }
 
 
@@ -48,12 +48,12 @@ def built(kind: str, table: Mapping[str, Any]) -> Any:
 
     Raises `InputError` naming what is unknown or missing.
     """
-    package, names = _NAMES[kind]
+    names = _NAMES[kind]
     arguments = dict(table)
     name = arguments.pop("name", None)
     if name not in names:
         raise InputError(f"[{kind}] name: got {name!r}; allowed: {', '.join(names)}{closest(str(name), names)}")
-    maker = getattr(import_module(f"trainwright.{package}"), name)
+    maker = getattr(import_module("trainwright"), name)  # by its public name, which loads what it needs
     known = inspect.signature(maker).parameters
     only_known(arguments, list(known), f"[{kind}] {name}")
     missing = [key for key, p in known.items() if p.default is p.empty and key not in arguments]
@@ -64,7 +64,7 @@ def built(kind: str, table: Mapping[str, Any]) -> Any:
 
 def described(kind: str, given: Any) -> dict[str, Any] | None:
     """Return the table from which `built` makes an equal object; None for one that no table can say."""
-    _, names = _NAMES[kind]
+    names = _NAMES[kind]
     name = type(given).__name__
     if name not in names or not dataclasses.is_dataclass(given):
         return None

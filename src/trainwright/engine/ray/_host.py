@@ -5,7 +5,6 @@ does to threads, signals or memory leaves Ray alone. The process speaks with the
 so that no report costs a remote call.
 """
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -48,6 +47,8 @@ class Host:
 
     async def work(self, order: Order) -> Outcome:
         """Start a worker process, and return how it ended."""
+        import asyncio
+
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpu else ""
         if order.gpu and (len(self._gpus) != 1 or visible != self._gpus[0]):
             return Died(why=f"Ray gave it the GPUs {self._gpus} and shows it {visible!r}, where one was asked for")

@@ -16,6 +16,7 @@ from trainwright.engine.ray._cluster import Layout, check_cluster, connect, livi
 from trainwright.engine.ray._holding import Holding
 from trainwright.engine.ray._host import Host, Order
 from trainwright.engine.ray._remote import Door, RemoteWorker
+from trainwright.engine.ray._settings import check_number, check_whole
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
 
@@ -73,14 +74,14 @@ class Ray:
         start_seconds: float = 120.0,
         sweep_seconds: float = 60.0,
     ) -> None:
-        _check_whole("workers", workers, least=1, none="all that the cluster has")
-        _check_whole("gpus_per_node", gpus_per_node, least=0, none="all that a node has")
-        _check_whole("cpus_per_device", cpus_per_device, least=1)
-        _check_number("timeout_seconds", timeout_seconds, none="no limit")
-        _check_number("memory_bytes", memory_bytes, none="no limit")
-        _check_number("grace_seconds", grace_seconds, zero=True)
-        _check_number("start_seconds", start_seconds)
-        _check_number("sweep_seconds", sweep_seconds)
+        check_whole("workers", workers, least=1, none="all that the cluster has")
+        check_whole("gpus_per_node", gpus_per_node, least=0, none="all that a node has")
+        check_whole("cpus_per_device", cpus_per_device, least=1)
+        check_number("timeout_seconds", timeout_seconds, none="no limit")
+        check_number("memory_bytes", memory_bytes, none="no limit")
+        check_number("grace_seconds", grace_seconds, zero=True)
+        check_number("start_seconds", start_seconds)
+        check_number("sweep_seconds", sweep_seconds)
         if address is not None and (not isinstance(address, str) or not address):
             raise EngineError(f"Ray.address: got {address!r}; allowed: 'HOST:PORT', 'auto', 'local', or None")
         self.workers = workers
@@ -427,21 +428,3 @@ def _opened(part: _Part | None) -> _Part:
 def _environment(threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def _check_whole(name: str, value: object, *, least: int, none: str | None = None) -> None:
-    if value is None and none is not None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        or_none = "" if none is None else f", or None for {none}"
-        raise EngineError(f"Ray.{name}: got {value!r}; allowed: a whole number >= {least}{or_none}")
-
-
-def _check_number(name: str, value: object, *, none: str | None = None, zero: bool = False) -> None:
-    if value is None and none is not None:
-        return
-    good = isinstance(value, int | float) and not isinstance(value, bool) and (value > 0 or (zero and value == 0))
-    if not good:
-        sign = ">= 0" if zero else "> 0"
-        or_none = "" if none is None else f", or None for {none}"
-        raise EngineError(f"Ray.{name}: got {value!r}; allowed: a number {sign}{or_none}")
