@@ -42,7 +42,8 @@ class Momentum:
     """Gradient descent with memory. torch.optim would load its compiler, a second and more in each new worker."""
 
     def __init__(self, parameters, lr):
-        self.parameters, self.lr = list(parameters), lr
+        self.parameters = list(parameters)
+        self.param_groups = [{"params": self.parameters, "lr": lr}]
         self.velocity = [parameter.detach() * 0 for parameter in self.parameters]
 
     def zero_grad(self, *, set_to_none):
@@ -52,7 +53,7 @@ class Momentum:
     def step(self):
         for parameter, velocity in zip(self.parameters, self.velocity, strict=True):
             velocity.mul_(0.9).add_(parameter.grad)
-            parameter.data.sub_(self.lr * velocity)
+            parameter.data.sub_(self.param_groups[0]["lr"] * velocity)
 
     def state_dict(self):
         return {"velocity": self.velocity}

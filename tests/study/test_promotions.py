@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import small_study
 from scripts import Forked
 
 import trainwright as tw
@@ -120,23 +121,24 @@ def test_two_processes(rule, tmp_path):
 
 def test_a_promoted_trial_goes_on_from_its_checkpoint(tmp_path, torch):
     """Each epoch of each trial is trained once, and a trial's runs end at rungs."""
-    rule, begun = tw.ASHA(max_epochs=9, kind="promotion"), []
+    rule, begun = tw.ASHA(max_epochs=4, eta=2, kind="promotion"), []
 
     def saves(trial):
         model = torch.nn.Linear(1, 1)
-        run = trial.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), loss=lambda model, x: model(x).mean())
+        optimizer = small_study.Momentum(model.parameters(), 0.0)  # torch.optim takes seconds to load
+        run = trial.prepare(model, optimizer, loss=lambda model, x: model(x).mean())
         for epoch in trial.epochs():
             begun.append((trial.number, epoch))
             run.step(torch.ones(1, 1))
             trial.report(loss=loss(trial.number, epoch))
 
     with make(tmp_path / "study") as study:
-        run(study, rule, trials=9, function=saves)
+        run(study, rule, trials=5, function=saves)
         assert max(Counter(begun).values()) == 1
         assert len(begun) == sum(trial.epoch for trial in study.trials)
         twice = [trial for trial in study.trials if len(trial.leases) > 1]
         assert twice
-        assert {lease.resumed_epoch for trial in twice for lease in trial.leases.values()} == {0, 1, 3}
+        assert {lease.resumed_epoch for trial in twice for lease in trial.leases.values()} <= {0, 1, 2}
 
 
 def test_paused_without_a_checkpoint_is_said_once(capsys):
@@ -346,7 +348,7 @@ def killed_before(directory, kind, count, rule):
 
 
 @pytest.mark.parametrize("kind", ["started", "reported", "decided", "paused", "promoted", "finished"])
-@pytest.mark.parametrize("rule", [0, 3], ids=["ASHA", "SuccessiveHalving"])
+@pytest.mark.parametrize("rule", [0, pytest.param(3, marks=pytest.mark.slow)], ids=["ASHA", "SuccessiveHalving"])
 def test_killed_between_any_two_records(kind, rule, tmp_path):
     """Killed before the first record of a kind, then before the second, and so on: the end is as if undisturbed."""
     with make() as study:
