@@ -1,4 +1,4 @@
-"""A study whose trials have two processes each, on real data: the curve of one process, also after a kill."""
+"""Studies whose trials have several processes, on real data: the curve of one process, also after a kill."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainwright as tw
+from trainwright.schedule import Doubling
 
 pytestmark = pytest.mark.slow
 
@@ -37,27 +38,44 @@ def train(trial):
         trial.report(loss=cross_entropy(scores, y[1500:]), accuracy=accuracy, **devices)
 
 
-def study(folder, devices, *, accident=False):
+def study(folder, policy, *, accident=False, workers=2):
     space = tw.Space(rate=tw.Float(0.009, 0.011), accident=tw.Constant(accident))
     made = tw.Study(space, "min loss", directory=folder, seed=3, searcher=tw.RandomSearcher())
-    scheduler = tw.Scheduler(tw.FixedEpochs(5), tw.Fixed(devices))
-    made.run(train, trials=1, scheduler=scheduler, engine=tw.Local(workers=2), progress=False)
+    scheduler = tw.Scheduler(tw.ASHA(max_epochs=5, eta=2), policy)  # rungs after epochs 1, 2 and 4
+    made.run(train, trials=1, scheduler=scheduler, engine=tw.Local(workers=workers), progress=False)
     (trial,) = made.trials
     return trial
 
 
-def test_digits_on_two_processes(tmp_path):
-    """One and two processes, undisturbed and after the kill of a rank, report the same losses; one checkpoint each."""
-    one, two, killed = (
-        study(tmp_path / name, devices, accident=name == "killed")
-        for name, devices in (("one", 1), ("two", 2), ("killed", 2))
-    )
-    for name in ("devices", "start"):
-        assert [trial.reports[5].metrics[name] for trial in (one, two, killed)] == [1, 2, 2]
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """Return the trial on one process, undisturbed."""
+    return study(tmp_path_factory.mktemp("one") / "study", tw.Fixed(1))
+
+
+def losses(trial):
+    return [trial.reports[epoch].metrics["loss"] for epoch in range(1, 6)]
+
+
+def devices(trial):
+    return [trial.reports[epoch].metrics["devices"] for epoch in range(1, 6)]
+
+
+def test_two_processes(tmp_path, one):
+    """Undisturbed and after the kill of a rank: the losses of one process, and a checkpoint for each report."""
+    two, killed = (study(tmp_path / str(dies), tw.Fixed(2), accident=dies) for dies in (False, True))
     assert one.reports[5].metrics["accuracy"] > 0.85
-    for epoch, report in one.reports.items():
-        assert two.reports[epoch].metrics["loss"] == pytest.approx(report.metrics["loss"], abs=1e-10)
-        assert killed.reports[epoch].metrics["loss"] == two.reports[epoch].metrics["loss"], "equal to the last bit"
+    assert [trial.reports[5].metrics["start"] for trial in (one, two, killed)] == [1, 2, 2]
+    assert devices(two) == devices(killed) == [2] * 5
+    assert losses(two) == pytest.approx(losses(one), abs=1e-10)
+    assert losses(killed) == losses(two), "equal to the last bit"
     assert [len(trial.leases) for trial in (one, two, killed)] == [1, 1, 2]
     assert killed.blamed_losses == 1
     assert all(len(trial.checkpoints) == 5 for trial in (one, two))
+
+
+def test_a_winner_that_grows(tmp_path, one):
+    """From one process to two and to four, by the policy, in the midst of its training: the losses of one process."""
+    grown = study(tmp_path / "study", Doubling(start=1, wait_seconds=600.0), workers=4)
+    assert devices(grown) == [1, 2, 4, 4, 4]
+    assert losses(grown) == pytest.approx(losses(one), abs=1e-10)
