@@ -1,9 +1,10 @@
-"""The same trial on one process and on two: batches, steps and losses are the same."""
+"""A trial that grows from one process to two while it trains: its steps and losses are those of one."""
 
 import torch
 from torch import nn
 
 import trainwright as tw
+from trainwright.schedule import Doubling
 
 
 def train(trial: tw.Trial) -> None:
@@ -29,10 +30,10 @@ def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 if __name__ == "__main__":
     space = tw.Space(rate=tw.Float(0.005, 0.02))
     curves = []
-    for devices in (1, 2):
-        study = tw.Study(space, objectives="min mse", directory=f"runs/on-{devices}", seed=0)
-        scheduler = tw.Scheduler(tw.FixedEpochs(3), tw.Fixed(devices))
+    for name, policy in (("one", tw.Fixed(1)), ("grown", Doubling(start=1, wait_seconds=60))):
+        study = tw.Study(space, objectives="min mse", directory=f"runs/{name}", seed=0)
+        scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2, min_epochs=2), policy)
         study.run(train, trials=1, scheduler=scheduler, engine=tw.Local(workers=2), progress=False)
         curves.append([report.metrics["mse"] for report in study.best.reports.values()])
-    for epoch, (one, two) in enumerate(zip(*curves, strict=True), 1):
-        print(f"epoch {epoch}: {one:.12f} on one, {two:.12f} on two")
+    for epoch, (one, grown) in enumerate(zip(*curves, strict=True), 1):
+        print(f"epoch {epoch}: {one:.12f} on one, {grown:.12f} if it grows")
