@@ -156,7 +156,7 @@ class Cloud:
             few &= temper[:, 0] > 1e-3
             if not few.any():
                 break
-            temper[few] *= 0.7
+            temper[few] *= 0.5
             weights[few] = np.exp(temper[few] * gaps[few])
         weights /= weights.sum(axis=1, keepdims=True)
         shapes = self.theta[:, 2:4]
