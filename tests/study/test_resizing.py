@@ -11,7 +11,7 @@ import trainwright as tw
 from trainwright.engine import Died, Quiet, Returned
 from trainwright.errors import EngineError, ScheduleError
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
-from trainwright.schedule import Doubling, DoublingAsPublished, MarginalGain
+from trainwright.schedule import Doubling, DoublingAsPublished, Estimates, MarginalGain
 from trainwright.study.claims import Claims
 from trainwright.study.settings import built, described
 
@@ -121,6 +121,18 @@ def test_any_rule_under_any_policy(policy, rule):
         run(study, policy, engine, rule, trials=9)
         assert study.state.results == 9
         assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
+
+
+def test_what_a_move_costs_and_gains_is_learnt(monkeypatch):
+    """From the second report on the new devices: the seconds of the way, and how much faster it is there."""
+    restarts, speedups = [], []
+    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
+    monkeypatch.setattr(Estimates, "saw_speedup", lambda _, ratio, speedup: speedups.append((ratio, speedup)))
+    with make() as study:
+        run(study, DOUBLING, Steps(8), tw.ASHA(max_epochs=16, eta=4))
+    assert restarts
+    assert all(size in {2, 4, 8} and seconds >= 0 for size, seconds in restarts)
+    assert [ratio for ratio, _ in speedups] == [size for size, _ in restarts]
 
 
 @pytest.mark.parametrize("how", ["refuses", "dies"])

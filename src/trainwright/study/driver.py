@@ -336,11 +336,12 @@ class Driver:
         self._give_up_if_hopeless(state)
 
     def _warn_of_restarts(self, trial: TrialState) -> None:
-        if trial.at_rung and not trial.checkpoints and not self._unsaved:
+        if (trial.at_rung or trial.resizing) and not trial.checkpoints and not self._unsaved:
             self._unsaved = True
+            when = "once promoted" if trial.at_rung else "on other devices"
             self.progress.say(
-                f"trial {trial.number} was paused without a checkpoint: once promoted, such trials start again from "
-                "epoch 1; save one with trial.prepare, in a study with a directory"
+                f"trial {trial.number} was paused without a checkpoint: {when}, such trials start again from epoch 1; "
+                "save one with trial.prepare, in a study with a directory"
             )
 
     def _give_up_if_hopeless(self, trial: TrialState) -> None:

@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from trainwright.schedule import Action, Block, Desk, Start
+from trainwright.schedule import Action, Block, Desk, Seat, Start
 
 __all__ = ["Launch", "Seats"]
 
@@ -27,6 +27,8 @@ class Seats:
         self.desk = desk
         self._kept = kept
         self._launches: list[Launch] = []
+        self._left: dict[int, tuple[int, float]] = {}  # trials under way to other devices: their epoch, and since when
+        self._arrived: dict[int, tuple[int, float]] = {}  # those that have reported there: what they took so far
 
     @property
     def moving(self) -> bool:
@@ -49,8 +51,25 @@ class Seats:
 
     def reported(self, trial: int, epoch: int, loss: float) -> None:
         """Note a report; one of an epoch that was trained before, for want of a checkpoint, tells nothing."""
-        if self.desk.policy.resizes and epoch > self.desk.seats[trial].epoch:
-            self.desk.reported(trial, epoch, loss, time.monotonic())
+        seat = self.desk.seats[trial]
+        if not self.desk.policy.resizes or epoch <= seat.epoch:
+            return
+        now = time.monotonic()
+        self.desk.reported(trial, epoch, loss, now)
+        if trial in self._left:
+            before, since = self._left.pop(trial)
+            self._arrived[trial] = epoch - before, now - since
+        elif trial in self._arrived and seat.epoch_seconds is not None:
+            self._learn(seat, *self._arrived.pop(trial))
+
+    def _learn(self, seat: Seat, epochs: int, seconds: float) -> None:
+        """Learn from the first epochs of a trial on other devices how fast it is there, and what the way cost."""
+        assert seat.epoch_seconds is not None  # noqa: S101 -- the caller has looked
+        estimates, size, start = self.desk.estimates, len(seat.block), self.desk.policy.start
+        estimates.saw_restart(size, max(0.0, seconds - epochs * seat.epoch_seconds))
+        plain = estimates.epoch_seconds()
+        if plain is not None and seat.epoch_seconds > 0 and size != start:
+            estimates.saw_speedup(size / start, plain / seat.epoch_seconds)
 
     def ends(self) -> None:
         """Note that the trial that has just reported will not train on."""
@@ -71,11 +90,13 @@ class Seats:
         """Note that a trial has ended its run to go on elsewhere: at once, or when there is room."""
         seat = self.desk.seats[trial]
         self._kept.add(trial)
+        self._arrived.pop(trial, None)
         if seat.target is None:
             self.desk.rested(trial)
             return
-        before = len(seat.block)
-        self.desk.moved(trial, time.monotonic())
+        before, now = len(seat.block), time.monotonic()
+        self._left[trial] = seat.epoch, now
+        self.desk.moved(trial, now)
         self._launches.append(Launch(trial, seat.block, before))
 
     def falls_back(self, trial: int, before: int) -> bool:
@@ -84,12 +105,15 @@ class Seats:
         if before >= len(seat.block) or seat.target is not None or not self.desk.move(seat, before):
             return False
         self._kept.add(trial)
+        self._left.pop(trial, None)
         self.desk.moved(trial, time.monotonic())
         self._launches.append(Launch(trial, seat.block))
         return True
 
     def gone(self, trial: int) -> None:
         """Note that a trial has let go of its devices."""
+        self._left.pop(trial, None)
+        self._arrived.pop(trial, None)
         self.desk.gone(trial)
 
     def _note(self, actions: list[Action]) -> None:
