@@ -23,6 +23,7 @@ __all__ = [
     "MixedSplitsError",
     "ObjectiveError",
     "ScheduleError",
+    "SchedulerStalled",
     "SearchError",
     "SpaceError",
     "SpaceExhausted",
@@ -72,6 +73,18 @@ class SearchError(InputError):
 
 class ScheduleError(InputError):
     """A promotion rule or allocation policy whose settings do not fit each other or the study."""
+
+
+class SchedulerStalled(TrainwrightError):
+    """A trial waits for devices that can never be free, so that the study would wait for ever."""
+
+    @classmethod
+    def of(cls, trial: int, *, wanted: int, devices: int) -> "SchedulerStalled":
+        """Return the error that says what a trial waits for."""
+        return cls(
+            f"trial {trial} waits for {wanted} devices, the engine has {devices}; "
+            "use a policy that caps what it asks for, such as Doubling, or a larger engine"
+        )
 
 
 class EngineError(InputError):

@@ -223,6 +223,11 @@ class Rule:
         """Nobody pauses."""
         return False
 
+    @property
+    def reads_curves(self) -> bool:
+        """Whether reports between those of `next_epoch` count as well; if not, a simulation may leave them out."""
+        return True
+
     def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
         """Refuse more objectives than one: a rule that looks at the first alone would drop the best at the others."""
         if objectives > 1:

@@ -41,6 +41,11 @@ class RungRule(Rule):
         return ladder(self.min_epochs, self.max_epochs, self._factor)
 
     @property
+    def reads_curves(self) -> bool:
+        """Only what is reported at rungs counts."""
+        return False
+
+    @property
     def _factor(self) -> Fraction:
         return as_fraction(self.eta, type(self).__name__)
 

@@ -41,6 +41,7 @@ class Seat:
     target: Block | None = None
     rests: bool = False
     held: bool = False  # at its checkpoint, on its devices
+    wanted: int = 0  # devices that it was refused when it rested
 
     @property
     def size(self) -> int:
@@ -156,6 +157,7 @@ class Desk:
         """Start a resting trial on `size` devices; return whether they were free."""
         block = self.room.take(size)
         if block is None:
+            self.resting[trial].wanted = size
             return False
         seat = self.resting.pop(trial)
         seat.block, seat.moved, seat.began = block, self.at, None
@@ -167,11 +169,17 @@ class Desk:
         self._actions.append(Start(work, block))
 
     def move(self, seat: Seat, size: int) -> bool:
-        """Let a trial go on with `size` devices from its next checkpoint; return whether they were free."""
+        """Let a trial go on with `size` devices from its next checkpoint; return whether they were free.
+
+        A trial that has gone gets none, nor has it to go: a planner may not have noticed.
+        """
+        if self.seats.get(seat.trial) is not seat:
+            return False
         block = seat.block[:size] if size < seat.size else self.room.grow(seat.target or seat.block, size)
         if block is None:
             return False
         if seat.target is not None:  # it grows once more: one move
+            self.room.give(set(seat.target).difference(block, seat.block))
             self._actions = [action for action in self._actions if action != Move(seat.trial, seat.target)]
         seat.target = block
         self._actions.append(Move(seat.trial, block))
@@ -189,6 +197,8 @@ class Desk:
 
     def go(self, seat: Seat) -> None:
         """Let a held trial train on where it is."""
+        if self.seats.get(seat.trial) is not seat:
+            return
         seat.held, seat.began = False, (seat.epoch, self.at)
         self._actions.append(Go(seat.trial))
 

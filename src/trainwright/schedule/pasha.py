@@ -138,6 +138,11 @@ class PASHA(RungRule):
         """Trials pause at each rung."""
         return True
 
+    @property
+    def reads_curves(self) -> bool:
+        """An automatic epsilon is taken from them."""
+        return self.epsilon == "auto"
+
     def empty(self) -> _Index:
         """Return empty rungs, of which two are open."""
         tables: dict[int, Table] = {rung: RankRung(self._factor, least=0) for rung in self.rungs}

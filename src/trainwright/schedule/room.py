@@ -47,7 +47,10 @@ class Tiles:
             if node + tile + size <= slots
         )
         self._size = size
+        self._stride = stride
         self._tiles = list(starts)
+        self._starts = frozenset(self._tiles)
+        self._out: set[int] = set()  # slots that are left out
 
     @property
     def free(self) -> int:
@@ -70,14 +73,16 @@ class Tiles:
         return None
 
     def give(self, slots: Iterable[int]) -> None:
-        """Take back whole tiles."""
-        given = sorted(slots)
-        for start in given[:: self._size]:
-            if start + self._size - 1 <= given[-1]:
+        """Take back whole tiles; a node that was left out brings back those that have no slots of another such."""
+        given = set(slots)
+        self._out -= given
+        for start in self._starts & {slot - slot % self._stride % self._size for slot in given}:
+            if self._out.isdisjoint(range(start, start + self._size)):
                 heapq.heappush(self._tiles, start)
 
     def withdraw(self, node: range) -> None:
         """Leave out the tiles that have slots of a node."""
+        self._out.update(node)
         self._tiles = [at for at in self._tiles if at + self._size <= node.start or node.stop <= at]
         heapq.heapify(self._tiles)
 
@@ -145,9 +150,8 @@ class Nodes:
             return None if more is None else tuple(sorted((*block, *more)))
         start, length = block[0], len(block)
         grown: list[int] = []
-        origin = start // node * node
         while length < size and length * 2 < node:
-            buddy = origin + ((start - origin) ^ length)
+            buddy = self._buddy(start, length)
             if self._part.get(buddy) != length:
                 break
             grown.append(buddy)
@@ -216,13 +220,16 @@ class Nodes:
 
     def _add_part(self, start: int, size: int) -> None:
         """Free a part, joined with its buddy as often as that is free."""
-        origin = start // self.slots_per_node * self.slots_per_node
-        buddy = origin + ((start - origin) ^ size)
-        while self._part.get(buddy) == size:
+        while self._part.get(buddy := self._buddy(start, size)) == size:
             del self._part[buddy]
             start, size = min(start, buddy), size * 2
-            buddy = origin + ((start - origin) ^ size)
         self._put(start, size)
+
+    def _buddy(self, start: int, size: int) -> int:
+        """Return the start of the part with which this one makes one twice as large; -1 if the node ends before."""
+        offset = start % self.slots_per_node
+        buddy = offset ^ size
+        return start - offset + buddy if buddy + size <= self.slots_per_node else -1
 
     def _part_of(self, size: int) -> int | None:
         """Return the start of a part of just this size, split off the smallest that holds it."""

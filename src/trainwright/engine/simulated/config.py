@@ -19,14 +19,16 @@ class Simulated:
     `restart_seconds` is the cost of going on elsewhere (one number, or by the number of devices). `stragglers` s makes
     each run of a trial 1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails.
     Nodes fail after `node_mtbf_seconds` on average (None: never) and are back `repair_seconds` later; what ran there
-    goes on from its last epoch. One decision takes `decision_seconds` of the one driver (one number, or by the number
-    of results known: the next smaller entry counts). Every draw is a function of the seed, the trial and its run.
+    goes on from its last epoch, with the devices of a new trial. Unless trials `resume`, whoever goes on trains again
+    from the first epoch. One decision takes `decision_seconds` of the one driver (one number, or by the number of
+    results known: the next smaller entry counts). Every draw is a function of the seed, the trial and its run.
     """
 
     cluster: Cluster
     task: Task = field(default_factory=Parametric)
     scaling: Scaling = field(default_factory=Scaling)
     restart_seconds: float | Mapping[int, float] = 30.0
+    resume: bool = True
     stragglers: float = 0.0
     drops_per_second: float = 0.0
     node_mtbf_seconds: float | None = None

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainwright.engine.simulated.config import Simulated
-from trainwright.schedule import Block, Desk
+from trainwright.schedule import Block
 
-__all__ = ["Held", "Recorder", "Run"]
+__all__ = ["Held", "Recorder", "Run", "Stall"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """A trial held `block` from `start` to `end`, and let go of it for `why`."""
+    """A trial held `block` from `start` to `end` (s), and let go of it for `why`.
+
+    It is "full", "stopped", "pause", "resize", "rest", "failed", "node lost" or "stalled".
+    """
 
     trial: int
     block: Block
@@ -22,13 +25,23 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stall:
+    """A trial that waits for `wanted` devices (0: for its policy to let it go on) of `devices`, for ever."""
+
+    trial: int
+    wanted: int
+    devices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """One simulated study. Times in seconds from its start.
 
-    `utilisation` is the share of all device time in which a trial trained, up to the makespan; `device_seconds` are
+    `utilisation` is the share of all device time up to the makespan in which a trial trained; `device_seconds` are
     those held, restarts and waits included. `first_full_seconds` is when the first trial had its whole length (inf if
-    none had); `close_seconds` when a trial was first within 1 % of the best last loss. `stalled` names a trial that
-    waits for devices that will never be free. `digest` is SHA-256 over all events in their order.
+    none had); `close_seconds` when a trial was first within 1 % of the best loss. `resizes` are goings-on with another
+    number of devices, waits those of trials that could train on if they had devices. `substitutions` counts the trials
+    for which a table had not what was asked. `digest` is SHA-256 over all events in their order.
     """
 
     makespan_seconds: float
@@ -41,9 +54,11 @@ class Run:
     close_seconds: float
     resizes: int
     failed: int
+    waits: int
     wait_seconds_mean: float
     wait_seconds_max: float
-    stalled: tuple[int, ...]
+    substitutions: int
+    stalled: tuple[Stall, ...]
     digest: str
     gantt: tuple[Held, ...] = ()
 
@@ -59,10 +74,11 @@ class Recorder:
     failed: int = 0
     resizes: int = 0
     first_full: float = math.inf
+    _last: float = 0.0  # when devices were given back last
     _device_seconds: float = 0.0
     _trained: float = 0.0
     _holds: dict[int, tuple[Block, float]] = field(default_factory=dict)
-    _resting: dict[int, float] = field(default_factory=dict)
+    _waiting: dict[int, tuple[float, int]] = field(default_factory=dict)  # since when, and devices before
     _waits: list[float] = field(default_factory=list)
     _bests: list[tuple[float, float]] = field(default_factory=list)  # time and loss, each better than before
     _bars: list[Held] = field(default_factory=list)
@@ -70,47 +86,55 @@ class Recorder:
     def held(self, trial: int, block: Block, at: float) -> None:
         """Note that a trial holds a block from now on."""
         self._holds[trial] = block, at
-        if trial in self._resting:
-            self._waits.append(at - self._resting.pop(trial))
+        if trial in self._waiting:
+            since, size = self._waiting.pop(trial)
+            self.resizes += size != len(block)
+            if at > since:
+                self._waits.append(at - since)
 
     def released(self, trial: int, at: float, why: str) -> None:
-        """Note that it lets go of it."""
+        """Note that it lets go of it, and that its time of waiting begins if it could train on."""
         block, since = self._holds.pop(trial)
+        self._last = at
         self._device_seconds += len(block) * (at - since)
-        if why == "resize":
-            self.resizes += 1
-        elif why == "rest":
-            self.resizes += 1
-            self._resting[trial] = at
-        elif why == "failed":
-            self.failed += 1
+        if why in {"resize", "rest", "node lost"}:
+            self._waiting.setdefault(trial, (at, len(block)))  # or since it was held
+        elif why in {"full", "stopped"}:
+            self.results += 1
+        if why == "full":
+            self.full += 1
+            self.first_full = min(self.first_full, at)
+        self.failed += why == "failed"
         if self.gantt:
             self._bars.append(Held(trial=trial, block=block, start=since, end=at, why=why))
 
-    def trained(self, pace: float, seconds: float, devices: int) -> None:
-        """Note epochs that take so many seconds at pace 1."""
-        self._trained += seconds / pace * devices
+    def stays(self, trial: int, at: float) -> None:
+        """Note that a trial waits at a checkpoint, on its devices."""
+        self._waiting[trial] = at, len(self._holds[trial][0])
 
-    def reported(self, trial: int, epoch: int, losses: Sequence[float], at: float) -> None:  # noqa: ARG002 -- an event
+    def goes(self, trial: int, at: float) -> None:
+        """Note that it trains on there."""
+        since, _ = self._waiting.pop(trial)
+        self._waits.append(at - since)
+
+    def trained(self, device_seconds: float) -> None:
+        """Note device time in which a trial trained."""
+        self._trained += device_seconds
+
+    def reported(self, loss: float, at: float) -> None:
         """Note a report, if it is the best so far."""
-        if not self._bests or losses[0] < self._bests[-1][1]:
-            self._bests.append((at, losses[0]))
+        if not self._bests or loss < self._bests[-1][1]:
+            self._bests.append((at, loss))
 
-    def ended(self, trial: int, loss: float, at: float, *, full: bool) -> None:  # noqa: ARG002 -- an event
-        """Note a trial's end."""
-        self.results += 1
-        if full:
-            self.full += 1
-            self.first_full = min(self.first_full, at)
-        self.released(trial, at, "full" if full else "stopped")
-
-    def result(self, at: float, trials: int, desk: Desk, digest: str) -> Run:
-        """Return the whole."""
+    def result(self, at: float, trials: int, substitutions: int, stalled: Sequence[Stall], digest: str) -> Run:
+        """Return the whole; who still holds devices does so for ever."""
+        for trial in list(self._holds):
+            self.released(trial, at, "stalled")
         best = self._bests[-1][1] if self._bests else math.inf
         close = next((time for time, loss in self._bests if loss <= best + 0.01 * abs(best)), math.inf)
-        total = at * self.setting.cluster.devices
+        total = self._last * self.setting.cluster.devices
         return Run(
-            makespan_seconds=at,
+            makespan_seconds=self._last,
             device_seconds=self._device_seconds,
             utilisation=self._trained / total if total else 0.0,
             first_full_seconds=self.first_full,
@@ -120,9 +144,11 @@ class Recorder:
             close_seconds=close,
             resizes=self.resizes,
             failed=self.failed,
+            waits=len(self._waits),
             wait_seconds_mean=sum(self._waits) / len(self._waits) if self._waits else 0.0,
             wait_seconds_max=max(self._waits, default=0.0),
-            stalled=tuple(sorted(desk.resting)),
+            substitutions=substitutions,
+            stalled=tuple(stalled),
             digest=digest,
             gantt=tuple(self._bars),
         )

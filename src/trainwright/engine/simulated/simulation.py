@@ -1,25 +1,24 @@
 """One simulated study: discrete events on a virtual clock, decided by the very rule, policy and searcher objects."""
 
-import hashlib
-import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainwright.engine.simulated._agenda import NANO, Agenda, Event, Kind
 from trainwright.engine.simulated._draws import Draws
 from trainwright.engine.simulated.config import Simulated
-from trainwright.engine.simulated.record import Recorder, Run
+from trainwright.engine.simulated.record import Recorder, Run, Stall
 from trainwright.engine.simulated.task import Course
-from trainwright.errors import ScheduleError
+from trainwright.errors import EngineError, ScheduleError
 from trainwright.schedule import (
-    Continue,
+    Action,
     Desk,
     Ended,
     Estimates,
-    Event,
     Go,
+    Judged,
     Look,
     Move,
     New,
@@ -33,21 +32,22 @@ from trainwright.schedule import (
     Seat,
     Start,
     Started,
+    Stop,
     TrialView,
     View,
     Work,
 )
+from trainwright.schedule import Event as RuleEvent
 
-__all__ = ["simulate"]
-
-_NANO = 1_000_000_000
-
-# What happens at one time happens in this order.
-_NODE_LOST, _FAILED, _REPORTED, _CHECKPOINT, _NODE_BACK, _TIMER = range(6)
-_NAMES = ("node_lost", "failed", "reported", "checkpoint", "node_back", "timer")
+__all__ = ["Configure", "Told", "simulate"]
 
 Configure = Callable[[int], Mapping[str, Any] | None]
 """Returns the parameters of a new trial; None for none."""
+
+Told = Callable[[int, int, tuple[float, ...], bool], None]
+"""Hears trial, epoch, losses, and whether the trial rests now, ended or paused."""
+
+_IDLE = 1000  # events a node without any training, after which nothing more is expected
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ class _Trial:
     number: int
     course: Course
     started: bool = False
+    trains: bool = False  # or restarts; else it has ended, waits, or is held at a checkpoint
     runs: int = 0  # how often it was started
     version: int = 0  # events of an earlier one are void
     checkpoint: int = 0  # the epoch from which it goes on
@@ -62,7 +63,7 @@ class _Trial:
     best: float = math.inf
     began: float = 0.0  # when it trained on from its checkpoint, in seconds
     pace: float = 1.0  # speed on its devices, and its luck with them
-    until: int = 0  # the epoch of its next report
+    until: int = 0  # the epoch of its next event
 
 
 def simulate(
@@ -73,14 +74,17 @@ def simulate(
     seed: int,
     objectives: int = 1,
     configure: Configure = lambda _: None,
-    told: Callable[[int, int, tuple[float, ...], bool], None] | None = None,
+    told: Told | None = None,
     gantt: bool = False,
 ) -> Run:
-    """Simulate a study of `trials` trials and return what came of it.
+    """Simulate a study of `trials` trials and return what came of it. A failed trial is not replaced by another.
 
-    `configure` gives the parameters of a new trial, `told` hears (trial, epoch, losses, whether it has ended), as a
-    searcher would. `gantt` keeps who held which devices when.
+    `configure` gives the parameters of a new trial, `told` hears what came of them, as a searcher would. `gantt` keeps
+    who held which devices when. Raises `InputError` for what cannot run, `SchedulerStalled` if the policy goes round in
+    circles; a trial that waits for devices for ever ends the run, which names it.
     """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise EngineError(f"simulate: trials: got {trials!r}; allowed: a whole number >= 1")
     scheduler.rule.check(objectives, trials)
     if scheduler.rule.max_epochs is None:
         raise ScheduleError("simulate: the rule sets no length of a trial; give it, such as FixedEpochs(27)")
@@ -101,7 +105,7 @@ class _Simulation:
         seed: int,
         *,
         configure: Configure,
-        told: Callable[[int, int, tuple[float, ...], bool], None] | None,
+        told: Told | None,
         recorder: Recorder,
     ) -> None:
         self.rule = scheduler.rule
@@ -112,70 +116,93 @@ class _Simulation:
         self.told = told
         self.recorder = recorder
         self.length: int = scheduler.rule.max_epochs or 0
-        self.clock = 0.0
-        self.free_at = 0.0  # when the driver has decided what came before
+        self.curves = getattr(self.rule, "reads_curves", True)
+        self.clock = 0.0  # when the driver decides on the present event, in seconds
         self.trials: dict[int, _Trial] = {}
+        self.training = 0  # how many trials train
         self.interrupted: deque[int] = deque()
         self.courses = setting.task.courses(seed)
-        self.agenda: list[tuple[int, int, int, int, int]] = []  # nanoseconds, kind, sequence, trial or node, version
-        self.sequence = 0
-        self.hash = hashlib.sha256()
         self.index = self.rule.fold(self.rule.empty(), Opened(seed=seed))
         self.luck = Draws(seed, "simulated straggling")
         self.drops = Draws(seed, "simulated drop", "exponential")
         self.lifetimes = Draws(seed, "simulated node", "exponential")
-        rungs = getattr(self.rule, "rungs", ())
         cluster = setting.cluster
-        room = scheduler.policy.room(cluster.devices, cluster.devices_per_node)
+        self.agenda = Agenda(most=100 * (cluster.devices + 1000))
+        self.timer: int | None = None  # when the policy or the rule wants to be asked again
+        self.down: set[int] = set()  # nodes
+        self.nothing = False  # there was no work when it was asked for last
+        self.idle = 0  # events in a row without any training
+        self.paces: dict[int, float] = {}
         self.desk = Desk(
             scheduler.policy,
             self,
-            room,
+            scheduler.policy.room(cluster.devices, cluster.devices_per_node),
             slots=cluster.devices,
-            rungs=(*rungs, self.length),
+            rungs=(*getattr(self.rule, "rungs", ()), self.length),
             survival=self._survival,
             estimates=Estimates(),
         )
-        self._pace: dict[int, float] = {}
-        self.held: set[int] = set()
 
     def run(self) -> Run:
-        self._nodes()
-        self._act(self.desk.plan(0.0), at_checkpoint=None)
-        agenda = self.agenda
-        while agenda:
-            nanoseconds, kind, _, number, version = heapq.heappop(agenda)
-            if self._void(kind, number, version):
-                continue
-            self.clock = nanoseconds / _NANO
-            self._line(nanoseconds, kind, number)
-            self._decide()
-            at_checkpoint = None
-            if kind == _REPORTED:
-                at_checkpoint = self._report(self.trials[number])
-            elif kind == _CHECKPOINT:
-                at_checkpoint = self._pass(self.trials[number])
-            elif kind == _FAILED:
-                self._fail(self.trials[number])
-            elif kind == _NODE_LOST:
-                self._lose(number, version)
-            elif kind == _NODE_BACK:
-                self.desk.room.give(self._slots(number))
-            self._act(self.desk.plan(self.clock), at_checkpoint)
-        return self.recorder.result(self.clock, len(self.trials), self.desk, self.hash.hexdigest())
+        if self.setting.node_mtbf_seconds is not None:
+            for node in range(self.setting.cluster.nodes):
+                self._fate(node, 0)
+        self._plan(None)
+        while self.agenda and not self._over():
+            event = self.agenda.pop()
+            if not self._void(event):
+                self.agenda.note(event)
+                self._happen(event)
+        stalls = tuple(
+            Stall(trial=number, wanted=seat.wanted, devices=self.desk.slots)
+            for number, seat in sorted({**self.desk.resting, **self.desk.seats}.items())
+        )
+        return self.recorder.result(
+            self.clock, len(self.trials), self.courses.substitutions, stalls, self.agenda.digest
+        )
 
-    def _void(self, kind: int, number: int, version: int) -> bool:
+    def _over(self) -> bool:
+        """Whether nothing trains and nothing will: no timer is set, and no node comes back that could be used."""
+        if self.training or self.timer is not None:
+            return False
+        waits = self.desk.resting or self.interrupted or self.desk.seats
+        return not self.down or (self.nothing and not waits) or self.idle > _IDLE * (1 + self.setting.cluster.nodes)
+
+    def _void(self, event: Event) -> bool:
         """Whether an event has been overtaken by another."""
-        if kind in {_REPORTED, _CHECKPOINT}:
+        nanoseconds, kind, _, number, version = event
+        if kind is Kind.REPORTED or kind is Kind.CHECKPOINT:
             return self.trials[number].version != version
-        if kind == _FAILED:
+        if kind is Kind.FAILED:
             return number not in self.desk.seats or self.trials[number].runs != version
-        return not self._works()
+        return kind is Kind.TIMER and nanoseconds != self.timer
+
+    def _happen(self, event: Event) -> None:
+        nanoseconds, kind, _, number, version = event
+        self.idle = 0 if self.training else self.idle + 1
+        # The one driver decides on one event after the other, and takes its time for each.
+        self.clock = max(self.clock, nanoseconds / NANO) + self.setting.decision(self.recorder.results)
+        at_checkpoint = None
+        if kind is Kind.REPORTED:
+            at_checkpoint = self._report(self.trials[number])
+        elif kind is Kind.CHECKPOINT:
+            at_checkpoint = self._pass(self.trials[number])
+        elif kind is Kind.FAILED:
+            self._fail(self.trials[number])
+        elif kind is Kind.NODE_LOST:
+            self._lose(number, version)
+        elif kind is Kind.NODE_BACK:
+            self.down.remove(number)
+            self.desk.room.give(self._slots(number))
+        else:
+            self.timer = None
+        self._plan(at_checkpoint)
 
     # What waits for devices.
 
     def next_work(self) -> Work | None:
         """Return an interrupted trial, a promoted one, or a new one."""
+        self.nothing = False
         if self.interrupted:
             number = self.interrupted.popleft()
             return Work(number, self.trials[number].checkpoint)
@@ -187,6 +214,7 @@ class _Simulation:
             number = len(self.trials)
             self.trials[number] = _Trial(number, self.courses.of(number, self.configure(number)))
             return Work(number)
+        self.nothing = True
         if answer.until_seconds is not None:
             self.desk.wake(answer.until_seconds)
         return None
@@ -195,154 +223,197 @@ class _Simulation:
         """Whether new trials are left."""
         return len(self.trials) < self.budget
 
-    def _works(self) -> bool:
-        return bool(self.desk.seats or self.desk.resting or self.interrupted or self.waits())
-
     # Events.
 
     def _report(self, trial: _Trial) -> int | None:
-        """Let a trial report; return its number if it goes on."""
+        """Let a trial report; return its number if it goes on where it is, or may."""
         epoch, number = trial.until, trial.number
-        losses = trial.course.losses(epoch)
-        if not all(map(math.isfinite, losses)):
-            losses = tuple(loss if math.isfinite(loss) else math.inf for loss in losses)
         self._trained(trial, epoch)
+        for each in range(trial.reported + 1 if self.curves else epoch, epoch + 1):
+            losses = tuple(loss if math.isfinite(loss) else math.inf for loss in trial.course.losses(each))
+            trial.best = min(trial.best, losses[0])
+            self._fold(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
         trial.reported = epoch
-        trial.best = min(trial.best, losses[0])
-        self._fold(Reported(trial=number, epoch=epoch, losses=losses, at_seconds=self.clock))
         self.desk.reported(number, epoch, losses[0], self.clock)
-        self.recorder.reported(number, epoch, losses, self.clock)
+        self.recorder.reported(losses[0], self.clock)
         if epoch >= self.length:
-            self._end(trial, losses, full=True)
+            self._end(trial, losses, "full")
             return None
         seen = TrialView(number=number, epoch=epoch, losses=losses, best_loss=trial.best)
         verdict = self.rule.on_report(self.index, self._view(), seen)
-        if isinstance(verdict, Continue):
-            if self.told is not None:
-                self.told(number, epoch, losses, False)
-            if self.desk.seats[number].settled:
-                return number
-            self._leave(trial)
-        elif isinstance(verdict, Pause):
-            trial.version += 1
-            self.recorder.released(number, self.clock, "pause")
+        if isinstance(verdict, Stop):
+            self._end(trial, losses, "stopped")
+            return None
+        pauses = isinstance(verdict, Pause)
+        if verdict.reason is not None:
+            self._fold(Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=self.clock))
+        if self.told is not None:
+            self.told(number, epoch, losses, pauses)
+        if pauses:
+            self._release(trial, "pause")
             self.desk.gone(number)
-            if self.told is not None:
-                self.told(number, epoch, losses, False)
-        else:
-            self._end(trial, losses, full=False)
-        return None
+            return None
+        return number
 
-    def _end(self, trial: _Trial, losses: tuple[float, ...], *, full: bool) -> None:
-        trial.version += 1
-        self.recorder.ended(trial.number, losses[0], self.clock, full=full)
+    def _end(self, trial: _Trial, losses: tuple[float, ...], why: str) -> None:
+        self._release(trial, why)
         self.desk.gone(trial.number)
         self._fold(Ended(trial=trial.number, failed=False, at_seconds=self.clock))
         if self.told is not None:
             self.told(trial.number, trial.reported, losses, True)
 
     def _fail(self, trial: _Trial) -> None:
-        trial.version += 1
-        self.recorder.released(trial.number, self.clock, "failed")
+        self._release(trial, "failed")
         self.desk.gone(trial.number)
         self._fold(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
 
-    def _pass(self, trial: _Trial) -> int | None:
-        """Let a trial pass a checkpoint between two reports that count; return its number if it may go on there."""
-        epoch = self._done(trial)
-        self._trained(trial, epoch)
-        if not self.desk.seats[trial.number].settled:
-            self._leave(trial)
-            return None
-        self.desk.reported(trial.number, epoch, trial.course.losses(epoch)[0], self.clock)
+    def _pass(self, trial: _Trial) -> int:
+        """Let a trial pass a checkpoint between two reports that count."""
+        self._trained(trial, trial.until)
+        self.desk.reported(trial.number, trial.until, trial.course.losses(trial.until)[0], self.clock)
         return trial.number
 
-    def _trained(self, trial: _Trial, epoch: int) -> None:
-        course, devices = trial.course, len(self.desk.seats[trial.number].block)
-        self.recorder.trained(trial.pace, course.seconds(epoch) - course.seconds(trial.checkpoint), devices)
-        trial.checkpoint = epoch
+    def _lose(self, node: int, life: int) -> None:
+        """Let what ran on a node, or was about to, go on elsewhere from its last epoch; the node is out for a while."""
+        slots = self._slots(node)
+        for number, seat in list(self.desk.seats.items()):
+            if any(slot in slots for slot in (*seat.block, *(seat.target or ()))):
+                trial = self.trials[number]
+                if trial.trains:
+                    self._trained(trial, self._behind(trial))
+                self._release(trial, "node lost")
+                self.desk.gone(number)
+                self.interrupted.append(number)
+        self.desk.room.withdraw(slots)
+        self.down.add(node)
+        back = self.clock + self.setting.repair_seconds
+        self.agenda.push(back, Kind.NODE_BACK, node, 0)
+        self._fate(node, life + 1, after=back)
+
+    def _fate(self, node: int, life: int, after: float = 0.0) -> None:
+        mean = self.setting.node_mtbf_seconds or math.inf
+        self.agenda.push(after + mean * self.lifetimes.at(node, life), Kind.NODE_LOST, node, life)
+
+    def _slots(self, node: int) -> range:
+        size = self.setting.cluster.devices_per_node
+        return range(node * size, (node + 1) * size)
+
+    # What the policy plans.
+
+    def _plan(self, at_checkpoint: int | None) -> None:
+        """Let the policy plan, and do what it says; the trial at a checkpoint moves now, is held, or trains on."""
+        self._act(self.desk.plan(self.clock), at_checkpoint)
+        if at_checkpoint is not None:
+            trial, seat = self.trials[at_checkpoint], self.desk.seats[at_checkpoint]
+            if not seat.settled:
+                self._leave(trial)
+                self._plan(None)  # what it left is free
+            elif not seat.held:
+                self._train(trial, self.clock)
+        if self.desk.wake_at is not None:
+            at = self.desk.wake_at + 1 / NANO  # not a rounding before it
+            if self.timer is None or at * NANO < self.timer:
+                self.timer = self.agenda.push(at, Kind.TIMER, 0, 0)
+
+    def _act(self, actions: Iterable[Action], at_checkpoint: int | None) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                number = action.work.trial
+                self._fold(Started(trial=number, at_seconds=self.clock))
+                self._launch(self.trials[number], self.desk.seats[number])
+            elif isinstance(action, Go):
+                self.recorder.goes(action.trial, self.clock)
+                self._train(self.trials[action.trial], self.clock)
+            elif action.trial == at_checkpoint:
+                continue  # it is settled when all is planned
+            elif isinstance(action, Move | Rest | Look):
+                trial = self.trials[action.trial]
+                if trial.trains:
+                    self._stop_over(trial)
+                elif not isinstance(action, Look):
+                    self._leave(trial)  # it was held for this
+        if at_checkpoint is not None and self.desk.seats[at_checkpoint].held:
+            self.recorder.stays(at_checkpoint, self.clock)
 
     def _leave(self, trial: _Trial) -> None:
         """At a checkpoint a trial goes where it is to go."""
         number, seat = trial.number, self.desk.seats[trial.number]
         if seat.target is None:
-            trial.version += 1
-            self.recorder.released(number, self.clock, "rest")
+            self._release(trial, "rest")
             self.desk.rested(number)
-            return
-        self.recorder.released(number, self.clock, "resize")
-        self.desk.moved(number, self.clock)
-        self._train(trial, seat, restart=True)
+        else:
+            self._release(trial, "resize")
+            self.desk.moved(number, self.clock)
+            self._launch(trial, seat)
 
-    def _act(self, actions: Any, at_checkpoint: int | None) -> None:
-        """Do what was planned; the trial at a checkpoint moves now or trains on."""
-        for action in actions:
-            if isinstance(action, Start):
-                number = action.work.trial
-                trial = self.trials[number]
-                self._fold(Started(trial=number, at_seconds=self.clock))
-                self._train(trial, self.desk.seats[number], restart=trial.started)
-                trial.started = True
-            elif isinstance(action, Go):
-                self._next(self.trials[action.trial], self.clock)
-            elif isinstance(action, Move) and action.trial in self.held:
-                self._leave(self.trials[action.trial])
-            elif isinstance(action, Move | Rest | Look) and action.trial != at_checkpoint:
-                self._checkpoint(self.trials[action.trial])
-        self.held = (
-            {number for number, seat in self.desk.seats.items() if seat.held}
-            if self.held or at_checkpoint is not None
-            else self.held
-        )
-        if at_checkpoint is not None:
-            trial, seat = self.trials[at_checkpoint], self.desk.seats[at_checkpoint]
-            if seat.held:
-                trial.version += 1
-            elif seat.settled:
-                self._next(trial, self.clock)
-            else:
-                self._leave(trial)
-                self._act(self.desk.plan(self.clock), at_checkpoint=None)  # what it left is free
-        if self.desk.wake_at is not None and self._works():
-            self._push(self.desk.wake_at + 1 / _NANO, _TIMER, 0, 0)  # not a rounding before it
-            self.desk.wake_at = None
+    def _release(self, trial: _Trial, why: str) -> None:
+        """Note that a trial is no more on its devices; what was to happen to it there does not."""
+        self._halt(trial)
+        self.recorder.released(trial.number, self.clock, why)
 
-    def _train(self, trial: _Trial, seat: Seat, *, restart: bool) -> None:
+    def _halt(self, trial: _Trial) -> None:
+        trial.version += 1
+        self.training -= trial.trains
+        trial.trains = False
+
+    # Training.
+
+    def _launch(self, trial: _Trial, seat: Seat) -> None:
         """Begin a run on the seat's block."""
-        trial.runs += 1
         size = len(seat.block)
+        trial.runs += 1
         self.recorder.held(trial.number, seat.block, self.clock)
-        speed = self._pace.get(size)
-        if speed is None:
-            speed = self._pace[size] = self.setting.scaling.speedup(size / self.desk.policy.start)
-        trial.pace = speed
+        self.agenda.note_start(trial.number, seat.block[0], size)
+        if size not in self.paces:
+            self.paces[size] = self.setting.scaling.speedup(size / self.desk.policy.start)
+        trial.pace = self.paces[size]
         if self.setting.stragglers:
             trial.pace /= 1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs))
-        cost = self.setting.restart(size) if restart else 0.0
-        if restart:
+        cost = 0.0
+        if trial.started:
+            cost = self.setting.restart(size)
             self.desk.estimates.saw_restart(size, cost)
-        self._next(trial, self.clock + cost)
+            if not self.setting.resume:
+                trial.checkpoint = 0
+        trial.started = True
+        self._train(trial, self.clock + cost)
         seat.began = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
             life = self.drops.at(trial.number, trial.runs) / self.setting.drops_per_second
-            self._push(self.clock + life, _FAILED, trial.number, trial.runs)
+            self.agenda.push(self.clock + life, Kind.FAILED, trial.number, trial.runs)
 
-    def _next(self, trial: _Trial, began: float) -> None:
+    def _train(self, trial: _Trial, began: float) -> None:
         """Train on from the checkpoint to the next epoch whose report may count."""
-        number = trial.number
-        seen = TrialView(number=number, epoch=trial.checkpoint, losses=(0.0,), best_loss=trial.best)
-        trial.until = min(self.length, max(trial.checkpoint + 1, self.rule.next_epoch(self.index, seen)))
+        epoch = max(trial.checkpoint, trial.reported)
+        seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.best,), best_loss=trial.best)
         trial.began = began
-        trial.version += 1
-        course = trial.course
-        seconds = (course.seconds(trial.until) - course.seconds(trial.checkpoint)) / trial.pace
-        self._push(began + seconds, _REPORTED, number, trial.version)
+        self._go_to(trial, min(self.length, max(epoch + 1, self.rule.next_epoch(self.index, seen))), Kind.REPORTED)
 
-    def _done(self, trial: _Trial) -> int:
-        """Return the epoch that a running trial has come to, to the next checkpoint if it is in the middle of one."""
+    def _stop_over(self, trial: _Trial) -> None:
+        """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
+        epoch = max(trial.checkpoint + 1, self._ahead(trial))
+        if epoch < trial.until:
+            self._go_to(trial, epoch, Kind.CHECKPOINT)
+
+    def _go_to(self, trial: _Trial, epoch: int, kind: Kind) -> None:
+        self._halt(trial)
+        trial.trains, trial.until = True, epoch
+        self.training += 1
+        course = trial.course
+        seconds = (course.seconds(epoch) - course.seconds(trial.checkpoint)) / trial.pace
+        self.agenda.push(trial.began + seconds, kind, trial.number, trial.version)
+
+    def _trained(self, trial: _Trial, epoch: int) -> None:
+        course, devices = trial.course, len(self.desk.seats[trial.number].block)
+        self.recorder.trained((course.seconds(epoch) - course.seconds(trial.checkpoint)) / trial.pace * devices)
+        trial.checkpoint = epoch
+        self._halt(trial)
+
+    def _ahead(self, trial: _Trial) -> int:
+        """Return the first epoch of a running trial whose end is not before now."""
         course, spent = trial.course, (self.clock - trial.began) * trial.pace
         low, high, base = trial.checkpoint, trial.until, course.seconds(trial.checkpoint)
-        while low < high:  # the first epoch whose end is not before now
+        while low < high:
             middle = (low + high) // 2
             if course.seconds(middle) - base >= spent - 1e-6:
                 high = middle
@@ -350,59 +421,17 @@ class _Simulation:
                 low = middle + 1
         return low
 
-    def _checkpoint(self, trial: _Trial) -> None:
-        """Let a running trial stop at the end of its present epoch, unless its next report comes first."""
-        epoch = max(trial.checkpoint + 1, self._done(trial))
-        if epoch < trial.until:
-            course = trial.course
-            seconds = (course.seconds(epoch) - course.seconds(trial.checkpoint)) / trial.pace
-            trial.version += 1
-            self._push(trial.began + seconds, _CHECKPOINT, trial.number, trial.version)
-
-    # Nodes that fail.
-
-    def _nodes(self) -> None:
-        if self.setting.node_mtbf_seconds is not None:
-            for node in range(self.setting.cluster.nodes):
-                self._fate(node, 0)
-
-    def _fate(self, node: int, life: int) -> None:
-        mean = self.setting.node_mtbf_seconds or math.inf
-        self._push(self.clock + mean * self.lifetimes.at(node, life), _NODE_LOST, node, life)
-
-    def _slots(self, node: int) -> range:
-        size = self.setting.cluster.devices_per_node
-        return range(node * size, (node + 1) * size)
-
-    def _lose(self, node: int, life: int) -> None:
-        """Let what ran on a node go on elsewhere from its last epoch; the node is out for a while."""
-        lost = self._slots(node)
-        for number, seat in list(self.desk.seats.items()):
-            if any(slot in lost for slot in (*seat.block, *(seat.target or ()))):
-                trial = self.trials[number]
-                done = self._done(trial)
-                course = trial.course
-                if done > trial.checkpoint and course.seconds(done) - course.seconds(trial.checkpoint) > (
-                    (self.clock - trial.began) * trial.pace + 1e-6
-                ):
-                    done -= 1  # it was in the middle of it
-                self._trained(trial, max(done, trial.checkpoint))
-                trial.version += 1
-                self.recorder.released(number, self.clock, "node lost")
-                self.desk.gone(number)
-                self.interrupted.append(number)
-        self.desk.room.withdraw(lost)
-        self._push(self.clock + self.setting.repair_seconds, _NODE_BACK, node, 0)
-        self._fate(node, life + 1)
+    def _behind(self, trial: _Trial) -> int:
+        """Return the last epoch of a running trial whose end is not after now."""
+        epoch, course = self._ahead(trial), trial.course
+        spent = (self.clock - trial.began) * trial.pace
+        over = course.seconds(epoch) - course.seconds(trial.checkpoint) > spent + 1e-6
+        return max(trial.checkpoint, epoch - over)
 
     # Small things.
 
-    def _push(self, at: float, kind: int, number: int, version: int) -> None:
-        self.sequence += 1
-        heapq.heappush(self.agenda, (round(at * _NANO), kind, self.sequence, number, version))
-
-    def _fold(self, event: Event) -> None:
-        self.index = self.rule.fold(self.index, event)
+    def _fold(self, event: RuleEvent) -> None:
+        self.index, self.nothing = self.rule.fold(self.index, event), False
 
     def _view(self) -> View:
         return View(remaining=self.budget - len(self.trials), seed=self.seed, at_seconds=self.clock)
@@ -410,12 +439,3 @@ class _Simulation:
     def _survival(self, seat: Seat) -> tuple[float, ...]:
         seen = TrialView(number=seat.trial, epoch=seat.epoch, losses=(seat.loss,), best_loss=seat.loss)
         return self.rule.survival(self.index, self._view(), seen)
-
-    def _decide(self) -> None:
-        """Let the one driver take its time, after what it had to decide before."""
-        seconds = self.setting.decision(self.recorder.results)
-        if seconds:
-            self.clock = self.free_at = max(self.clock, self.free_at) + seconds
-
-    def _line(self, nanoseconds: int, kind: int, number: int) -> None:
-        self.hash.update(f"{nanoseconds} {_NAMES[kind]} {number}\n".encode())

@@ -24,6 +24,10 @@ class Course(Protocol):
 class Courses(Protocol):
     """All trials of one simulated study."""
 
+    @property
+    def substitutions(self) -> int:
+        """For how many of them something had to be put in the place of what was asked."""
+
     def of(self, trial: int, params: Mapping[str, Any] | None) -> Course:
         """Return the course of a trial of these parameters; without a searcher there are none."""
 
@@ -65,6 +69,8 @@ class Parametric:
 
 
 class _Curves:
+    substitutions = 0
+
     def __init__(self, task: Parametric, seed: int) -> None:
         self._task = task
         self._quality = Draws(seed, "simulated quality")
