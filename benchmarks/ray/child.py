@@ -55,8 +55,8 @@ def tune(folder: str, trials: int, reports: int, devices: int) -> tuple[float, i
     began = time.perf_counter()
     results = tuner.fit()
     seconds = time.perf_counter() - began
-    ended = [results[n] for n in range(len(results)) if results[n].error is None and results[n].metrics]
-    return seconds, len(ended), sum(result.metrics["training_iteration"] for result in ended)
+    told = [(results[n].metrics or {}).get("training_iteration", 0) for n in range(len(results))]
+    return seconds, sum(map(bool, told)), sum(told)
 
 
 def main(system: str, trials: int, reports: int, devices: int) -> None:
