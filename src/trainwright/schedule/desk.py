@@ -36,7 +36,9 @@ class Seat:
     rank: int = 0  # how many in its last rung are better
     among: int = 1  # of so many
     epoch_seconds: float | None = None  # on these devices
+    alone: float | None = None  # on the devices of a new trial
     began: tuple[int, float] | None = None  # an epoch and a time, from which to measure
+    looked: bool = False  # its next checkpoint is awaited
     moved: float = float("-inf")  # when it last changed its devices
     target: Block | None = None
     rests: bool = False
@@ -68,25 +70,32 @@ class Desk:
     seats: dict[int, Seat] = field(default_factory=dict)
     resting: dict[int, Seat] = field(default_factory=dict)
     at: float = 0.0
+    touched: set[int] = field(default_factory=set)  # trials of which something changed; emptied by whoever looked
     changed: Seat | None = None  # whose report was the event: it is at a checkpoint
     wake_at: float | None = None
 
     def __post_init__(self) -> None:
         self._planner = self.policy.planner()
         self._actions: list[Action] = []
+        self._spent = 0.0
         self._losses: list[list[float]] = [[] for _ in self.rungs]
 
     # Told by whoever runs trials.
 
     def reported(self, trial: int, epoch: int, loss: float, at: float) -> None:
         """Note a report; `gone` follows if the trial does not go on."""
+        self.at = at
         seat = self.seats[trial]
         if seat.began is not None and epoch > seat.began[0]:
             seat.epoch_seconds = (at - seat.began[1]) / (epoch - seat.began[0])
             if len(seat.block) == self.policy.start:
                 self.estimates.saw_epoch(seat.epoch_seconds)
+                seat.alone = seat.epoch_seconds
+            elif seat.alone is not None:
+                self.estimates.saw_speedup(len(seat.block) / self.policy.start, seat.alone / seat.epoch_seconds)
         seat.began = epoch, at
-        seat.epoch, seat.loss = epoch, loss
+        seat.epoch, seat.loss, seat.looked = epoch, loss, False
+        self.touched.add(trial)
         while seat.rungs < len(self.rungs) and self.rungs[seat.rungs] <= epoch:
             losses = self._losses[seat.rungs]
             seat.rank = bisect(losses, loss)
@@ -102,12 +111,16 @@ class Desk:
         assert seat.target is not None  # noqa: S101 -- nobody else moves trials
         kept = set(seat.target)
         self.room.give([slot for slot in seat.block if slot not in kept])
+        self._pay(seat, at)
         seat.block, seat.target, seat.moved, seat.began, seat.held = seat.target, None, at, None, False
+        self.touched.add(trial)
 
     def rested(self, trial: int) -> None:
         """Note that a trial has given its devices back, to be started again."""
         seat = self.seats.pop(trial)
+        self.touched.add(trial)
         seat.rests = False
+        self._pay(seat, self.at)
         self.room.give(seat.block)
         self.resting[trial] = seat
 
@@ -116,9 +129,19 @@ class Desk:
         self.resting.pop(trial, None)
         seat = self.seats.pop(trial, None)
         if seat is not None:
+            self.touched.add(trial)
             if seat is self.changed:
                 self.changed = None
+            self._pay(seat, self.at)
             self.room.give({*seat.block, *(seat.target or ())})
+
+    def _pay(self, seat: Seat, at: float) -> None:
+        self._spent += len(seat.block) * max(0.0, at - seat.since)
+        seat.since = at
+
+    def spent(self) -> float:
+        """Return the device seconds held so far."""
+        return self._spent + sum(len(seat.block) * (self.at - seat.since) for seat in self.seats.values())
 
     def plan(self, at: float) -> list[Action]:
         """Ask the planner what to do now."""
@@ -160,12 +183,13 @@ class Desk:
             self.resting[trial].wanted = size
             return False
         seat = self.resting.pop(trial)
-        seat.block, seat.moved, seat.began = block, self.at, None
+        seat.block, seat.moved, seat.began, seat.since = block, self.at, None, self.at
         self._sit(Work(trial, seat.epoch), block, seat)
         return True
 
     def _sit(self, work: Work, block: Block, seat: Seat) -> None:
         self.seats[work.trial] = seat
+        self.touched.add(work.trial)
         self._actions.append(Start(work, block))
 
     def move(self, seat: Seat, size: int) -> bool:
@@ -182,6 +206,7 @@ class Desk:
             self.room.give(set(seat.target).difference(block, seat.block))
             self._actions = [action for action in self._actions if action != Move(seat.trial, seat.target)]
         seat.target = block
+        self.touched.add(seat.trial)
         self._actions.append(Move(seat.trial, block))
         return True
 
@@ -200,10 +225,14 @@ class Desk:
         if self.seats.get(seat.trial) is not seat:
             return
         seat.held, seat.began = False, (seat.epoch, self.at)
+        self.touched.add(seat.trial)
         self._actions.append(Go(seat.trial))
 
     def look(self, seat: Seat) -> None:
         """Ask to be asked when a trial is at its next checkpoint."""
+        if seat.looked:
+            return
+        seat.looked = True
         self._actions.append(Look(seat.trial))
 
     def wake(self, at: float) -> None:

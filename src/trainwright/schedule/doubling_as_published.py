@@ -62,7 +62,9 @@ class _Planner:
         while desk.free >= self.policy.start and desk.begin():
             pass
         for trial, size in list(self.queue):
-            if trial in desk.resting and desk.again(trial, size):
+            if desk.free < self.policy.start:
+                return
+            if desk.free >= size and trial in desk.resting and desk.again(trial, size):
                 self.queue.remove((trial, size))
 
     def _doubles(self, desk: Desk, seat: Seat) -> bool:

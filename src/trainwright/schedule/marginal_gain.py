@@ -1,9 +1,11 @@
-"""MarginalGain: each free device goes where it saves most (water-filling)."""
+"""MarginalGain: devices go where they bring the end of all nearer, and growth must be worth its restart."""
 
-import heapq
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trainwright.errors import ScheduleError
+from trainwright.schedule._filling import Floats, Rows, fill
 from trainwright.schedule._rule import PromotionRule
 from trainwright.schedule.desk import Desk, Seat
 from trainwright.schedule.doubling import check_cap, check_room, check_start
@@ -11,25 +13,48 @@ from trainwright.schedule.room import Nodes, Room
 
 __all__ = ["MarginalGain"]
 
+_DOUBLINGS = 5  # of a trial's devices, that are thought of at one time
+_PATIENCE = 0.5  # of what a growth saves up to the next rung, a trial waits for it
+_PAUSE = 5.0  # restarts' time between two changes of one trial, before it shrinks
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarginalGain:
-    """Start new trials while there are any; then double the trials that gain most by it, at their next checkpoint.
+    """Start new trials while there are any; then let the running ones grow, so that the last ends early.
 
-    With T(w) the expected seconds that a trial still needs on w devices and c those of a restart, it doubles only if
-    T(w) > (1 + delta) (T(2w) + c), and for the price v (T(w) - T(2w) - c) / w, v its chance to become the best; the
-    greatest price comes first. O(classes) per step, trials of one rung and one size being a class.
+    With T(w) the expected seconds that a trial still needs on w devices (each rung weighed by the chance to reach
+    it) and c those of a restart, it may double only if T(w) > (1 + delta) (T(2w) + c). Of the sizes that are left, the
+    running trials together get those by which the latest expected end is least within the devices that are free
+    or will be freed by those that do not survive their next rung; each takes its share at its next checkpoint, and at
+    a rung waits a little for what others are about to free. While new trials wait nobody grows, so that the first
+    complete ones come as early as without growth.
+
+    When new work comes while others have grown, a trial gives half of its devices back at a checkpoint if the start is
+    worth `theta` times what that costs it. With `deadline_seconds` (from the study's start) nothing starts whose first
+    rung would be later, and trials grow only as much as they need to be complete by then. With `device_hours` nothing
+    starts or grows that would go beyond them before its next rung.
+
+    A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
     """
 
     start: int = 1
     delta: float = 0.1
+    theta: float = 1.5
     cap: int | None = None
+    deadline_seconds: float | None = None
+    device_hours: float | None = None
 
     def __post_init__(self) -> None:
         check_start("MarginalGain", self.start)
         check_cap("MarginalGain", self.start, self.cap)
         if not self.delta >= 0:
             raise ScheduleError(f"MarginalGain.delta: got {self.delta!r}; allowed: a number >= 0")
+        if not self.theta >= 1:
+            raise ScheduleError(f"MarginalGain.theta: got {self.theta!r}; allowed: a number >= 1")
+        for name in ("deadline_seconds", "device_hours"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ScheduleError(f"MarginalGain.{name}: got {value!r}; allowed: a number > 0, or None for no limit")
 
     @property
     def resizes(self) -> bool:
@@ -49,138 +74,221 @@ class MarginalGain:
         return _Planner(self)
 
 
-_PATIENCE = 0.5  # of what a growth saves up to the next rung, a trial waits for it
-Class = tuple[int, int, int]  # rungs passed, epoch of the last report, devices
-
-
 @dataclass(slots=True)
 class _Wish:
+    """A trial held at its rung until it can double, or until then."""
+
     seat: Seat
-    size: int
     until: float
 
 
 @dataclass
 class _Planner:
     policy: MarginalGain
-    classes: dict[Class, list[tuple[float, int]]] = field(default_factory=dict)  # heaps of (-chance, trial)
+    rows: Rows = field(default_factory=Rows)
     wishes: list[_Wish] = field(default_factory=list)
+    began: float | None = None  # the study, as far as it is known
 
     def plan(self, desk: Desk) -> None:
+        if self.began is None:
+            self.began = desk.at
         seat = desk.changed
-        if seat is not None:
-            self._enter(seat)
         self._serve(desk)
-        while desk.free >= self.policy.start and desk.begin():
+        while desk.free >= self.policy.start and self._affords_start(desk) and desk.begin():
             pass
-        if not desk.source.waits():
+        if desk.source.waits():
+            if seat is not None and seat.settled and desk.free < self.policy.start:
+                self._shrink(desk, seat)
+        elif desk.estimates.epoch_seconds() is not None:
             if seat is not None and seat.settled and seat.rungs < len(desk.rungs):
-                self._here(desk, seat)
+                self._grow(desk, seat)
             if desk.free and not self.wishes:
                 self._look(desk)
         later = [wish.until for wish in self.wishes if wish.until > desk.at]
         if later:
             desk.wake(min(later))
 
-    def _here(self, desk: Desk, seat: Seat) -> None:
-        """Let a trial at a checkpoint grow, or wait at its rung for devices that will soon be free."""
-        if not self.wishes:
-            earned = self.policy.start * 2**seat.rungs
-            while (gain := self._gain(desk, seat, seat.size)) and desk.free >= seat.size:
-                price = gain / seat.size
-                before = (
-                    0.0
-                    if seat.size < earned
-                    else sum(
-                        other.size
-                        for other in desk.seats.values()
-                        if other is not seat and self._gain(desk, other, other.size) / other.size > price * 1.01
-                    )
-                )
-                if desk.free - seat.size < before or not desk.move(seat, seat.size * 2):
-                    break
-        if seat.settled and seat.epoch == seat.rung_epoch:
+    # Growth.
+
+    def _grow(self, desk: Desk, seat: Seat) -> None:
+        """Let a trial at a checkpoint take its share, or wait at its rung for devices that will soon be free."""
+        want = self._share(desk, seat)
+        size = want
+        while size > seat.size and not (
+            desk.free >= size - seat.size and self._affords(desk, seat, size) and desk.move(seat, size)
+        ):
+            size //= 2
+        if seat.settled and want > seat.size and seat.epoch == seat.rung_epoch:
             self._wait(desk, seat)
 
-    def _look(self, desk: Desk) -> None:
-        """Let those that gain most grow at their next checkpoint, if devices are free then."""
-        free = desk.free
-        for _, key in sorted(
-            ((price, key) for key in list(self.classes) if (price := self._price(desk, key))), reverse=True
-        ):
-            if free <= 0:
-                return
-            heap = self.classes[key]
-            desk.look(desk.seats[heap[0][1]])
-            free -= key[2]
+    def _share(self, desk: Desk, seat: Seat) -> int:
+        """Return the size by which this trial ends no later than the last of all has to."""
+        self._update(desk)
+        rows, place = self.rows, self.rows.place(seat.trial)
+        due, work, chance = self._checkpoints(desk)
+        size = rows.column("size")
+        due[place], work[place], chance[place] = desk.at, desk.work(seat) * rows.column("alone")[place], 1.0
+        ends, costs = self._choices(desk, due, work, size)
+        if self.policy.deadline_seconds is not None:
+            left = (desk.rungs[-1] - seat.epoch) * rows.column("alone")[place]
+            return self._in_time(desk, seat, left)
+        supply = desk.free + float(((1 - chance) * size).sum())
+        return int(seat.size) << int(fill(ends, costs * chance, supply)[place])
 
-    def _enter(self, seat: Seat) -> None:
-        chance = (seat.among - seat.rank) / seat.among
-        heapq.heappush(self.classes.setdefault((seat.rungs, seat.epoch, seat.size), []), (-chance, seat.trial))
+    def _choices(self, desk: Desk, due: Floats, work: Floats, size: Floats) -> tuple[Floats, Floats]:
+        """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
+        most = min(self.policy.cap or desk.slots, desk.slots)
+        now = work / self.rows.column("speed")
+        ends, costs = [due + now], [np.zeros_like(size)]
+        for doublings in range(1, _DOUBLINGS + 1):
+            larger = size * 2**doublings
+            then = work / self._speeds(desk, larger)
+            restart = desk.estimates.restart(int(larger[0]))
+            allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= most)
+            if not allowed.any():
+                break
+            ends.append(np.where(allowed, due + then + restart, np.inf))
+            costs.append(larger - size)
+            now = then
+        return np.array(ends), np.array(costs)
+
+    def _in_time(self, desk: Desk, seat: Seat, left: float) -> int:
+        """Return the least size with which a trial is complete by the deadline, its own if none is enough."""
+        limit = (self.began or 0.0) + (self.policy.deadline_seconds or 0.0)
+        size, most = seat.size, min(self.policy.cap or desk.slots, desk.slots)
+        while size <= most:
+            restart = desk.estimates.restart(size) if size > seat.size else 0.0
+            if desk.at + restart + left / desk.estimates.speedup(size / self.policy.start) <= limit:
+                return size
+            size *= 2
+        return seat.size
 
     def _wait(self, desk: Desk, seat: Seat) -> None:
-        """At its rung, where it may grow at once, a trial waits for devices that will soon be free."""
-        epoch_seconds = self._epoch_seconds(desk)
-        if epoch_seconds is None or not self._gain(desk, seat, seat.size):
-            return
+        """Hold a trial at its rung if others are about to free what it wants."""
+        place = self.rows.place(seat.trial)
+        segment = (desk.rungs[seat.rungs] - seat.epoch) * self.rows.column("alone")[place]
         ratio = seat.size / self.policy.start
-        segment = (desk.rungs[seat.rungs] - seat.epoch) * epoch_seconds
         saved = segment / desk.estimates.speedup(ratio) - segment / desk.estimates.speedup(2 * ratio)
         until = desk.at + saved * _PATIENCE
-        coming = sum(
-            other.size
-            for other in desk.seats.values()
-            if other is not seat and other.settled and not other.held and self._due(desk, other) < until
-        )
-        owed = sum(wish.size for wish in self.wishes)
-        if until > desk.at and coming + desk.free >= seat.size + owed:
+        soon = (self._due() < until) & (np.arange(len(self.rows)) != place)
+        held = sum(wish.seat.size for wish in self.wishes)
+        coming = float(self.rows.column("size")[soon].sum()) - held
+        if until > desk.at and coming + desk.free >= seat.size + held:
             desk.hold(seat)
-            self.wishes.append(_Wish(seat, seat.size, until))
-            self.wishes.sort(key=lambda wish: (-wish.seat.rungs, wish.seat.loss, wish.seat.trial))
-
-    def _due(self, desk: Desk, seat: Seat) -> float:
-        if seat.began is None:
-            return seat.since + desk.rungs[0] * (self._epoch_seconds(desk) or 0.0)
-        epoch_seconds = (self._epoch_seconds(desk) or 0.0) / desk.estimates.speedup(len(seat.block) / self.policy.start)
-        return seat.began[1] + (desk.rungs[seat.rungs] - seat.began[0]) * epoch_seconds
-
-    def _epoch_seconds(self, desk: Desk) -> float | None:
-        return desk.estimates.epoch_seconds()
+            self.wishes.append(_Wish(seat, until))
 
     def _serve(self, desk: Desk) -> None:
-        """Let those that wait grow as soon as what they wait for is free, or go on when it is too late."""
+        """Let those that wait grow as soon as they can, in the order in which they came, or go on when it is late."""
         for wish in list(self.wishes):
-            if desk.move(wish.seat, wish.seat.size * 2):
+            size = wish.seat.size * 2
+            grows = wish.seat.held and self._affords(desk, wish.seat, size) and desk.move(wish.seat, size)
+            if grows or desk.at >= wish.until or not wish.seat.held:
                 self.wishes.remove(wish)
-                self._enter(wish.seat)
-            elif desk.at >= wish.until:
-                desk.go(wish.seat)
-                self.wishes.remove(wish)
+                if not grows and wish.seat.held and wish.seat.trial in desk.seats:
+                    desk.go(wish.seat)
 
-    def _price(self, desk: Desk, key: Class) -> float:
-        """Return what a device is worth to the first of a class, 0 if nothing."""
-        heap = self.classes[key]
-        while heap:
-            seat = desk.seats.get(heap[0][1])
-            if seat is not None and (seat.rungs, seat.epoch, seat.size) == key:
-                break
-            heapq.heappop(heap)
-        if not heap or seat is None:
-            return 0.0
-        return self._gain(desk, seat, key[2]) / key[2]
+    def _look(self, desk: Desk) -> None:
+        """Ask those that would end last to look in at their next checkpoint, as many as could grow."""
+        self._update(desk)
+        rows = self.rows
+        if not len(rows):
+            return
+        due, work, _ = self._checkpoints(desk)
+        ends, _ = self._choices(desk, due, work, rows.column("size"))
+        if len(ends) == 1:
+            return  # no growth is worth it
+        free = desk.free
+        for place in np.argsort(-ends[0], kind="stable").tolist():
+            seat = desk.seats[rows.trials[place]]
+            if free < seat.size:
+                return
+            if seat.settled and not seat.held and np.isfinite(ends[1, place]):
+                desk.look(seat)
+                free -= seat.size
 
-    def _gain(self, desk: Desk, seat: Seat, size: int) -> float:
-        """Return the seconds that doubling from `size` would save, 0 if it is not worth a restart."""
-        if size * 2 > min(self.policy.cap or desk.slots, desk.slots):
-            return 0.0
-        epoch_seconds = desk.estimates.epoch_seconds()
-        if epoch_seconds is None:
-            return 0.0
-        ratio = size / self.policy.start
-        work = desk.work(seat) * epoch_seconds
-        now = work / desk.estimates.speedup(ratio)
-        then = work / desk.estimates.speedup(2 * ratio)
-        restart = desk.estimates.restart(size * 2)
-        if now <= (1 + self.policy.delta) * (then + restart):
-            return 0.0
-        return now - then - restart
+    # What is known of all.
+
+    def _update(self, desk: Desk) -> None:
+        """Bring the rows up to what the desk knows."""
+        base = desk.estimates.epoch_seconds() or 0.0
+        for trial in sorted(desk.touched):
+            seat = desk.seats.get(trial)
+            if seat is None:
+                if trial in self.rows:
+                    self.rows.drop(trial)
+                continue
+            epoch, since = seat.began or (seat.epoch, desk.at)
+            last = seat.rungs >= len(desk.rungs) - 1  # its next report is its last
+            togo = desk.rungs[min(seat.rungs, len(desk.rungs) - 1)] - epoch
+            chances = (1.0, *desk.survival(seat))
+            after = 0.0 if last else (desk.work(seat) - (desk.rungs[seat.rungs] - seat.epoch)) / chances[1]
+            speed = desk.estimates.speedup(len(seat.block) / self.policy.start)
+            chance = 1.0 if last else chances[1]
+            self.rows.put(trial, since, togo, after, chance, seat.alone or base, seat.size, speed)
+        desk.touched.clear()
+
+    def _due(self) -> Floats:
+        """Return when each trial comes to its next rung."""
+        rows = self.rows
+        due: Floats = rows.column("since") + rows.column("togo") * rows.column("alone") / rows.column("speed")
+        return due
+
+    def _checkpoints(self, desk: Desk) -> tuple[Floats, Floats, Floats]:
+        """Return when each trial can change its size, what it expects to do then, and the chance that it goes on."""
+        rows = self.rows
+        alone, speed, chance = (rows.column(name) for name in ("alone", "speed", "chance"))
+        left = np.maximum(self._due() - desk.at, 0.0)
+        first = np.minimum(left, alone / speed)  # its epoch, at most
+        rung = left <= first
+        after = rows.column("after") * alone
+        work = np.where(rung, after, (left - first) * speed + chance * after)
+        return desk.at + first, work, np.where(rung, chance, 1.0)
+
+    def _speeds(self, desk: Desk, sizes: Floats) -> Floats:
+        different, inverse = np.unique(sizes, return_inverse=True)
+        speeds = np.array([desk.estimates.speedup(size / self.policy.start) for size in different.tolist()])
+        found: Floats = speeds[inverse]
+        return found
+
+    # Limits.
+
+    def _affords_start(self, desk: Desk) -> bool:
+        base = desk.estimates.epoch_seconds()
+        if base is None:
+            return True
+        first = desk.rungs[0] * base
+        deadline = self.policy.deadline_seconds
+        if deadline is not None and desk.at + first > (self.began or 0.0) + deadline:
+            return False
+        return self._within(desk, first * self.policy.start)
+
+    def _affords(self, desk: Desk, seat: Seat, size: int) -> bool:
+        """Whether the devices' time up to the trial's next rung, on so many, is within what there is."""
+        if self.policy.device_hours is None:
+            return True
+        ratio = self.policy.start
+        togo = (desk.rungs[seat.rungs] - seat.epoch) * (seat.alone or desk.estimates.epoch_seconds() or 0.0)
+        speed = desk.estimates.speedup
+        more = size * (togo / speed(size / ratio) + desk.estimates.restart(size))
+        return self._within(desk, more - seat.size * togo / speed(seat.size / ratio))
+
+    def _within(self, desk: Desk, more: float) -> bool:
+        if self.policy.device_hours is None:
+            return True
+        self._update(desk)
+        left = np.maximum(self._due() - desk.at, 0.0)
+        committed = float((left * self.rows.column("size")).sum())
+        return desk.spent() + committed + more <= self.policy.device_hours * 3600
+
+    def _shrink(self, desk: Desk, seat: Seat) -> None:
+        """Let a trial at a checkpoint give half of its devices to work that waits, if that is worth it."""
+        base, half = desk.estimates.epoch_seconds(), seat.size // 2
+        restart = desk.estimates.restart(half)
+        if half < self.policy.start or base is None or desk.at - seat.moved < _PAUSE * restart:
+            return
+        speed = desk.estimates.speedup
+        work = desk.work(seat) * (seat.alone or base)
+        loss = work / speed(half / self.policy.start) + restart - work / speed(seat.size / self.policy.start)
+        start = desk.rungs[0] * base
+        if start / self.policy.start > self.policy.theta * loss / half and start > 2 * restart:
+            desk.move(seat, half)

@@ -1,0 +1,148 @@
+"""MarginalGain: its filling is the optimum, it keeps deadlines and budgets, gives devices back, and nobody starves."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule import Desk, MarginalGain, Move, Start, Work
+from trainwright.schedule._filling import Rows, fill
+
+times = st.integers(1, 30).map(float)
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 12))
+def test_filling_is_the_optimum(data, trials, choices, supply):
+    """Against all assignments: no other within the supply has an earlier last end."""
+    first = data.draw(st.lists(times, min_size=trials, max_size=trials))
+    more = data.draw(
+        st.lists(st.lists(times | st.just(float("inf")), min_size=trials, max_size=trials), min_size=choices - 1,
+                 max_size=choices - 1)
+    )  # fmt: skip
+    ends = np.array([first, *more])
+    costs = np.cumsum([[0] * trials, *[[2**k] * trials for k in range(choices - 1)]], axis=0).astype(float)
+    picked = fill(ends, costs, float(supply))
+    columns = range(trials)
+    assert sum(costs[k, j] for j, k in zip(columns, picked, strict=True)) <= supply
+    best = min(
+        max(ends[k, j] for j, k in zip(columns, levels, strict=True))
+        for levels in itertools.product(range(choices), repeat=trials)
+        if sum(costs[k, j] for j, k in zip(columns, levels, strict=True)) <= supply
+    )
+    assert max(ends[k, j] for j, k in zip(columns, picked, strict=True)) == best
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 80)), max_size=200))
+def test_rows_against_a_dictionary(steps):
+    rows, plain = Rows(), {}
+    for keep, trial in steps:
+        if keep:
+            values = tuple(float(trial * 10 + len(plain) + k) for k in range(len(Rows.NAMES)))
+            rows.put(trial, *values)
+            plain[trial] = values
+        elif trial in plain:
+            rows.drop(trial)
+            del plain[trial]
+    assert set(rows.trials) == set(plain)
+    for trial, values in plain.items():
+        assert tuple(rows.column(name)[rows.place(trial)] for name in Rows.NAMES) == values
+
+
+class Queue:
+    def __init__(self, count):
+        self.left = list(range(count))
+
+    def next_work(self):
+        return Work(self.left.pop(0)) if self.left else None
+
+    def waits(self):
+        return bool(self.left)
+
+
+def desk_of(policy, slots, trials, per_node=4):
+    room = policy.room(slots, per_node)
+    return Desk(policy, Queue(trials), room, slots=slots, rungs=(1, 2, 4, 8), survival=lambda seat: (0.5, 0.25, 0.1))
+
+
+def test_nobody_grows_while_new_trials_wait_and_who_ends_last_does_when_none_does():
+    desk = desk_of(MarginalGain(start=4), 8, 3)
+    assert [action.block for action in desk.plan(0.0)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    desk.reported(0, 1, 0.5, 1000.0)
+    assert desk.plan(1000.0) == []
+    desk.reported(1, 1, 0.9, 1100.0)
+    desk.gone(1)
+    assert desk.plan(1100.0) == [Start(Work(2), (4, 5, 6, 7))]
+    desk.reported(2, 1, 0.9, 2100.0)
+    desk.gone(2)
+    asked = desk.plan(2100.0)
+    assert [type(action).__name__ for action in asked] == ["Look"]
+    desk.reported(0, 2, 0.4, 2200.0)
+    assert desk.plan(2200.0) == [Move(0, tuple(range(8)))]
+
+
+def test_growth_that_is_not_worth_a_restart_does_not_happen():
+    desk = desk_of(MarginalGain(start=4), 8, 1)
+    desk.estimates.restart_seconds = 10_000.0
+    desk.plan(0.0)
+    desk.reported(0, 1, 0.5, 1000.0)
+    assert desk.plan(1000.0) == []
+
+
+def test_a_trial_gives_half_back_to_work_that_comes_later():
+    desk = desk_of(MarginalGain(start=4), 8, 1)
+    desk.plan(0.0)
+    desk.reported(0, 1, 0.5, 1000.0)
+    assert desk.plan(1000.0) == [Move(0, tuple(range(8)))]
+    desk.moved(0, 1000.0)
+    desk.source.left.append(1)
+    desk.reported(0, 2, 0.5, 1600.0)
+    desk.reported(0, 4, 0.5, 2800.0)
+    desk.reported(0, 7, 0.5, 4600.0)  # an epoch is left: it gives little up, a start gains much
+    assert desk.plan(4600.0) == [Move(0, (0, 1, 2, 3))]
+    desk.moved(0, 4600.0)
+    assert desk.plan(4600.0) == [Start(Work(1), (4, 5, 6, 7))]
+
+
+def test_a_deadline_starts_nothing_too_late_and_grows_what_needs_it():
+    desk = desk_of(MarginalGain(start=4, deadline_seconds=6000.0), 16, 2)
+    desk.plan(0.0)
+    desk.reported(0, 1, 0.5, 1000.0)
+    assert desk.plan(1000.0) == [Move(0, (*range(4), *range(8, 12)))]  # 7 epochs in 5000 seconds
+    desk.gone(0)
+    desk.gone(1)
+    desk.source.left.append(2)
+    assert desk.plan(5500.0) == []
+
+
+def test_device_hours_are_kept():
+    policy = MarginalGain(start=4, device_hours=4 * 2500 / 3600)
+    desk = desk_of(policy, 8, 9)
+    assert len(desk.plan(0.0)) == 2
+    desk.reported(0, 1, 0.5, 1000.0)
+    desk.gone(0)
+    assert desk.plan(1000.0) == []  # 2 x 4 x 1000 are spent, and a start would come to 3
+    assert desk.spent() == 8000.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"start": 0}, "start: got 0; allowed: a whole number of devices >= 1"),
+        ({"start": 4, "cap": 2}, "cap: got 2; allowed: a whole number >= start=4, or None"),
+        ({"delta": -1}, "delta: got -1; allowed: a number >= 0"),
+        ({"theta": 0.5}, "theta: got 0.5; allowed: a number >= 1"),
+        ({"deadline_seconds": 0}, "deadline_seconds: got 0; allowed: a number > 0, or None"),
+        ({"device_hours": -1.0}, "device_hours: got -1.0; allowed: a number > 0, or None"),
+    ],
+)
+def test_refused(arguments, sentence):
+    with pytest.raises(ScheduleError, match=rf"MarginalGain.{sentence}"):
+        MarginalGain(**arguments)
+
+
+def test_an_engine_that_is_too_small():
+    with pytest.raises(ScheduleError, match=r"MarginalGain\.start: got 4, the engine has 2 slots; allowed: 1 to 2"):
+        MarginalGain(start=4).check(2, 2, None)
