@@ -220,10 +220,9 @@ class _Planner:
             epoch, since = seat.began or (seat.epoch, desk.at)
             last = seat.rungs >= len(desk.rungs) - 1  # its next report is its last
             togo = desk.rungs[min(seat.rungs, len(desk.rungs) - 1)] - epoch
-            chances = (1.0, *desk.survival(seat))
-            after = 0.0 if last else (desk.work(seat) - (desk.rungs[seat.rungs] - seat.epoch)) / chances[1]
+            chance = 1.0 if last else next(iter(desk.survival(seat)), 1.0)
+            after = 0.0 if last else (desk.work(seat) - (desk.rungs[seat.rungs] - seat.epoch)) / max(chance, 1e-9)
             speed = desk.estimates.speedup(len(seat.block) / self.policy.start)
-            chance = 1.0 if last else chances[1]
             self.rows.put(trial, since, togo, after, chance, seat.alone or base, seat.size, speed)
         desk.touched.clear()
 
