@@ -38,6 +38,11 @@ def shared(batch, processes, allowed):
     )
 
 
+def of(devices):
+    """Return the settings of a trial that is on as many devices as it began with."""
+    return {"devices": devices, "start_devices": devices}
+
+
 class TestBatching:
     @given(own=counts, world=st.integers(1, 8), most=st.none() | counts, start=st.integers(1, 8))
     def test_micro_batches_make_the_batch(self, own, world, most, start):
@@ -68,6 +73,11 @@ class TestBatching:
         one = Batching(rule="grow", reference=64, processes=1, devices=4, start_devices=2)
         assert one.at(1) == Step(batch=128, micro_batch=32, accumulate=4)
 
+    def test_moved_to_a_number_that_does_not_divide(self):
+        """The trial goes on: the largest share says how."""
+        moved = Batching(reference=32, processes=3, devices=3, start_devices=4)
+        assert moved.at(1) == Step(batch=32, micro_batch=6, accumulate=2)  # shares of 11 and 10
+
     def test_schedule(self):
         batching = Batching(rule=[(3, 128), (5, 32)], reference=64, processes=2, devices=2, start_devices=1)
         assert [batching.at(epoch).batch for epoch in range(1, 7)] == [64, 64, 128, 128, 32, 32]
@@ -76,9 +86,9 @@ class TestBatching:
     @pytest.mark.parametrize(
         ("wrong", "sentence"),
         [
-            ({"processes": 4}, shared(30, 4, "1, 2, 3, 5, 6, 10, 15, 30")),
-            ({"processes": 60, "reference": 7}, shared(7, 60, "1, 7")),
-            ({"processes": 2, "rule": [(4, 45)]}, shared(45, 2, "1, 3, 5, 9, 15, 45")),
+            ({"processes": 4} | of(4), shared(30, 4, "1, 2, 3, 5, 6, 10, 15, 30")),
+            ({"processes": 60, "reference": 7} | of(60), shared(7, 60, "1, 7")),
+            ({"processes": 2, "rule": [(4, 45)]} | of(2), shared(45, 2, "1, 3, 5, 9, 15, 45")),
             (
                 {"rule": "grow", "devices": 3, "start_devices": 4},
                 "prepare: batch='grow': 30 samples on 4 devices are no whole number on 3; give a batch that 4 divides",

@@ -17,7 +17,7 @@ BatchRule = Literal["constant", "grow"] | Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One optimizer step: `batch` samples, of which each process takes `accumulate` times at most `micro_batch`."""
+    """One optimizer step: `batch` samples, of which a process takes at most `micro_batch` up to `accumulate` times."""
 
     batch: int
     micro_batch: int
@@ -27,6 +27,9 @@ class Step:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
     """The batch of every epoch, by a rule.
+
+    What a new trial's devices cannot share evenly is refused. A trial that a policy has moved to such a number of them
+    goes on all the same: shares then differ by one sample, and gradients are weighted by them.
 
     "constant": that of the user's loader, on any number of devices. "grow": in proportion to the devices, as a batch
     per device would have it (RASDA, arXiv 2412.02729). Pairs (epoch, batch): from those epochs on, on any number of
@@ -50,7 +53,7 @@ class Batching:
         if self.micro_batch is not None and not _is_whole(self.micro_batch):
             raise TrialError(f"prepare: micro_batch: got {self.micro_batch!r}; allowed: a whole number >= 1, or None")
         for batch in {self.at(epoch).batch for epoch in self._epochs}:
-            if batch % self.processes:
+            if batch % self.processes and self.devices == self.start_devices:
                 raise TrialError(
                     f"prepare: a batch of {batch} samples cannot be shared evenly by {self.processes} processes; "
                     f"allowed: {_shown(batch)}; give such a number of devices, or a batch that {self.processes} divides"
@@ -61,8 +64,9 @@ class Batching:
         batch = self._batch(epoch)
         own = -(-batch // self.processes)
         most = self.micro_batch or max(1, -(-self.reference // self.start_devices))
-        micro_batch = own if own <= most else _largest_divisor(own, most)
-        return Step(batch=batch, micro_batch=micro_batch, accumulate=own // micro_batch)
+        even = batch % self.processes == 0  # then micro-batches are to be of one size
+        times = own // _largest_divisor(own, most) if even else -(-own // most)
+        return Step(batch=batch, micro_batch=-(-own // times), accumulate=times)
 
     def ratio(self, epoch: int) -> float:
         """Return the batch of an epoch over that of the user's loader."""
