@@ -43,7 +43,7 @@ class Seat:
     target: Block | None = None
     rests: bool = False
     held: bool = False  # at its checkpoint, on its devices
-    wanted: int = 0  # devices that it was refused when it rested
+    wanted: int = 0  # devices that it rests for
 
     @property
     def size(self) -> int:
@@ -180,7 +180,6 @@ class Desk:
         """Start a resting trial on `size` devices; return whether they were free."""
         block = self.room.take(size)
         if block is None:
-            self.resting[trial].wanted = size
             return False
         seat = self.resting.pop(trial)
         seat.block, seat.moved, seat.began, seat.since = block, self.at, None, self.at
@@ -210,9 +209,9 @@ class Desk:
         self._actions.append(Move(seat.trial, block))
         return True
 
-    def rest(self, seat: Seat) -> None:
-        """Let a trial give its devices back at its next checkpoint."""
-        seat.rests = True
+    def rest(self, seat: Seat, wanted: int) -> None:
+        """Let a trial give its devices back at its next checkpoint, and wait for `wanted` ones."""
+        seat.rests, seat.wanted = True, wanted
         self._actions.append(Rest(seat.trial))
 
     def hold(self, seat: Seat) -> None:

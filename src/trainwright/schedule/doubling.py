@@ -94,7 +94,7 @@ class _Planner:
         self.wishes.append(_Wish(seat, size, desk.at + wait))
         self.wishes.sort(key=lambda wish: (-wish.seat.rungs, wish.seat.loss, wish.seat.trial))
         if self.policy.mode == "block":
-            desk.rest(seat)
+            desk.rest(seat, size)
 
     def _wanted(self, desk: Desk, rungs: int) -> int:
         most = min(self.policy.cap or desk.slots, desk.slots)

@@ -57,8 +57,9 @@ class _Planner:
     def plan(self, desk: Desk) -> None:
         seat = desk.changed
         if seat is not None and self._doubles(desk, seat):
-            self.queue.append((seat.trial, self.policy.start * self.policy.factor**seat.rungs))
-            desk.rest(seat)
+            size = self.policy.start * self.policy.factor**seat.rungs
+            self.queue.append((seat.trial, size))
+            desk.rest(seat, size)
         while desk.free >= self.policy.start and desk.begin():
             pass
         for trial, size in list(self.queue):
