@@ -1,7 +1,10 @@
 """Rules that pause and promote, in real studies: as without training, in teams, and whoever is killed when."""
 
+import itertools
 import os
+import random
 import signal
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -472,3 +475,25 @@ def test_a_team_promotes_each_trial_once(rule, tmp_path):
         check_all_promoted(study, chosen, trials=24)
         if isinstance(chosen, tw.IEpoch):
             assert study.state.counts[Status.COMPLETE] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [0, 3], ids=["ASHA", "SuccessiveHalving"])
+def test_killed_members_leave_nothing_unpromoted(rule, tmp_path):
+    """Kill -9 of random workers at random times, each replaced by a new one: the end is as if undisturbed."""
+    directory, generator = tmp_path / "study", random.Random(rule)
+    make(directory).close()
+    code = f"import test_promotions as t; t.member({str(directory)!r}, {rule}, 40)"
+    count = itertools.count()
+    start = lambda: Forked(code, [], tmp_path / f"said-{next(count)}")  # noqa: E731
+    alive = [start() for _ in range(3)]
+    for _ in range(12):
+        time.sleep(generator.uniform(0.05, 0.6))
+        victim = generator.randrange(len(alive))
+        alive[victim].kill()
+        alive[victim].wait()
+        alive[victim] = start()
+    assert [worker.wait() for worker in alive] == [0, 0, 0]
+    with make(directory) as study:
+        assert study.dropped == []
+        check_all_promoted(study, SINGLE[rule], trials=40)
