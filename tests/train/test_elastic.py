@@ -217,7 +217,9 @@ def test_any_number_of_processes(alone, tmp_path, worlds, start, settings):
     assert_same(found, alone(kind["optimizer"], kind["loader"]))
     for world, epoch in zip(worlds, sorted(seen), strict=True):
         for _, micro_batch, accumulate, scale in seen[epoch]:
-            assert 0 <= micro_batch * accumulate * world - BATCH < world
+            share = -(-BATCH // world)
+            assert accumulate == -(-share // micro_batch)
+            assert BATCH % world or micro_batch * accumulate == share
             assert micro_batch <= settings.get("micro_batch", BATCH // start)
             assert scale == 1.0
 
