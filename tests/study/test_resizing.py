@@ -9,7 +9,7 @@ from scripts import Forked
 
 import trainwright as tw
 from trainwright.engine import Died, Quiet, Returned
-from trainwright.errors import EngineError, ScheduleError
+from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
 from trainwright.schedule import Doubling, DoublingAsPublished, Estimates, MarginalGain
 from trainwright.study.claims import Claims
@@ -123,16 +123,14 @@ def test_any_rule_under_any_policy(policy, rule):
         assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
 
 
-def test_what_a_move_costs_and_gains_is_learnt(monkeypatch):
-    """From the second report on the new devices: the seconds of the way, and how much faster it is there."""
-    restarts, speedups = [], []
+def test_what_a_move_costs_is_learnt(monkeypatch):
+    """From the second report on the new devices: the seconds of the way there, without those of its first epochs."""
+    restarts = []
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
-    monkeypatch.setattr(Estimates, "saw_speedup", lambda _, ratio, speedup: speedups.append((ratio, speedup)))
     with make() as study:
         run(study, DOUBLING, Steps(8), tw.ASHA(max_epochs=16, eta=4))
     assert restarts
     assert all(size in {2, 4, 8} and seconds >= 0 for size, seconds in restarts)
-    assert [ratio for ratio, _ in speedups] == [size for size, _ in restarts]
 
 
 @pytest.mark.parametrize("how", ["refuses", "dies"])
@@ -158,12 +156,10 @@ def test_an_engine_that_starts_nothing_is_an_error():
 
 
 def test_a_wait_without_end_is_an_error():
-    """The published policy wants more than there is: said with the trials, which a larger engine goes on with."""
+    """The published policy wants more than there is: said with the trial, which a larger engine goes on with."""
     policy, kept = DoublingAsPublished(start=2), {}
     with make() as study:
-        with pytest.raises(
-            ScheduleError, match=r"stalled, trials \d.* wait for more devices than the 4 of the engine; "
-        ):
+        with pytest.raises(SchedulerStalled, match=r"trial \d waits for \d+ devices, the engine has 4; use a policy "):
             run(study, policy, Steps(4, kept=kept), trials=2)
         assert study.state.results < 2
         assert any(trial.resizing for trial in study.trials)

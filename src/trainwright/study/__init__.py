@@ -2,7 +2,8 @@
 
 from trainwright.study.budget import Budget
 from trainwright.study.driver import StudyFailed
+from trainwright.study.forecast import Forecast, Spread
 from trainwright.study.study import Study
 from trainwright.study.worker import Worker
 
-__all__ = ["Budget", "Study", "StudyFailed", "Worker"]
+__all__ = ["Budget", "Forecast", "Spread", "Study", "StudyFailed", "Worker"]

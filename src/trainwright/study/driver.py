@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
-from trainwright.errors import EngineError, LedgerError, ScheduleError, TrainwrightError
+from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Stop, Verdict
@@ -157,12 +157,9 @@ class Driver:
         works = self.works
         if works.ask_at is not None or works.outdated or self.seats.moving or self.desk.wake_at is not None:
             return False
-        if self.seats.resting:
-            waiting = ", ".join(map(str, self.seats.resting))
-            raise ScheduleError(
-                f"scheduler: stalled, trials {waiting} wait for more devices than the {self.engine.slots} of the "
-                "engine; run the study again with a larger engine or another policy: they go on"
-            )
+        if self.desk.resting:
+            trial, seat = min(self.desk.resting.items())
+            raise SchedulerStalled.of(trial, wanted=seat.wanted, devices=self.engine.slots)
         if works.enough() and not works.contested:
             return True
         return not (works.news or works.allowed() != allowed or self._expects_news())

@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from trainwright.schedule import Action, Block, Desk, Seat, Start
+from trainwright.schedule import Action, Block, Desk, Start
 
 __all__ = ["Launch", "Seats"]
 
@@ -35,11 +35,6 @@ class Seats:
         """Whether a trial is to start on other devices at once."""
         return bool(self._launches)
 
-    @property
-    def resting(self) -> list[int]:
-        """The trials that have given their devices back and wait for others."""
-        return sorted(self.desk.resting)
-
     def plan(self) -> None:
         """Ask the policy what to do."""
         self._note(self.desk.plan(time.monotonic()))
@@ -60,16 +55,9 @@ class Seats:
             before, since = self._left.pop(trial)
             self._arrived[trial] = epoch - before, now - since
         elif trial in self._arrived and seat.epoch_seconds is not None:
-            self._learn(seat, *self._arrived.pop(trial))
-
-    def _learn(self, seat: Seat, epochs: int, seconds: float) -> None:
-        """Learn from the first epochs of a trial on other devices how fast it is there, and what the way cost."""
-        assert seat.epoch_seconds is not None  # noqa: S101 -- the caller has looked
-        estimates, size, start = self.desk.estimates, len(seat.block), self.desk.policy.start
-        estimates.saw_restart(size, max(0.0, seconds - epochs * seat.epoch_seconds))
-        plain = estimates.epoch_seconds()
-        if plain is not None and seat.epoch_seconds > 0 and size != start:
-            estimates.saw_speedup(size / start, plain / seat.epoch_seconds)
+            epochs, seconds = self._arrived.pop(trial)
+            restart = max(0.0, seconds - epochs * seat.epoch_seconds)
+            self.desk.estimates.saw_restart(len(seat.block), restart)
 
     def ends(self) -> None:
         """Note that the trial that has just reported will not train on."""

@@ -37,7 +37,7 @@ _RULES = (
 _NAMES = {
     "searcher": _SEARCHERS,
     "rule": _RULES,
-    "policy": ("Doubling", "DoublingAsPublished", "Fixed", "MarginalGain"),
+    "policy": ("BestStatic", "Doubling", "DoublingAsPublished", "Fixed", "MarginalGain"),
     "stop": ("ExpectedGain",),
     "engine": ("Local", "Ray"),
 }

@@ -38,6 +38,7 @@ from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 from trainwright.study.results import By, Results, recommended
+from trainwright.study.simulating import Simulating
 from trainwright.study.telling import checked_metrics, told_before
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Study"]
 
 
-class Study:
+class Study(Simulating):
     """A search over `space` for `objectives` ("min val_loss", or several), kept in `directory` or only in memory.
 
     `constraints` ("peak_bytes <= 8e9") limit further metrics: a trial that breaks one has a result, but is infeasible.

@@ -1,0 +1,203 @@
+"""Forecasts: the same simulated studies under several schedulers, and what came of them with intervals."""
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from trainwright.engine import script_boundary
+from trainwright.engine.simulated import Run, Simulated, simulate
+from trainwright.errors import EngineError, StudyError
+from trainwright.schedule import BestStatic, Scheduler
+from trainwright.search import Searcher
+from trainwright.search import View as SearchView
+from trainwright.space import Configuration, Space
+
+__all__ = ["Asking", "Forecast", "Spread", "forecasts"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """The mean of a quantity over simulated studies, and the 5 % and 95 % quantiles: nine of ten lie between them."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return that of some values; inf where it is inf."""
+        low, high = np.quantile(values, [0.05, 0.95], method="closest_observation")
+        return cls(mean=math.fsum(values) / len(values), low=float(low), high=float(high))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """What studies of `trials` trials under `scheduler` come to; times in seconds from their start.
+
+    `scheduler` is the one that was simulated: of `BestStatic` the best choice. `stalls` counts the studies in which a
+    trial waited for devices for ever, `substitutions` the trials for which a table had not what was asked. `runs` are
+    the simulated studies by seed; the first has a Gantt chart if one was asked for.
+    """
+
+    scheduler: Scheduler
+    trials: int
+    makespan_seconds: Spread
+    gpu_hours: Spread
+    utilisation: Spread
+    first_full_seconds: Spread
+    full: Spread
+    best_loss: Spread
+    close_seconds: Spread
+    resizes: Spread
+    wait_seconds: Spread
+    failed: Spread
+    stalls: int
+    substitutions: int
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, runs: Sequence[Run]) -> "Forecast":
+        """Return what some runs come to."""
+        same = ("makespan_seconds", "utilisation", "first_full_seconds", "full", "best_loss", "close_seconds")
+        spreads = {name: Spread.of([getattr(run, name) for run in runs]) for name in (*same, "resizes", "failed")}
+        return cls(
+            scheduler=scheduler,
+            trials=runs[0].trials,
+            gpu_hours=Spread.of([run.device_seconds / 3600 for run in runs]),
+            wait_seconds=Spread.of([run.wait_seconds_mean for run in runs]),
+            stalls=sum(bool(run.stalled) for run in runs),
+            substitutions=sum(run.substitutions for run in runs),
+            runs=tuple(runs),
+            **spreads,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """A searcher that simulated studies ask for the parameters of their trials."""
+
+    searcher: Searcher
+    space: Space
+    objectives: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Case:
+    scheduler: Scheduler
+    engine: Simulated
+    trials: int
+    seed: int
+    asking: Asking | None
+    gantt: bool
+
+
+def forecasts(
+    schedulers: Mapping[str, Scheduler],
+    engine: Simulated,
+    *,
+    trials: int,
+    seeds: int = 30,
+    first_seed: int = 0,
+    asking: Asking | None = None,
+    processes: int = 1,
+    gantt: bool = False,
+) -> dict[str, Forecast]:
+    """Simulate `seeds` studies under each scheduler, all under the same draws; the processes change nothing but time.
+
+    Raises `InputError` for settings that cannot be simulated.
+    """
+    for name, value in (("trials", trials), ("seeds", seeds), ("processes", processes)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise StudyError(f"simulate: {name}: got {value!r}; allowed: a whole number >= 1")
+    if not isinstance(engine, Simulated):
+        raise StudyError(f"simulate: engine: got {engine!r}; allowed: tw.Simulated(cluster=tw.Cluster(...), ...)")
+    if not schedulers:
+        raise StudyError("simulate: got no scheduler; give one, or several by name")
+    # Every choice of a BestStatic is one more scheduler; the choices are merged when all have been simulated.
+    choices = {name: _choices(scheduler, engine) for name, scheduler in schedulers.items()}
+    if engine.task_devices is None:
+        fewest = min(choice.policy.start for each in choices.values() for choice in each)
+        engine = replace(engine, task_devices=fewest)
+    numbers = range(first_seed, first_seed + seeds)
+    cases = [
+        _Case(
+            scheduler=choice,
+            engine=engine,
+            trials=trials,
+            seed=seed,
+            asking=asking,
+            gantt=gantt and seed == first_seed,
+        )
+        for each in choices.values()
+        for choice in each
+        for seed in numbers
+    ]
+    runs = iter(_all(cases, processes))
+    found: dict[str, Forecast] = {}
+    for name, each in choices.items():
+        made = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
+        found[name] = min(made, key=lambda forecast: forecast.makespan_seconds.mean)
+    return found
+
+
+def _choices(scheduler: Scheduler, engine: Simulated) -> list[Scheduler]:
+    policy = scheduler.policy
+    if not isinstance(policy, BestStatic):
+        return [scheduler]
+    devices = engine.cluster.devices
+    found = [replace(scheduler, policy=fixed) for fixed in policy.choices(devices)]
+    if not found:
+        raise EngineError(f"BestStatic.sizes: got {policy.sizes}, the cluster has {devices} devices; give smaller ones")
+    return found
+
+
+def _all(cases: Sequence[_Case], processes: int) -> list[Run]:
+    processes = min(processes, len(cases))
+    if processes == 1:
+        return [_run(case) for case in cases]
+    script_boundary()
+    # Spawned, not forked: whoever calls may have threads.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_run, cases, chunksize=max(1, len(cases) // (4 * processes))))
+
+
+def _run(case: _Case) -> Run:
+    searching: dict[str, Any] = {}
+    if case.asking is not None:
+        asked = _Asked(case, case.asking)
+        searching = {"configure": asked.configure, "told": asked.told, "objectives": case.asking.objectives}
+    return simulate(case.scheduler, case.engine, trials=case.trials, seed=case.seed, gantt=case.gantt, **searching)
+
+
+class _Asked:
+    """A searcher at work in one simulated study: what it sees, and what it proposed."""
+
+    def __init__(self, case: _Case, asking: Asking) -> None:
+        self._searcher = asking.searcher
+        self._length = case.scheduler.rule.max_epochs
+        self._view = SearchView(asking.space, case.seed, asking.objectives, case.trials, epochs=self._length)
+        self._proposed: dict[int, Configuration] = {}
+        self._resting: set[int] = set()
+
+    def configure(self, number: int) -> Mapping[str, Any]:
+        (proposal,) = self._searcher.ask(self._view, [number])
+        self._proposed[number] = replace(proposal, number=number)
+        self._view.propose(number, self._proposed[number])
+        return proposal.params
+
+    def told(self, trial: int, epoch: int, losses: tuple[float, ...], rests: bool) -> None:
+        if trial in self._resting:
+            self._resting.remove(trial)
+            self._view.propose(trial, self._proposed[trial])
+        if not losses:
+            self._view.result(trial, None, epoch=epoch or None, complete=False)
+            return
+        self._view.report(trial, epoch, losses)
+        if rests:
+            self._view.result(trial, losses, epoch=epoch, complete=epoch == self._length)
+            self._resting.add(trial)

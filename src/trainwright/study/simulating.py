@@ -1,0 +1,173 @@
+"""What a study can say of schedulers before they run: forecasts on a simulated cluster, of given curves or its own."""
+
+import math
+from collections.abc import Mapping
+from statistics import median, mode
+from typing import Protocol, overload
+
+import numpy as np
+
+from trainwright.cluster import Cluster
+from trainwright.engine.simulated import Simulated, Table
+from trainwright.errors import StudyError
+from trainwright.ledger import Objective, State, TrialState, losses_of
+from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
+from trainwright.search import Searcher
+from trainwright.space import Space
+from trainwright.study.forecast import Asking, Forecast, forecasts
+
+__all__ = ["Simulating", "measured"]
+
+
+class _Study(Protocol):
+    space: Space
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def objectives(self) -> tuple[Objective, ...]: ...
+
+
+AnyScheduler = Scheduler | PromotionRule | AllocationPolicy
+
+
+class Simulating:
+    """The part of a study that simulates."""
+
+    @overload
+    def simulate(
+        self: _Study,
+        scheduler: AnyScheduler,
+        *,
+        engine: Simulated,
+        trials: int,
+        seeds: int = 30,
+        searcher: Searcher | None = None,
+        processes: int = 1,
+        gantt: bool = False,
+    ) -> Forecast: ...
+    @overload
+    def simulate(
+        self: _Study,
+        scheduler: Mapping[str, AnyScheduler],
+        *,
+        engine: Simulated,
+        trials: int,
+        seeds: int = 30,
+        searcher: Searcher | None = None,
+        processes: int = 1,
+        gantt: bool = False,
+    ) -> dict[str, Forecast]: ...
+    def simulate(
+        self: _Study,
+        scheduler: AnyScheduler | Mapping[str, AnyScheduler],
+        *,
+        engine: Simulated,
+        trials: int,
+        seeds: int = 30,
+        searcher: Searcher | None = None,
+        processes: int = 1,
+        gantt: bool = False,
+    ) -> Forecast | dict[str, Forecast]:
+        """Forecast `trials` trials under a scheduler, or under several by name, on the simulated `engine`.
+
+        `seeds` studies are simulated, under the same draws for each scheduler; nothing is trained and nothing recorded.
+        With a `searcher` trials have the parameters that it proposes, which the engine's task must know (a table).
+        `processes` simulate at once, with the same result. With `gantt` the first study of each keeps who held what.
+        """
+        given = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
+        asking = None
+        if searcher is not None:
+            asking = Asking(searcher=searcher, space=self.space, objectives=len(self.objectives))
+        found = forecasts(
+            {name: Scheduler.of(each) for name, each in given.items()},
+            engine,
+            trials=trials,
+            seeds=seeds,
+            first_seed=self.seed,
+            asking=asking,
+            processes=processes,
+            gantt=gantt,
+        )
+        return found if isinstance(scheduler, Mapping) else found[""]
+
+    def measured(self: _Study, cluster: Cluster) -> Simulated:
+        """Return a simulated `cluster` whose trials are this study's own, drawn anew, with its restarts' cost.
+
+        A trial that was stopped goes on, if another rule lets it, as those went on that were not.
+        """
+        return measured(self.state, cluster)
+
+
+def measured(state: State, cluster: Cluster) -> Simulated:
+    """Return the simulated cluster of a study's own curves, times of epochs and times of restarts."""
+    objectives = [outcome for outcome in state.outcomes if isinstance(outcome, Objective)]
+    curves, times, params = [], [], []
+    for number in sorted(state.trials):
+        trial = state.trials[number]
+        losses = [losses_of(objectives, trial.reports[epoch].metrics) for epoch in sorted(trial.reports)]
+        if sorted(trial.reports) == list(range(1, len(losses) + 1)) and losses and None not in losses:
+            curves.append(np.array(losses, dtype=float))
+            times.append(_epoch_seconds(trial))
+            params.append(trial.params)
+    if not curves:
+        raise StudyError("measured: no trial of this study has reported yet; simulate with tw.Parametric() instead")
+    known = tuple(map(len, curves))
+    longest = max(known)
+    full = [curve for curve in curves if len(curve) == longest]
+    further = np.median([_finite(curve) for curve in full], axis=0)
+    sizes = [max(1, len(lease.devices)) for trial in state.trials.values() for lease in trial.leases.values()]
+    restarts = [cost for trial in state.trials.values() for cost in _restarts(trial)]
+    return Simulated(
+        cluster=cluster,
+        task=Table(
+            losses=tuple(np.concatenate([curve, _onwards(curve, further)]) for curve in curves),
+            seconds=tuple(np.cumsum([*each, *[median(each)] * (longest - len(each))]) for each in times),
+            params=tuple(params),
+            measured=known,
+            missing="nearest",
+        ),
+        task_devices=mode(sizes) if sizes else 1,
+        restart_seconds=median(restarts) if restarts else Simulated.restart_seconds,
+    )
+
+
+def _finite(curve: np.ndarray) -> np.ndarray:
+    """Return a curve whose infinite losses are its worst finite one: differences are taken of it."""
+    worst: float = curve[np.isfinite(curve)].max(initial=0.0)
+    finite: np.ndarray = np.nan_to_num(curve, nan=worst, posinf=worst)
+    return finite
+
+
+def _onwards(curve: np.ndarray, further: np.ndarray) -> np.ndarray:
+    """Return the epochs after a curve's end: it moves as the median of the longest ones did."""
+    at = len(curve)
+    onwards: np.ndarray = curve[-1] + (further[at:] - further[at - 1])
+    return onwards
+
+
+def _epoch_seconds(trial: TrialState) -> list[float]:
+    """Return the seconds of each epoch; the first after a restart is as long as most, as the start is part of it."""
+    found: list[float | None] = []
+    before = None
+    for epoch in sorted(trial.reports):
+        report = trial.reports[epoch]
+        same = before is not None and before.lease == report.lease
+        found.append(max(0.0, report.wall_seconds - (before.wall_seconds if same and before else 0.0)))
+        if not same and before is not None:
+            found[-1] = None
+        before = report
+    usual = median([each for each in found if each is not None])
+    return [max(1e-9, usual if each is None else each) for each in found]
+
+
+def _restarts(trial: TrialState) -> list[float]:
+    """Return how much longer than most the first epochs of later runs took, from the starts of these runs."""
+    usual = median(_epoch_seconds(trial)) if trial.reports else math.inf
+    firsts: dict[int, float] = {}
+    for epoch in sorted(trial.reports):
+        report = trial.reports[epoch]
+        firsts.setdefault(report.lease, report.wall_seconds)
+    return [max(0.0, seconds - usual) for lease, seconds in firsts.items() if lease > min(firsts)]
