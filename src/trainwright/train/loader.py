@@ -60,6 +60,7 @@ class Loader:
         if (trial is None) == (seed is None):
             raise TrialError("Loader needs one seed: give trial=trial, or seed=0")
         self._seed = int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
+        at_once = trial is None and rank is not None  # else `prepare` may yet arrange other batches
         rank, world = _place(rank, world_size)
         if global_batch < 1:
             raise TrialError(f"global_batch must be a positive multiple of the world size {world}, got {global_batch}")
@@ -67,7 +68,7 @@ class Loader:
         order = _order(dataset, shuffle, weights, self._seed)
         self._plan = _Plan(order=order, batch=global_batch, drop_last=drop_last, rank=rank, world=world)
         self._arranged = False
-        if trial is None:
+        if at_once:
             self._check_shares()
         fingerprint = getattr(dataset, "fingerprint", None)
         self._facts = {
