@@ -142,6 +142,8 @@ class Pool:
             gang.kill()
         elif self.fresh_process:
             for worker in gang.workers.values():
+                worker.connection.close()  # all of them leave at once
+            for worker in gang.workers.values():
                 worker.close(kill=False)
         else:
             self._idle.update(gang.workers)
