@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainwright import checkpoint, ensemble, ledger, report, train
+    from trainwright.cluster import Cluster
     from trainwright.engine import Local
     from trainwright.engine.pycompss import PyCOMPSs
     from trainwright.engine.ray import Ray
+    from trainwright.engine.simulated import Parametric, Scaling, Simulated, tables
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
     from trainwright.schedule import (
         ASHA,
         PASHA,
         AnyOf,
+        BestStatic,
         Doubling,
         DoublingAsPublished,
         Extrapolate,
@@ -72,9 +75,11 @@ __version__ = "0.1.0"
 _HOME = {
     "ASHA": "schedule",
     "AnyOf": "schedule",
+    "BestStatic": "schedule",
     "Beta": "space",
     "BudgetedGreedy": "ensemble",
     "Choice": "space",
+    "Cluster": "cluster",
     "Configuration": "space",
     "Constant": "space",
     "DefaultSearcher": "search",
@@ -103,13 +108,16 @@ _HOME = {
     "Normal": "space",
     "OptunaSearcher": "search",
     "PASHA": "schedule",
+    "Parametric": "engine.simulated",
     "Patience": "schedule",
     "Plateau": "schedule",
     "PyCOMPSs": "engine.pycompss",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
     "Ray": "engine.ray",
+    "Scaling": "engine.simulated",
     "Scheduler": "schedule",
+    "Simulated": "engine.simulated",
     "Space": "space",
     "Study": "study",
     "StudyFailed": "study",
@@ -127,6 +135,7 @@ _HOME = {
     "not_": "space",
     "one_of": "space",
     "require": "space",
+    "tables": "engine.simulated",
 }
 _PACKAGES = ("checkpoint", "ensemble", "ledger", "report", "train")
 
@@ -134,9 +143,11 @@ __all__ = [
     "ASHA",
     "PASHA",
     "AnyOf",
+    "BestStatic",
     "Beta",
     "BudgetedGreedy",
     "Choice",
+    "Cluster",
     "Configuration",
     "Constant",
     "DefaultSearcher",
@@ -164,13 +175,16 @@ __all__ = [
     "MultiObjectiveASHA",
     "Normal",
     "OptunaSearcher",
+    "Parametric",
     "Patience",
     "Plateau",
     "PyCOMPSs",
     "QuasiRandomSearcher",
     "RandomSearcher",
     "Ray",
+    "Scaling",
     "Scheduler",
+    "Simulated",
     "Space",
     "Study",
     "StudyFailed",
@@ -193,6 +207,7 @@ __all__ = [
     "one_of",
     "report",
     "require",
+    "tables",
     "train",
 ]
 

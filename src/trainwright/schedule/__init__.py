@@ -39,6 +39,7 @@ from trainwright.schedule._rule import (
 )
 from trainwright.schedule.any_of import AnyOf
 from trainwright.schedule.asha import ASHA
+from trainwright.schedule.best_static import BestStatic
 from trainwright.schedule.desk import Desk, Seat, Source
 from trainwright.schedule.doubling import Doubling
 from trainwright.schedule.doubling_as_published import DoublingAsPublished
@@ -66,6 +67,7 @@ __all__ = [
     "Action",
     "AllocationPolicy",
     "AnyOf",
+    "BestStatic",
     "Block",
     "Continue",
     "Desk",

@@ -4,6 +4,20 @@ from trainwright.engine.simulated.config import Simulated
 from trainwright.engine.simulated.record import Held, Run, Stall
 from trainwright.engine.simulated.scaling import Scaling
 from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.table import Table, tables
 from trainwright.engine.simulated.task import Course, Courses, Parametric, Task
 
-__all__ = ["Course", "Courses", "Held", "Parametric", "Run", "Scaling", "Simulated", "Stall", "Task", "simulate"]
+__all__ = [
+    "Course",
+    "Courses",
+    "Held",
+    "Parametric",
+    "Run",
+    "Scaling",
+    "Simulated",
+    "Stall",
+    "Table",
+    "Task",
+    "simulate",
+    "tables",
+]

@@ -16,6 +16,8 @@ __all__ = ["Simulated"]
 class Simulated:
     """What `study.simulate` simulates: trials of `task` on `cluster`.
 
+    The seconds of the task are those on `task_devices` devices (None: on those of a new trial, the fewest of all
+    schedulers that are compared); on others `scaling` says how fast a trial is.
     `restart_seconds` is the cost of going on elsewhere (one number, or by the number of devices). `stragglers` s makes
     each run of a trial 1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails.
     Nodes fail after `node_mtbf_seconds` on average (None: never) and are back `repair_seconds` later; what ran there
@@ -26,6 +28,7 @@ class Simulated:
 
     cluster: Cluster
     task: Task = field(default_factory=Parametric)
+    task_devices: int | None = None
     scaling: Scaling = field(default_factory=Scaling)
     restart_seconds: float | Mapping[int, float] = 30.0
     resume: bool = True
@@ -47,6 +50,9 @@ class Simulated:
         for name, value in numbers:
             if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 raise EngineError(f"Simulated.{name}: got {value!r}; allowed: a number >= 0")
+        devices = self.task_devices
+        if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+            raise EngineError(f"Simulated.task_devices: got {devices!r}; allowed: a whole number >= 1, or None")
         if self.node_mtbf_seconds is not None and not self.node_mtbf_seconds > 0:
             raise EngineError(
                 f"Simulated.node_mtbf_seconds: got {self.node_mtbf_seconds!r}; allowed: a number > 0, or None for never"

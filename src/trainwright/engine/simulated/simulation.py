@@ -45,7 +45,7 @@ Configure = Callable[[int], Mapping[str, Any] | None]
 """Returns the parameters of a new trial; None for none."""
 
 Told = Callable[[int, int, tuple[float, ...], bool], None]
-"""Hears trial, epoch, losses, and whether the trial rests now, ended or paused."""
+"""Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused."""
 
 _IDLE = 1000  # events a node without any training, after which nothing more is expected
 
@@ -115,6 +115,7 @@ class _Simulation:
         self.configure = configure
         self.told = told
         self.recorder = recorder
+        self.task_devices = setting.task_devices or scheduler.policy.start
         self.length: int = scheduler.rule.max_epochs or 0
         self.curves = getattr(self.rule, "reads_curves", True)
         self.clock = 0.0  # when the driver decides on the present event, in seconds
@@ -266,6 +267,8 @@ class _Simulation:
         self._release(trial, "failed")
         self.desk.gone(trial.number)
         self._fold(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
+        if self.told is not None:
+            self.told(trial.number, trial.reported, (), True)
 
     def _pass(self, trial: _Trial) -> int:
         """Let a trial pass a checkpoint between two reports that count."""
@@ -365,7 +368,7 @@ class _Simulation:
         self.recorder.held(trial.number, seat.block, self.clock)
         self.agenda.note_start(trial.number, seat.block[0], size)
         if size not in self.paces:
-            self.paces[size] = self.setting.scaling.speedup(size / self.desk.policy.start)
+            self.paces[size] = self.setting.scaling.speedup(size / self.task_devices)
         trial.pace = self.paces[size]
         if self.setting.stragglers:
             trial.pace /= 1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs))

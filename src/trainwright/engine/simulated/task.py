@@ -12,7 +12,7 @@ __all__ = ["Course", "Courses", "Parametric", "Task"]
 
 
 class Course(Protocol):
-    """One trial's training on the devices of a new trial."""
+    """One trial's training on `task_devices` devices."""
 
     def losses(self, epoch: int) -> tuple[float, ...]:
         """Return the losses, one per objective, reported at `epoch` (from 1)."""

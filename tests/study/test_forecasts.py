@@ -1,0 +1,132 @@
+"""Forecasts: many simulated studies, side by side, whatever the number of processes; of a study's own curves too."""
+
+import math
+
+import pytest
+
+import trainwright as tw
+from trainwright.engine.simulated import simulate
+from trainwright.errors import InputError
+from trainwright.study import Spread
+
+SPACE = tw.Space(rate=tw.Float(1e-3, 1.0, log=True))
+ENGINE = tw.Simulated(cluster=tw.Cluster(4, 4), task=tw.Parametric(epoch_seconds=10.0))
+
+
+@pytest.fixture
+def study():
+    return tw.Study(SPACE, "min val_loss", seed=3)
+
+
+def test_spread():
+    """Nine of ten values lie in it."""
+    spread = Spread.of([float(value) for value in range(100)])
+    assert (spread.mean, spread.low, spread.high) == (49.5, 4.0, 94.0)
+    assert Spread.of([1.0, math.inf]).mean == math.inf
+
+
+def test_a_forecast_is_of_the_runs_of_its_seeds(study):
+    """The studies are those of seeds from the study's own on, and the numbers are theirs."""
+    forecast = study.simulate(tw.ASHA(max_epochs=9), engine=ENGINE, trials=20, seeds=4, gantt=True)
+    scheduler = tw.Scheduler(tw.ASHA(max_epochs=9))
+    runs = [simulate(scheduler, ENGINE, trials=20, seed=3 + number) for number in range(4)]
+    assert [run.digest for run in forecast.runs] == [run.digest for run in runs]
+    assert forecast.makespan_seconds.mean == pytest.approx(sum(run.makespan_seconds for run in runs) / 4)
+    assert forecast.gpu_hours.high == max(run.device_seconds for run in runs) / 3600
+    assert forecast.runs[0].gantt
+    assert not forecast.runs[1].gantt
+    assert forecast.stalls == forecast.substitutions == 0
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(study):
+    """Two processes give what one gives, also with a searcher that learns."""
+    table = tw.tables(
+        {"valid_loss": [[0.1 * row + 1 / epoch for epoch in range(1, 10)] for row in range(30)],
+         "hp": [[10 ** (-0.1 * row)] for row in range(30)], "hp_names": ["rate"]},
+        missing="nearest",
+    )  # fmt: skip
+    engine = tw.Simulated(cluster=tw.Cluster(2, 4), task=table)
+    schedulers = {"doubling": tw.Scheduler(tw.ASHA(max_epochs=9), tw.Doubling()), "asha": tw.ASHA(max_epochs=9)}
+    found = [
+        study.simulate(
+            schedulers, engine=engine, trials=16, seeds=2, searcher=tw.EvolutionSearcher(), processes=processes
+        )
+        for processes in (1, 2)
+    ]
+    assert list(found[0]) == ["doubling", "asha"]
+    assert found[0] == found[1]
+    assert found[0]["asha"].substitutions > 0
+
+
+def test_searchers_hear_of_results(study):
+    """Searched trials come to be better than drawn ones, as what they came to is told."""
+    rates = [10 ** (-3 + 0.03 * row) for row in range(100)]
+    table = tw.tables(
+        {"valid_loss": [[abs(math.log10(rate) + 2)] for rate in rates], "hp": [[rate] for rate in rates],
+         "hp_names": ["rate"]},
+        missing="nearest",
+    )  # fmt: skip
+    engine = tw.Simulated(cluster=tw.Cluster(1, 1), task=table, drops_per_second=0.001)
+    rule = tw.FixedEpochs(1)
+    found = {
+        type(searcher).__name__: study.simulate(rule, engine=engine, trials=60, seeds=3, searcher=searcher)
+        for searcher in (tw.RandomSearcher(), tw.EvolutionSearcher())
+    }
+    assert found["EvolutionSearcher"].best_loss.mean <= found["RandomSearcher"].best_loss.mean
+    assert found["EvolutionSearcher"].failed.mean > 0
+
+
+def test_best_static_is_the_best_of_its_sizes(study):
+    """It is resolved to the fixed size with the least mean makespan, all on the same footing."""
+    rule = tw.ASHA(max_epochs=9)
+    sizes = {str(size): tw.Scheduler(rule, tw.Fixed(size)) for size in (1, 2, 4)}
+    best = tw.Scheduler(rule, tw.BestStatic(sizes=(1, 2, 4, 64)))
+    found = study.simulate({**sizes, "best": best}, engine=ENGINE, trials=16, seeds=3)
+    name = min(sizes, key=lambda size: found[size].makespan_seconds.mean)
+    assert found["best"] == found[name]
+    assert found["best"].scheduler.policy == tw.Fixed(int(name))
+    with pytest.raises(InputError, match="by simulation; give it to study"):
+        study.run(print, trials=1, scheduler=best, engine=tw.Local(workers=0), progress=False)
+
+
+def test_measured(study):
+    """A study's own curves, seconds and restarts make the engine; stopped trials go on as the full ones did."""
+    study.run(train, trials=12, scheduler=tw.ASHA(max_epochs=4, eta=2), engine=tw.Local(workers=0), progress=False)
+    engine = study.measured(tw.Cluster(2, 2))
+    table = engine.task
+    assert len(table.losses) == 12
+    assert all(len(curve) == 4 for curve in table.losses)
+    for trial, curve, known, seconds in zip(study.trials, table.losses, table.measured, table.seconds, strict=True):
+        reported = [trial.reports[epoch].metrics["val_loss"] for epoch in sorted(trial.reports)]
+        assert curve[:known, 0].tolist() == reported
+        assert (seconds[1:] > seconds[:-1]).all()
+    assert all(curve[3, 0] == pytest.approx(curve[0, 0] - 0.75) for curve in table.losses)
+    forecast = study.simulate(tw.ASHA(max_epochs=4, eta=2), engine=engine, trials=12, seeds=2)
+    assert forecast.full.mean > 0
+    empty = tw.Study(SPACE, "min val_loss")
+    with pytest.raises(InputError, match="no trial of this study has reported yet"):
+        empty.measured(tw.Cluster())
+
+
+def train(trial):
+    for epoch in trial.epochs():
+        trial.report(val_loss=trial.params["rate"] + 1 / epoch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"trials": 0}, "simulate: trials: got 0"),
+        ({"trials": 4, "seeds": 0}, "simulate: seeds: got 0"),
+        ({"trials": 4, "processes": 0}, "simulate: processes: got 0"),
+        ({"trials": 4, "engine": tw.Local(workers=0)}, r"simulate: engine: got .*allowed: tw.Simulated"),
+        ({"trials": 4, "scheduler": {}}, "got no scheduler"),
+        ({"trials": 4, "scheduler": tw.Scheduler(tw.FixedEpochs(2), tw.BestStatic(sizes=(64,)))}, "give smaller ones"),
+        ({"trials": 4, "scheduler": tw.Scheduler(tw.FixedEpochs(2), tw.Fixed(17))}, "got 17, the engine has 16 slots"),
+    ],
+)
+def test_refusals(study, arguments, sentence):
+    """Each in one sentence."""
+    with pytest.raises(InputError, match=sentence):
+        study.simulate(**{"scheduler": tw.ASHA(max_epochs=3), "engine": ENGINE, **arguments})
