@@ -84,7 +84,10 @@ BAD = {
 ADDED = {
     "rule without length": (RULE, r"\[rule\] ASHA: 'max_epochs' is missing; arguments: max_epochs, min_epochs, eta"),
     "rule's value": (RULE + "max_epochs = 9\neta = 1", "ASHA.eta: got 1; allowed: a number > 1"),
-    "unknown rule": ('[rule]\nname = "Asha"', r"\[rule\] name: got 'Asha'; allowed: ASHA, AnyOf, FixedEpochs, Median"),
+    "unknown rule": (
+        '[rule]\nname = "Asha"',
+        r"\[rule\] name: got 'Asha'; allowed: ASHA, AnyOf, Extrapolate, FixedEpochs",
+    ),
     "policy too large": ('[policy]\nname = "Fixed"\ndevices = 2', "Fixed.devices: got 2, the engine has 1 slots"),
     "rule to stop": (
         '[stop]\nname = "ExpectedGain"',
