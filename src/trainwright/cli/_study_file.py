@@ -16,7 +16,7 @@ from trainwright.study.settings import built, only_known
 
 __all__ = ["Job", "read_job"]
 
-_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "ensemble")
+_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "ensemble", "simulate")
 _STUDY_KEYS = (
     "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
     "require",

@@ -1,0 +1,170 @@
+"""The [simulate] table of a study file, as clusters and schedulers to simulate."""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from trainwright.cluster import Cluster
+from trainwright.engine.simulated import Parametric, Scaling, Simulated, Task, tables
+from trainwright.errors import InputError
+from trainwright.schedule import Scheduler
+from trainwright.study import Study
+from trainwright.study.settings import built, only_known
+
+__all__ = ["Plan", "read_plan"]
+
+_ENGINE = (
+    "task_devices", "restart_seconds", "resume", "stragglers", "drops_per_second", "node_mtbf_seconds",
+    "repair_seconds", "decision_seconds",
+)  # fmt: skip
+_KEYS = ("gpus", "gpus_per_node", "trials", "seeds", "task", "scaling", "schedulers", *_ENGINE)
+_TABLE = (
+    "loss", "seconds", "params", "run", "direction", "missing", "epoch_seconds", "speed_jitter",
+)  # fmt: skip
+_OWN = "this file"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to simulate: schedulers by name, on clusters of these numbers of devices."""
+
+    gpus: tuple[int, ...]
+    schedulers: Mapping[str, Scheduler]
+    trials: int
+    seeds: int
+    engine: Callable[[int], Simulated]
+    """Returns the engine of so many devices."""
+
+
+def read_plan(
+    path: Path, *, gpus: list[int] | None = None, trials: int | None = None, seeds: int | None = None
+) -> Plan:
+    """Return what a study file's [simulate] asks for; the arguments override it."""
+    content = _toml(path)
+    table = content.get("simulate", {})
+    _check_table(table, f"{path}, [simulate]")
+    only_known(table, _KEYS, f"{path}, [simulate]")
+    where = f"{path}, [simulate]"
+    sizes = _numbers(gpus or table.get("gpus"), f"{where} gpus")
+    per_node = _numbers(table.get("gpus_per_node", 8), f"{where} gpus_per_node")[0]
+    wanted = trials if trials is not None else table.get("trials", content.get("study", {}).get("trials"))
+    settings = {name: _by_number(table[name]) for name in _ENGINE if name in table}
+    scaling = _scaling(table.get("scaling", {}), where)
+    task = table.get("task", {})
+    _check_table(task, f"{where} task")
+    own = _study_of(task, path, where)
+    made = None if own is not None else _task(task, path, where)
+
+    def engine(devices: int) -> Simulated:
+        cluster = _cluster(devices, per_node)
+        if own is None:
+            return Simulated(cluster=cluster, task=made or Parametric(), scaling=scaling, **settings)
+        with Study.open(own) as study:
+            measured = study.measured(cluster)
+        known = {field.name: getattr(measured, field.name) for field in fields(measured)}
+        return Simulated(**{**known, "scaling": scaling, **settings})
+
+    return Plan(
+        gpus=tuple(sizes),
+        schedulers=_schedulers(content, table, where),
+        trials=_numbers(wanted, f"{where} trials")[0],
+        seeds=seeds if seeds is not None else _numbers(table.get("seeds", 30), f"{where} seeds")[0],
+        engine=engine,
+    )
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"simulate: there is no file {path}; give a study file (.toml) with a [simulate] table")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"simulate: {path} is no valid TOML: {error}") from None
+
+
+def _schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str) -> dict[str, Scheduler]:
+    """Return the file's own rule and policy, and those of [simulate.schedulers], which may name only one of the two."""
+    own = {kind: content[kind] for kind in ("rule", "policy") if kind in content}
+    named = table.get("schedulers", {})
+    _check_table(named, f"{where} schedulers")
+    if not own and not named:
+        raise InputError(f"{where}: no scheduler; give a [rule], or [simulate.schedulers.NAME] with rule and policy")
+    found = {_OWN: _scheduler(own)} if own else {}
+    for name, parts in named.items():
+        _check_table(parts, f"{where} schedulers.{name}")
+        only_known(parts, ("rule", "policy"), f"{where} schedulers.{name}")
+        found[name] = _scheduler({**own, **parts})
+    return found
+
+
+def _scheduler(parts: Mapping[str, Any]) -> Scheduler:
+    for kind, table in parts.items():
+        _check_table(table, f"[{kind}]")
+    return Scheduler(**{kind: built(kind, table) for kind, table in parts.items()})
+
+
+def _scaling(given: Any, where: str) -> Scaling:
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return Scaling(alpha=given)
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"{where} scaling: got {given!r}; allowed: an exponent such as 0.9, or speed-ups such as {{2 = 1.8, 4 = 3}}"
+        )
+    return Scaling(curve={_number(key, f"{where} scaling"): float(value) for key, value in given.items()})
+
+
+def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
+    if "study" not in task:
+        return None
+    only_known(task, ("study",), f"{where} task")
+    return path.parent / str(task["study"])
+
+
+def _task(given: Mapping[str, Any], path: Path, where: str) -> Task:
+    if "table" in given:
+        only_known(given, ("table", *_TABLE), f"{where} task")
+        return tables(path.parent / str(given["table"]), **{key: given[key] for key in _TABLE if key in given})
+    only_known(given, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
+    return Parametric(**given)
+
+
+def _cluster(devices: int, per_node: int) -> Cluster:
+    """Return a cluster of whole nodes, or one smaller node."""
+    if devices < per_node:
+        return Cluster(1, devices)
+    if devices % per_node:
+        near = devices // per_node * per_node
+        raise InputError(
+            f"simulate: gpus: got {devices} in nodes of {per_node}; allowed: whole nodes, such as {near} or "
+            f"{near + per_node}, or another gpus_per_node"
+        )
+    return Cluster(devices // per_node, per_node)
+
+
+def _numbers(given: Any, where: str) -> list[int]:
+    found = given if isinstance(given, list) else [given]
+    if not found or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in found):
+        shown = "nothing" if given is None else repr(given)
+        raise InputError(f"{where}: got {shown}; allowed: a whole number >= 1")
+    return found
+
+
+def _by_number(value: Any) -> Any:
+    """Return a table by numbers, which TOML's keys are not, as such."""
+    if not isinstance(value, Mapping):
+        return value
+    return {int(_number(key, "[simulate]")): each for key, each in value.items()}
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{where}: got the key {text!r}; allowed: numbers of devices, such as 2") from None
+
+
+def _check_table(given: Any, where: str) -> None:
+    if not isinstance(given, dict):
+        raise InputError(f"{where}: got {given!r}; allowed: a table, its entries below its name in brackets")

@@ -1,0 +1,146 @@
+"""`trainwright simulate FILE`: what a study would take, under several schedulers, before it is submitted."""
+
+import hashlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainwright.cli._json import print_json
+from trainwright.cli._words import print_table
+
+if TYPE_CHECKING:
+    from trainwright.study import Forecast, Spread
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(help="A study file (.toml) with a [simulate] table.")],
+    *,
+    gpus: Annotated[list[int] | None, typer.Option("--gpus", help="Devices of the cluster; may be repeated.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", help="Trials of the study.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How many studies to simulate of each kind.")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="Simulations at once; default: all cores.")
+    ] = None,
+    gantt: Annotated[
+        Path | None, typer.Option("--gantt", help="Draw who held which device when: .html or .svg.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
+    from trainwright.cli._simulate_file import read_plan
+    from trainwright.engine.devices import cores
+    from trainwright.report.gantt import check_gantt, write_gantt
+    from trainwright.study.forecast import forecasts
+
+    if gantt is not None:
+        check_gantt(gantt)
+    plan = read_plan(file, gpus=gpus, trials=trials, seeds=seeds)
+    found: dict[int, dict[str, Forecast]] = {}
+    for devices in plan.gpus:
+        found[devices] = forecasts(
+            plan.schedulers,
+            plan.engine(devices),
+            trials=plan.trials,
+            seeds=plan.seeds,
+            processes=processes if processes is not None else cores(),
+            gantt=gantt is not None,
+        )
+        _show(devices, plan.trials, plan.seeds, found[devices])
+    if gantt is not None:
+        panels = {
+            (name if len(plan.gpus) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
+            for devices, each in found.items()
+            for name, forecast in each.items()
+        }
+        write_gantt(gantt, panels)
+        print(f"gantt: {gantt}")
+    if json:
+        print_json(
+            {
+                "trials": plan.trials,
+                "seeds": plan.seeds,
+                "forecasts": [
+                    {"gpus": devices, "scheduler": name, **_content(forecast)}
+                    for devices, each in found.items()
+                    for name, forecast in each.items()
+                ],
+            }
+        )
+
+
+_SPREADS = (
+    "makespan_seconds", "gpu_hours", "utilisation", "first_full_seconds", "full", "best_loss", "close_seconds",
+    "resizes", "wait_seconds", "failed",
+)  # fmt: skip
+
+
+def _content(forecast: "Forecast") -> dict[str, Any]:
+    from trainwright.study.settings import described
+
+    spreads = {name: getattr(forecast, name) for name in _SPREADS}
+    return {
+        "rule": described("rule", forecast.scheduler.rule),
+        "policy": described("policy", forecast.scheduler.policy),
+        **{name: {"mean": each.mean, "low": each.low, "high": each.high} for name, each in spreads.items()},
+        "stalls": forecast.stalls,
+        "substitutions": forecast.substitutions,
+        "digest": hashlib.sha256("".join(run.digest for run in forecast.runs).encode()).hexdigest(),
+    }
+
+
+def _show(devices: int, trials: int, seeds: int, found: "dict[str, Forecast]") -> None:
+    print(
+        f"\n{devices} GPUs, {trials} trials; means of {seeds} simulated studies, nine of ten lie between (low - high)\n"
+    )
+    header = ("scheduler", "makespan", "GPU-hours", "busy", "first full", "full", "best loss", "resizes")
+    rows = [
+        (
+            _named(name, forecast),
+            _times(forecast.makespan_seconds),
+            _spread(forecast.gpu_hours, 1.0, ""),
+            f"{100 * forecast.utilisation.mean:.0f} %",
+            _times(forecast.first_full_seconds),
+            f"{forecast.full.mean:.1f}",
+            f"{forecast.best_loss.mean:.4g}",
+            f"{forecast.resizes.mean:.0f}",
+        )
+        for name, forecast in found.items()
+    ]
+    print_table(header, rows)
+    for name, forecast in found.items():
+        stalled = next((run for run in forecast.runs if run.stalled), None)
+        if stalled is not None:
+            stall = stalled.stalled[0]
+            print(
+                f"{name}: {forecast.stalls} of {seeds} studies stalled: trial {stall.trial} waits for "
+                f"{stall.wanted} GPUs, there are {stall.devices}"
+            )
+        if forecast.substitutions:
+            print(f"{name}: for {forecast.substitutions} trials of all studies the table had not what was asked")
+
+
+def _named(name: str, forecast: "Forecast") -> str:
+    """Return the scheduler's name, and the size of a trial where that is all there is to its policy."""
+    policy = forecast.scheduler.policy
+    size = getattr(policy, "devices", None)
+    return name if size is None else f"{name} ({size} GPU{'s' * (size > 1)} a trial)"
+
+
+def _times(spread: "Spread") -> str:
+    """Return a spread of seconds in the unit that fits its mean."""
+    if math.isinf(spread.mean):
+        return "never" if math.isinf(spread.low) else "not always"
+    units = (("d", 172_800, 86_400), ("h", 7200, 3600), ("min", 120, 60))
+    unit, seconds = next(((name, each) for name, least, each in units if spread.mean >= least), ("s", 1))
+    return _spread(spread, seconds, f" {unit}")
+
+
+def _spread(spread: "Spread", unit: float, name: str) -> str:
+    low, mean, high = (
+        f"{value / unit:.{0 if value >= 100 * unit else 1}f}" for value in (spread.low, spread.mean, spread.high)
+    )
+    return f"{mean}{name}" if low == high else f"{mean}{name} ({low} - {high})"
