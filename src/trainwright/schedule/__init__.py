@@ -55,6 +55,7 @@ from trainwright.schedule.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.pasha import PASHA
 from trainwright.schedule.patience import Patience
 from trainwright.schedule.plateau import Plateau
+from trainwright.schedule.rasda import RASDA
 from trainwright.schedule.room import Nodes, Room, Tiles
 from trainwright.schedule.scheduler import Scheduler
 from trainwright.schedule.successive_halving import SuccessiveHalving
@@ -63,6 +64,7 @@ __all__ = [
     "ASHA",
     "CONTINUE",
     "PASHA",
+    "RASDA",
     "WAIT",
     "Action",
     "AllocationPolicy",

@@ -1,0 +1,32 @@
+"""RASDA is ASHA by quantiles times doubling."""
+
+import pytest
+
+from trainwright.cluster import Cluster
+from trainwright.engine.simulated import Parametric, Simulated, simulate
+from trainwright.errors import ScheduleError
+from trainwright.schedule import ASHA, RASDA, Doubling, DoublingAsPublished, Scheduler
+
+
+def test_it_is_a_rule_times_a_policy():
+    rule = ASHA(max_epochs=64, eta=2, cutoff="quantile")
+    assert RASDA(max_epochs=64, start=4) == Scheduler(rule, Doubling(start=4))
+    assert RASDA(max_epochs=64, start=4, as_published=True) == Scheduler(rule, DoublingAsPublished(start=4))
+    assert RASDA(max_epochs=64, start=4, cap=16).policy == Doubling(start=4, cap=16)
+    with pytest.raises(ScheduleError, match=r"Doubling\.start: got 0"):
+        RASDA(max_epochs=64, start=0)
+
+
+@pytest.mark.parametrize("devices", [4, 8, 12, 64])
+@pytest.mark.parametrize("policy", [Doubling(start=4), Doubling(start=4, mode="block"), Doubling(start=4, cap=8)])
+def test_doubling_never_stalls(devices, policy):
+    """Whatever the size of the cluster: what cannot be had is not waited for for ever; the published one waits."""
+    setting = Simulated(cluster=Cluster(devices // 4, 4), task=Parametric(epoch_seconds=100.0))
+    rule = ASHA(max_epochs=32, eta=2)
+    for trials in (devices // 4, devices):
+        run = simulate(Scheduler(rule, policy), setting, trials=trials, seed=1)
+        assert not run.stalled
+        assert run.full >= 1
+    if devices < 4 * 2**5:
+        published = simulate(Scheduler(rule, DoublingAsPublished(start=4)), setting, trials=devices // 4, seed=1)
+        assert published.stalled
