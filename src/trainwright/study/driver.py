@@ -155,11 +155,13 @@ class Driver:
     def _done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
         works = self.works
-        if works.ask_at is not None or works.outdated or self.seats.moving or self.desk.wake_at is not None:
+        if works.ask_at is not None or self.seats.moving or self.desk.wake_at is not None:
             return False
-        if self.desk.resting:
+        if self.desk.resting:  # with all devices free
             trial, seat = min(self.desk.resting.items())
             raise SchedulerStalled.of(trial, wanted=seat.wanted, devices=self.engine.slots)
+        if works.outdated:
+            return False
         if works.enough() and not works.contested:
             return True
         return not (works.news or works.allowed() != allowed or self._expects_news())
