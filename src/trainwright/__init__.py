@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainwright.schedule import (
         ASHA,
         PASHA,
+        RASDA,
         AnyOf,
         BestStatic,
         Doubling,
@@ -108,6 +109,7 @@ _HOME = {
     "Normal": "space",
     "OptunaSearcher": "search",
     "PASHA": "schedule",
+    "RASDA": "schedule",
     "Parametric": "engine.simulated",
     "Patience": "schedule",
     "Plateau": "schedule",
@@ -142,6 +144,7 @@ _PACKAGES = ("checkpoint", "ensemble", "ledger", "report", "train")
 __all__ = [
     "ASHA",
     "PASHA",
+    "RASDA",
     "AnyOf",
     "BestStatic",
     "Beta",
