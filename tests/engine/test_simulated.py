@@ -341,6 +341,7 @@ class TestDigest:
         one = Scheduler(ASHA(max_epochs=9))
         assert len({simulate(one, HARD, trials=30, seed=seed).digest for seed in range(3)}) == 3
 
+    @pytest.mark.slow
     def test_hash_seeds_and_processes_do_not_matter(self):
         """Nor does the seed of Python's hashes, nor the process."""
         first = digests()

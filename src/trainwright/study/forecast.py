@@ -1,23 +1,25 @@
 """Forecasts: the same simulated studies under several schedulers, and what came of them with intervals."""
 
 import math
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
-from trainwright.engine import script_boundary
 from trainwright.engine.simulated import Run, Simulated, simulate
-from trainwright.errors import EngineError, StudyError
+from trainwright.errors import EngineError, StudyError, TrainwrightError
 from trainwright.schedule import BestStatic, Scheduler
 from trainwright.search import Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 
-__all__ = ["Asking", "Forecast", "Spread", "forecasts"]
+__all__ = ["Asking", "Forecast", "Spread", "forecasts", "serve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,10 +162,41 @@ def _all(cases: Sequence[_Case], processes: int) -> list[Run]:
     processes = min(processes, len(cases))
     if processes == 1:
         return [_run(case) for case in cases]
-    script_boundary()
-    # Spawned, not forked: whoever calls may have threads.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_run, cases, chunksize=max(1, len(cases) // (4 * processes))))
+    with ThreadPoolExecutor(processes) as pool:
+        shares = list(pool.map(_elsewhere, [cases[each::processes] for each in range(processes)]))
+    return [shares[place % processes][place // processes] for place in range(len(cases))]
+
+
+def _elsewhere(cases: Sequence[_Case]) -> list[Run]:
+    """Simulate in a process of its own, which does not run the main script again as multiprocessing's would."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from trainwright.study.forecast import serve; serve()"],
+        input=pickle.dumps(cases),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        raise EngineError(
+            f"simulate: another process cannot simulate this ({why[0]}); define classes of your own in a module, "
+            "or use processes=1"
+        )
+    found: list[Run] | TrainwrightError = pickle.loads(done.stdout)  # noqa: S301 -- our own
+    if isinstance(found, TrainwrightError):
+        raise found
+    return found
+
+
+def serve() -> None:
+    """Be that process: read cases, write their runs, or the error that refused one."""
+    cases: list[_Case] = pickle.load(sys.stdin.buffer)  # noqa: S301 -- our own
+    found: list[Run] | TrainwrightError
+    try:
+        found = [_run(case) for case in cases]
+    except TrainwrightError as error:
+        found = error
+    sys.stdout.buffer.write(pickle.dumps(found))
 
 
 def _run(case: _Case) -> Run:
