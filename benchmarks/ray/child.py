@@ -2,12 +2,13 @@
 
     python -m benchmarks.ray.child ours 1000 1 2      # trials, reports of each, devices
 
-Ends with a line of JSON: the seconds of `study.run` or of `Tuner.fit`, the trials and reports that came of it. The
-cluster is started before; the actors are started within.
+Ends with a line of JSON: the seconds of `study.run` or of `Tuner.fit`, the trials and reports that came of it, and the
+mean seconds from a trial's first report to its last. The cluster is started before; the actors are started within.
 """
 
 import json
 import logging
+import statistics
 import sys
 import tempfile
 import time
@@ -18,11 +19,12 @@ __all__ = ["main", "ours", "train", "tune"]
 
 def train(trial: Any) -> None:
     """Report as often as told."""
+    began = time.perf_counter()
     for _ in range(trial.params["reports"]):
-        trial.report(loss=trial.params["x"])
+        trial.report(loss=trial.params["x"], seconds=time.perf_counter() - began)
 
 
-def ours(folder: str, trials: int, reports: int, devices: int) -> tuple[float, int, int]:
+def ours(folder: str, trials: int, reports: int, devices: int) -> tuple[float, list[int], list[float]]:
     """Run random search with a ledger in a directory."""
     import trainwright as tw
 
@@ -33,16 +35,18 @@ def ours(folder: str, trials: int, reports: int, devices: int) -> tuple[float, i
     began = time.perf_counter()
     study.run(train, trials=trials, searcher=tw.RandomSearcher(), engine=engine, progress=False)
     seconds = time.perf_counter() - began
-    return seconds, study.state.results, sum(len(trial.reports) for trial in study.trials)
+    ended = [trial for trial in study.trials if trial.values]
+    return seconds, [len(trial.reports) for trial in ended], [trial.values["seconds"] for trial in ended]
 
 
-def tune(folder: str, trials: int, reports: int, devices: int) -> tuple[float, int, int]:
+def tune(folder: str, trials: int, reports: int, devices: int) -> tuple[float, list[int], list[float]]:
     """Run random search as Ray Tune does it fastest: actors are reused, no logger writes files for each trial."""
     from ray import tune as ray_tune
 
     def function(config: dict[str, Any]) -> None:
+        began = time.perf_counter()
         for _ in range(reports):
-            ray_tune.report({"loss": config["x"]})
+            ray_tune.report({"loss": config["x"], "seconds": time.perf_counter() - began})
 
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(function, {"cpu": 1}),
@@ -55,8 +59,8 @@ def tune(folder: str, trials: int, reports: int, devices: int) -> tuple[float, i
     began = time.perf_counter()
     results = tuner.fit()
     seconds = time.perf_counter() - began
-    told = [(results[n].metrics or {}).get("training_iteration", 0) for n in range(len(results))]
-    return seconds, sum(map(bool, told)), sum(told)
+    ended = [found for n in range(len(results)) if (found := results[n].metrics)]
+    return seconds, [found["training_iteration"] for found in ended], [found["seconds"] for found in ended]
 
 
 def main(system: str, trials: int, reports: int, devices: int) -> None:
@@ -68,9 +72,10 @@ def main(system: str, trials: int, reports: int, devices: int) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = ours if system == "ours" else tune
-        seconds, ended, told = run(folder, trials, reports, devices)
+        seconds, told, spans = run(folder, trials, reports, devices)
     ray.shutdown()
-    print(json.dumps({"seconds": seconds, "trials": ended, "reports": told}))
+    found = {"seconds": seconds, "trials": len(told), "reports": sum(told), "span": statistics.mean(spans)}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.asktell import run as asktell
 from benchmarks.ledger import run as ledger
 from benchmarks.overhead import run as overhead
+from benchmarks.ray import run as ray
 
 
 def test_ledger(capsys: pytest.CaptureFixture):
@@ -33,3 +34,13 @@ def test_overhead(capsys: pytest.CaptureFixture):
     assert summary["import_pulls"] == []
     assert summary["import_seconds"] > 0
     assert {"trivial_driver_ms", "sleep_10ms_driver_ms", "sleep_10ms_idle_ms", "start_seconds"} < summary.keys()
+
+
+@pytest.mark.slow
+def test_ray(capsys: pytest.CaptureFixture):
+    pytest.importorskip("ray")
+    ray.main(["--trials", "6", "--reports", "3", "--repeats", "1", "--json"])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
+    assert summary["trials_per_second_ours"] > 0
+    assert summary["report_ms_ours"] > 0
+    assert "ray-tune" in summary["skipped"] or summary["ray_over_ray_tune_trials_per_second"] > 0
