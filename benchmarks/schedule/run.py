@@ -4,9 +4,10 @@ Trials start on 4 devices, all at once or in a queue four times the cluster; eta
 speed on m times the devices is m^alpha, a restart takes c epochs. The rule is the same for all (ASHA, stopping), as
 are seeds: ratios are paired. What must hold is `--grid band`: R in 4, 8, 16, alpha in .8, .9, c in .1, .25; the
 claim on RASDA against ASHA is for 1,024 devices, R = 8, alpha in .8, .9, 1, c in 0, .1, .25 (`claim`); `whole` is the
-rest of the grid. Finished cells are kept in `--cells` and reused while the policies behave the same.
+rest of the grid. Finished cells are kept in `--cells` and reused while the policies behave the same. Two more parts:
+`speed` simulates 100,000 trials on 10,000 workers, `ray` is `benchmarks/ray/run.py`.
 
-    python benchmarks/schedule/run.py --grid band,claim --seeds 30 --json [--devices 64,256] [--results FILE]
+    python benchmarks/schedule/run.py --json [--parts grid,speed,ray] [--devices 64,256] [--results FILE]
 """
 
 import argparse
@@ -19,12 +20,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from benchmarks._report import RESULTS, add_arguments, environment, finish, progress, table
+from benchmarks.ray import run as ray
 
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated import Parametric, Run, Scaling, Simulated, simulate
@@ -45,10 +47,15 @@ from trainwright.schedule import (
 START = 4
 EPOCH_SECONDS = 1000.0
 DEVICES = (64, 128, 256, 512, 1024, 4096)
+NAMES = ("asha", "rasda", "marginal-gain")
+SHOWN = (8, 0.9, 0.1)  # epochs, alpha and restart of the table
+STATIC = ("static-8", "static-16")  # beside asha, which is static-4
 
 
 Interval = tuple[float, float, float]
 """Mean, low end and high end."""
+Task = tuple[str, "Cell", list[int]]
+"""A policy, a cell, the seeds that are missing."""
 
 
 class Cell(NamedTuple):
@@ -100,7 +107,8 @@ def one(name: str, cell: Cell, seed: int) -> Run:
 def measured(run: Run) -> list[float]:
     """Return what is kept of a study: makespan, first full, device seconds, best loss, full, utilisation, stalls."""
     kept = (run.makespan_seconds, run.first_full_seconds, run.device_seconds, run.best_loss)
-    return [*kept, float(run.full), run.utilisation, float(len(run.stalled))]
+    values = [*kept, float(run.full), run.utilisation, float(len(run.stalled))]
+    return [float(f"{value:.7g}") for value in values]
 
 
 def canary(name: str) -> str:
@@ -216,67 +224,68 @@ def summary(kept: Kept, devices: Sequence[int], seeds: int) -> tuple[dict[str, f
     if losses:
         found["ours_minus_asha_best_loss_mean"] = float(np.mean(losses))
     found["cells"] = len(makespans)
-    rows = []
-    for size, queue in itertools.product(devices, (False, True)):
-        cell = Cell(size, size if queue else size // START, 8, 0.9, 0.1)
-        row = [f"{size:,}", "queue" if queue else "at once"]
-        for ours, theirs, measure in (
-            ("asha", "rasda", 0),
-            ("marginal-gain", "rasda", 0),
-            ("marginal-gain", "asha", 0),
-            ("marginal-gain", "asha", 1),
-            ("rasda", "asha", 1),
-            ("rasda", "asha", 2),
-            ("marginal-gain", "asha", 2),
-        ):
-            value = ratio(kept, cell, seeds, (ours, theirs), measure)
-            row.append("" if value is None else f"{value[0]:.2f} ({value[1]:.2f} to {value[2]:.2f})")
-        if any(row[2:]):
-            rows.append(row)
+    rows = [row for size in devices for queue in (False, True) if any((row := line(kept, size, queue, seeds))[2:])]
     return found, rows
+
+
+def line(kept: Kept, size: int, queue: bool, seeds: int) -> list[str]:
+    """Return a row of the table."""
+    cell = Cell(size, size if queue else size // START, *SHOWN)
+    pairs = [("asha", "rasda", 0), ("marginal-gain", "rasda", 0), ("marginal-gain", "asha", 0)]
+    static = [
+        (rows[:, 0].mean(), name) for name in ("asha", *STATIC) if (rows := kept.rows(name, cell, seeds)) is not None
+    ]
+    pairs += [("marginal-gain", min(static)[1], 0)] if static else []
+    pairs += [("marginal-gain", "asha", 1), ("rasda", "asha", 1), ("rasda", "asha", 2), ("marginal-gain", "asha", 2)]
+    values = [ratio(kept, cell, seeds, (ours, theirs), measure) for ours, theirs, measure in pairs]
+    texts = ["" if value is None else f"{value[0]:.2f} ({value[1]:.2f} to {value[2]:.2f})" for value in values]
+    return [f"{size:,}", "queue" if queue else "at once", *texts]
 
 
 HEADER = (
     "devices",
     "trials",
-    "ASHA / RASDA makespan",
-    "ours / RASDA makespan",
-    "ours / ASHA makespan",
-    "ours / ASHA first full",
-    "RASDA / ASHA first full",
-    "RASDA / ASHA device hours",
-    "ours / ASHA device hours",
+    "makespan ASHA / RASDA",
+    "ours / RASDA",
+    "ours / ASHA",
+    "ours / best static",
+    "first full ours / ASHA",
+    "RASDA / ASHA",
+    "device hours RASDA / ASHA",
+    "ours / ASHA",
 )
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Simulate what is missing, print the table, keep the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="grid,speed,ray", help="grid, speed, ray, or several with commas")
     parser.add_argument("--grid", default="band,claim", help="band, claim, whole, or several with commas")
     parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="sizes of clusters")
-    parser.add_argument("--policies", default="asha,rasda,marginal-gain", help="columns; whole: also the baselines")
+    parser.add_argument("--policies", default=",".join((*NAMES, *STATIC)), help="what is simulated")
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--cells", type=Path, default=RESULTS / "schedule", help="where finished cells are kept")
     add_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     devices = [int(size) for size in arguments.devices.split(",")]
-    names = arguments.policies.split(",")
-    kept = Kept(arguments.cells, names)
-    tasks = []
-    for cell in dict.fromkeys(cell for kind in arguments.grid.split(",") for cell in grid(kind, devices)):
-        for name in names:
-            have = kept.values.get((name, cell), {})
-            missing = [seed for seed in range(arguments.seeds) if seed not in have]
-            if missing:
-                tasks.append((name, cell, missing))
-    with ProcessPoolExecutor(arguments.processes) as pool:
-        for done, (name, cell, rows) in enumerate(pool.map(work, tasks), start=1):
-            kept.add(name, cell, rows)
-            progress(f"{done} of {len(tasks)}: {name} {tuple(cell)}")
-    numbers, lines = summary(kept, devices, arguments.seeds)
-    numbers["simulated_seconds_10000_workers"] = simulated_seconds()
-    print(table(HEADER, lines))
+    parts, names = arguments.parts.split(","), arguments.policies.split(",")
+    numbers: dict[str, Any] = {}
+    lines: list[list[str]] = []
+    if "grid" in parts:
+        kept = Kept(arguments.cells, names)
+        cells = list(dict.fromkeys(cell for kind in arguments.grid.split(",") for cell in grid(kind, devices)))
+        with ProcessPoolExecutor(arguments.processes) as pool:
+            tasks = list(missing(kept, cells, names, arguments.seeds))
+            for done, (name, cell, rows) in enumerate(pool.map(work, tasks), start=1):
+                kept.add(name, cell, rows)
+                progress(f"{done} of {len(tasks)}: {name} {tuple(cell)}")
+        numbers, lines = summary(kept, devices, arguments.seeds)
+        print(table(HEADER, lines))
+    if "speed" in parts:
+        numbers["simulated_seconds_10000_workers"] = simulated_seconds()
+    if "ray" in parts:
+        numbers |= {name: value for name, value in ray.main([])["summary"].items() if name.startswith("ray_")}
     result = {
         "benchmark": "schedule",
         "environment": environment(),
@@ -285,6 +294,18 @@ def main() -> None:
         "table": {"header": HEADER, "rows": lines},
     }
     finish(result, arguments)
+    return result
+
+
+def missing(
+    kept: Kept, cells: Sequence[Cell], names: Sequence[str], seeds: int
+) -> Iterator[tuple[str, Cell, list[int]]]:
+    """Yield what is still to be simulated; static sizes for the table only."""
+    for cell, name in itertools.product(cells, names):
+        have = kept.values.get((name, cell), {})
+        wanted = [seed for seed in range(seeds) if seed not in have]
+        if wanted and (name not in STATIC or cell[2:] == SHOWN):
+            yield name, cell, wanted
 
 
 if __name__ == "__main__":
