@@ -399,7 +399,7 @@ class Ray:
             raise
 
     def _look_at_nodes(self) -> None:
-        """Take note of nodes that are gone. Raises `EngineError` if none is left."""
+        """Take note of nodes that are gone."""
         holding = _opened(self._holding)
         self._check_cluster()
         self._looked_at_nodes, self._nodes_doubtful = time.monotonic(), False
@@ -413,10 +413,6 @@ class Ray:
         for grant in list(self._grants.values()):
             if grant.gang is None and holding.gone.intersection(grant.block):
                 self._fail(grant, Died(why="its node is gone", blame=False))
-        if len(holding.gone) == self.slots:
-            raise EngineError(
-                "tw.Ray: all nodes of the cluster are gone; start one and run the study again: it goes on"
-            )
 
 
 def _opened(part: _Part | None) -> _Part:
