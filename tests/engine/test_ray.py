@@ -203,6 +203,10 @@ def test_a_study_from_end_to_end(cluster, tmp_path):
 @pytest.mark.slow
 def test_what_was_left_behind_is_removed(cluster, tmp_path):
     """A placement group and an actor planted in the study's name go at the second look; what is ours stays."""
+
+    class Idle:
+        """Of this function, so that Ray ships it by value."""
+
     engine = Ray(workers=1, sweep_seconds=0.1, grace_seconds=0.1)
     handler = Recorder()
     engine.open(trainings.does, tmp_path)
@@ -210,12 +214,12 @@ def test_what_was_left_behind_is_removed(cluster, tmp_path):
         name = left_over()[0]
         prefix = name.rpartition("-node-")[0].rpartition("-")[0]
         lost = ray.util.placement_group([{"CPU": 1}], name=f"{prefix}-lost")
-        actor = ray.remote(_Idle).options(name=f"{prefix}-gone", lifetime="detached", num_cpus=0).remote()
+        actor = ray.remote(Idle).options(name=f"{prefix}-gone", lifetime="detached", num_cpus=0).remote()
         assert lost.wait(30)
         engine.launch(_assignment({"what": "hangs", "file": str(tmp_path / "pids")}), range(1))
         deadline = time.monotonic() + 60
         while len(engine.removed) < 2:
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, (engine.removed, engine.grants, handler.outcomes, left_over())
             engine.poll(handler, 0.1)
         assert sorted(engine.removed) == [f"{prefix}-gone", f"{prefix}-lost"]
         assert 0 in engine.grants
@@ -224,10 +228,6 @@ def test_what_was_left_behind_is_removed(cluster, tmp_path):
     assert not handler.outcomes
     assert left_over() == []
     del actor
-
-
-class _Idle:
-    """An actor that does nothing."""
 
 
 def _assignment(params, **more):
