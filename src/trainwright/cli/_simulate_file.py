@@ -16,7 +16,7 @@ from trainwright.study.settings import built, only_known
 __all__ = ["Plan", "read_plan"]
 
 _ENGINE = (
-    "task_devices", "restart_seconds", "resume", "stragglers", "drops_per_second", "node_mtbf_seconds",
+    "task_devices", "start_seconds", "restart_seconds", "resume", "stragglers", "drops_per_second", "node_mtbf_seconds",
     "repair_seconds", "decision_seconds",
 )  # fmt: skip
 _KEYS = ("gpus", "gpus_per_node", "trials", "seeds", "task", "scaling", "schedulers", *_ENGINE)

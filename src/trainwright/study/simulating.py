@@ -1,7 +1,7 @@
 """What a study can say of schedulers before they run: forecasts on a simulated cluster, of given curves or its own."""
 
-import math
 from collections.abc import Mapping
+from itertools import pairwise
 from statistics import median, mode
 from typing import Protocol, overload
 
@@ -119,7 +119,13 @@ def measured(state: State, cluster: Cluster) -> Simulated:
     full = [curve for curve in curves if len(curve) == longest]
     further = np.median([_finite(curve) for curve in full], axis=0)
     sizes = [max(1, len(lease.devices)) for trial in state.trials.values() for lease in trial.leases.values()]
-    restarts = [cost for trial in state.trials.values() for cost in _restarts(trial)]
+    trials = state.trials.values()
+    start = median(_gaps(state) or [0.0])
+    # A study without restarts knows at least what a start takes.
+    restarts = [cost for trial in trials for cost in _restarts(trial)] or [
+        cost for trial in trials for _, cost in _starts(trial)
+    ]
+    again = [lease for trial in trials for lease in trial.leases.values() if lease.number > 1]
     return Simulated(
         cluster=cluster,
         task=Table(
@@ -130,7 +136,9 @@ def measured(state: State, cluster: Cluster) -> Simulated:
             missing="nearest",
         ),
         task_devices=mode(sizes) if sizes else 1,
-        restart_seconds=median(restarts) if restarts else Simulated.restart_seconds,
+        start_seconds=start,
+        restart_seconds=start + median(restarts),
+        resume=not again or any(lease.resumed_epoch for lease in again),
     )
 
 
@@ -163,11 +171,31 @@ def _epoch_seconds(trial: TrialState) -> list[float]:
     return [max(1e-9, usual if each is None else each) for each in found]
 
 
+def _gaps(state: State) -> list[float]:
+    """Return the seconds between the last report of a run and when the next one in its slot trained."""
+    runs: dict[tuple[str, str], list[tuple[float, float]]] = {}  # by slot: when a run trained, and its last report
+    for trial in state.trials.values():
+        for lease in trial.leases.values():
+            reports = [report for report in trial.reports.values() if report.lease == lease.number]
+            if reports:
+                began = min(report.at - report.wall_seconds for report in reports)
+                runs.setdefault((lease.writer, lease.slot), []).append((began, max(report.at for report in reports)))
+    pairs = [pair for each in runs.values() for pair in pairwise(sorted(each))]
+    return [max(0.0, after[0] - before[1]) for before, after in pairs]
+
+
 def _restarts(trial: TrialState) -> list[float]:
     """Return how much longer than most the first epochs of later runs took, from the starts of these runs."""
-    usual = median(_epoch_seconds(trial)) if trial.reports else math.inf
+    return [cost for lease, cost in _starts(trial) if lease > min(trial.leases)]
+
+
+def _starts(trial: TrialState) -> list[tuple[int, float]]:
+    """Return each run of a trial that has reported, and how much longer than most its first epoch took."""
+    if not trial.reports:
+        return []
+    usual = median(_epoch_seconds(trial))
     firsts: dict[int, float] = {}
     for epoch in sorted(trial.reports):
         report = trial.reports[epoch]
         firsts.setdefault(report.lease, report.wall_seconds)
-    return [max(0.0, seconds - usual) for lease, seconds in firsts.items() if lease > min(firsts)]
+    return [(lease, max(0.0, seconds - usual)) for lease, seconds in firsts.items()]

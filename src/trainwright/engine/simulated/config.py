@@ -18,18 +18,20 @@ class Simulated:
 
     The seconds of the task are those on `task_devices` devices (None: on those of a new trial, the fewest of all
     schedulers that are compared); on others `scaling` says how fast a trial is.
-    `restart_seconds` is the cost of going on elsewhere (one number, or by the number of devices). `stragglers` s makes
-    each run of a trial 1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails.
-    Nodes fail after `node_mtbf_seconds` on average (None: never) and are back `repair_seconds` later; what ran there
-    goes on from its last epoch, with the devices of a new trial. Unless trials `resume`, whoever goes on trains again
-    from the first epoch. One decision takes `decision_seconds` of the one driver (one number, or by the number of
-    results known: the next smaller entry counts). Every draw is a function of the seed, the trial and its run.
+    A new trial trains after `start_seconds`; `restart_seconds` is the cost of going on elsewhere (one number, or by the
+    number of devices). `stragglers` s makes each run of a trial 1 + |z| times as long, z normal with spread s;
+    `drops_per_second` is the rate at which it fails. Nodes fail after `node_mtbf_seconds` on average (None: never) and
+    are back `repair_seconds` later; what ran there goes on from its last epoch, with the devices of a new trial. Unless
+    trials `resume`, whoever goes on trains again from the first epoch. One decision takes `decision_seconds` of the one
+    driver (one number, or by the number of results known: the next smaller entry counts). Every draw is a function of
+    the seed, the trial and its run.
     """
 
     cluster: Cluster
     task: Task = field(default_factory=Parametric)
     task_devices: int | None = None
     scaling: Scaling = field(default_factory=Scaling)
+    start_seconds: float = 0.0
     restart_seconds: float | Mapping[int, float] = 30.0
     resume: bool = True
     stragglers: float = 0.0
@@ -41,6 +43,7 @@ class Simulated:
     def __post_init__(self) -> None:
         costs = {"restart_seconds": self.restart_seconds, "decision_seconds": self.decision_seconds}
         numbers: list[tuple[str, float]] = [
+            ("start_seconds", self.start_seconds),
             ("stragglers", self.stragglers),
             ("drops_per_second", self.drops_per_second),
             ("repair_seconds", self.repair_seconds),

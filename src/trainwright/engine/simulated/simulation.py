@@ -372,7 +372,7 @@ class _Simulation:
         trial.pace = self.paces[size]
         if self.setting.stragglers:
             trial.pace /= 1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs))
-        cost = 0.0
+        cost = self.setting.start_seconds
         if trial.started:
             cost = self.setting.restart(size)
             self.desk.estimates.saw_restart(size, cost)
