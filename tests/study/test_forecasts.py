@@ -70,7 +70,7 @@ def test_searchers_hear_of_results(study):
     engine = tw.Simulated(cluster=tw.Cluster(1, 1), task=table, drops_per_second=0.001)
     rule = tw.FixedEpochs(1)
     found = {
-        type(searcher).__name__: study.simulate(rule, engine=engine, trials=60, seeds=3, searcher=searcher)
+        type(searcher).__name__: study.simulate(rule, engine=engine, trials=40, seeds=2, searcher=searcher)
         for searcher in (tw.RandomSearcher(), tw.EvolutionSearcher())
     }
     assert found["EvolutionSearcher"].best_loss.mean <= found["RandomSearcher"].best_loss.mean
