@@ -131,6 +131,14 @@ def test_a_picture(trainwright, file, tmp_path, ending):
     assert len(ET.fromstring(svg[0])) > 100  # noqa: S314 -- our own text
 
 
+def test_run_leaves_it_alone(trainwright, study_file):
+    """One file may say what to run and what to simulate."""
+    path = study_file(added='\n[rule]\nname = "ASHA"\nmax_epochs = 3\n\n[simulate]\ngpus = 4\ngpus_per_node = 4\n')
+    assert trainwright("run", path, "--quiet").status == 0
+    _, found = simulated(trainwright, path, "--seeds", 1)
+    assert found[4, "this file"]["full"]["mean"] >= 1
+
+
 def test_a_picture_of_nothing():
     """No panel is no error."""
     assert gantt_svg({}).startswith("<svg")
