@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def ratio(over: np.ndarray, under: np.ndarray) -> Interval:
 def growth(before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray]) -> Interval:
     """Return by what factor a ratio of means has grown."""
 
-    def grown(i: np.ndarray) -> np.ndarray:
+    def grown(i: np.ndarray) -> Any:
         return _ratio(after[0][i], after[1][i]) / _ratio(before[0][i], before[1][i])
 
     return _bootstrap(grown, len(before[0]))
@@ -58,7 +59,7 @@ def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:
     return found
 
 
-def _bootstrap(statistic: Callable[[np.ndarray], np.ndarray], studies: int) -> Interval:
+def _bootstrap(statistic: Callable[[np.ndarray], Any], studies: int) -> Interval:
     """Return a statistic of all studies, and its interval over draws of them: rows of their numbers."""
     drawn = statistic(np.random.default_rng(0).integers(0, studies, (4000, studies)))
     low, high = np.quantile(drawn, [0.025, 0.975])
