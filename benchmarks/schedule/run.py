@@ -100,6 +100,7 @@ def one(name: str, cell: Cell, seed: int) -> Run:
         task=Parametric(epoch_seconds=EPOCH_SECONDS),
         scaling=Scaling(alpha=cell.alpha),
         restart_seconds=cell.restart * EPOCH_SECONDS,
+        task_devices=START,
     )
     return simulate(scheduler(name, cell), setting, trials=cell.trials, seed=seed)
 
@@ -108,7 +109,7 @@ def measured(run: Run) -> list[float]:
     """Return what is kept of a study: makespan, first full, device seconds, best loss, full, utilisation, stalls."""
     kept = (run.makespan_seconds, run.first_full_seconds, run.device_seconds, run.best_loss)
     values = [*kept, float(run.full), run.utilisation, float(len(run.stalled))]
-    return [float(f"{value:.7g}") for value in values]
+    return [float(f"{value:.6g}") for value in values]
 
 
 def canary(name: str) -> str:
