@@ -8,10 +8,28 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Interval", "Kept", "average", "entered", "growth", "holds", "ratio", "shown"]
+__all__ = [
+    "Interval",
+    "Kept",
+    "Part",
+    "Rows",
+    "Setting",
+    "average",
+    "entered",
+    "growth",
+    "holds",
+    "ratio",
+    "shown",
+]
 
 Interval = tuple[float, float, float]
 """A figure, and the ends of its interval."""
+
+Rows = list[list[str]]
+"""Of a table: claim, measured, and whether it holds."""
+
+Part = tuple[dict[str, float], Rows]
+"""The numbers of a summary, and the rows."""
 
 
 @dataclass
@@ -33,6 +51,15 @@ class Kept:
                 with self.path.open("a") as file:
                     file.write(json.dumps([key, self.values[key]]) + "\n")
         return self.values[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a run of the benchmark is about."""
+
+    seeds: int
+    units: float
+    kept: Kept
 
 
 def average(values: np.ndarray) -> Interval:

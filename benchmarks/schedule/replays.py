@@ -62,6 +62,11 @@ class Curves:
         """How many configurations there are."""
         return len(self.finals)
 
+    @property
+    def aim(self) -> float:
+        """A loss that one in a hundred ends with."""
+        return float(np.quantile(self.finals, 0.01, method="higher"))
+
     def regret(self, loss: float) -> float:
         """Return how far a loss is from the best end, in units of the median end's distance from it, at most 1."""
         best, middle = np.quantile(self.finals[np.isfinite(self.finals)], [0.0, 0.5]).tolist()
