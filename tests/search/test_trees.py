@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainwright.search import _targets as scaling
@@ -334,6 +334,7 @@ def test_scaling_of_huge_losses_stays_finite(scaler):
     st.floats(-120, 120),
     st.sampled_from(scaling.SCALERS),
 )
+@example([0.0, 0.0, 0.0, 2.0, 1e-74], 1.0, "quantile-uniform")
 @settings(max_examples=200, deadline=None)
 def test_the_limit_parts_targets_as_the_bound_parts_losses(losses, bound, scaler):
     """On every scale a loss within the bound has a target within the limit, and one beyond it none below."""

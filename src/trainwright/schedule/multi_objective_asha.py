@@ -74,7 +74,8 @@ def spread(points: Array) -> list[int]:
     chosen = int(np.argmin(points[:, 0]))
     order, distances = [chosen], np.full(len(points), np.inf)
     while len(order) < len(points):
-        distances = np.minimum(distances, ((points - points[chosen]) ** 2).sum(axis=1))
+        squares = ((points - points[chosen]) ** 2).sum(axis=1)
+        distances = np.minimum(distances, np.round(squares, 9))  # equal ones must not differ by how they were rounded
         distances[chosen] = -1.0
         chosen = int(np.argmax(distances))
         order.append(chosen)
@@ -89,7 +90,7 @@ def crowded(points: Array) -> list[int]:
         gaps = np.full(len(points), np.inf)
         gaps[1:-1] = column[order][2:] - column[order][:-2]
         distances[order] += gaps
-    return [int(i) for i in np.argsort(-distances, kind="stable")]
+    return [int(i) for i in np.argsort(-np.round(distances, 9), kind="stable")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

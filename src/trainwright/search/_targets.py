@@ -100,10 +100,10 @@ def scale(
                     target = _scaled(value, least, greatest, scaler)
                 for place in range(start, stop):
                     targets[j, order[j, place]] = target
+                    if losses[order[j, place], j] <= bounds[j]:  # a clipped one may lie on the bound, but is beyond
+                        kept = place + 1
                 total += (stop - start) * target
                 bad = total / finite if lenient else target
-                if value <= bounds[j]:
-                    kept = stop
                 start = stop
             if np.isfinite(bounds[j]):
                 limits[j] = kept / finite if scaler == _QUANTILE else _scaled(bounds[j], least, greatest, scaler)
