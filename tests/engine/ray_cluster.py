@@ -25,9 +25,8 @@ def steps(trial):
 
 
 def _cluster(cpus):
-    from ray.cluster_utils import Cluster
-
     import ray
+    from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
     nodes = [cluster.head_node, *(cluster.add_node(num_cpus=count) for count in cpus[1:])]
