@@ -83,6 +83,16 @@ def test_nobody_grows_while_new_trials_wait_and_who_ends_last_does_when_none_doe
     assert desk.plan(2200.0) == [Move(0, tuple(range(8)))]
 
 
+def test_a_trial_that_goes_on_has_passed_the_rungs_up_to_its_epoch():
+    """A promoted or interrupted trial has what is left before it, not what it has behind it."""
+    desk = desk_of(MarginalGain(start=4), 4, 0)
+    desk.source.next_work = lambda: Work(3, 2) if 3 not in desk.seats else None
+    assert desk.plan(0.0) == [Start(Work(3, 2), (0, 1, 2, 3))]
+    seat = desk.seats[3]
+    assert (seat.rungs, seat.rung_epoch) == (2, 2)
+    assert desk.work(seat) == (4 - 2) + 0.5 * (8 - 4)
+
+
 def test_growth_that_is_not_worth_a_restart_does_not_happen():
     desk = desk_of(MarginalGain(start=4), 8, 1)
     desk.estimates.restart_seconds = 10_000.0

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule._policy import Planner
+from trainwright.schedule._resizing import check_start
 from trainwright.schedule._rule import PromotionRule
-from trainwright.schedule.doubling import check_start
 from trainwright.schedule.fixed import Fixed
 from trainwright.schedule.room import Room
 

@@ -24,7 +24,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Seat:
-    """A trial that runs: on what, since when, how far, how good, and where it is to move."""
+    """A trial that runs: on what, since when, how far, and where it is to move."""
 
     trial: int
     block: Block
@@ -33,8 +33,6 @@ class Seat:
     rungs: int = 0  # that it has passed
     rung_epoch: int = 0  # the last of them
     loss: float = float("inf")
-    rank: int = 0  # how many in its last rung are better
-    among: int = 1  # of so many
     epoch_seconds: float | None = None  # on these devices
     alone: float | None = None  # on the devices of a new trial
     began: tuple[int, float] | None = None  # an epoch and a time, from which to measure
@@ -78,7 +76,6 @@ class Desk:
         self._planner = self.policy.planner()
         self._actions: list[Action] = []
         self._spent = 0.0
-        self._losses: list[list[float]] = [[] for _ in self.rungs]
 
     # Told by whoever runs trials.
 
@@ -91,16 +88,12 @@ class Desk:
             if len(seat.block) == self.policy.start:
                 self.estimates.saw_epoch(seat.epoch_seconds)
                 seat.alone = seat.epoch_seconds
-            elif seat.alone is not None:
+            elif seat.alone and seat.epoch_seconds:  # an epoch of a table may take no time
                 self.estimates.saw_speedup(len(seat.block) / self.policy.start, seat.alone / seat.epoch_seconds)
         seat.began = epoch, at
         seat.epoch, seat.loss, seat.looked = epoch, loss, False
         self.touched.add(trial)
         while seat.rungs < len(self.rungs) and self.rungs[seat.rungs] <= epoch:
-            losses = self._losses[seat.rungs]
-            seat.rank = bisect(losses, loss)
-            losses.insert(seat.rank, loss)
-            seat.among = len(losses)
             seat.rung_epoch = self.rungs[seat.rungs]
             seat.rungs += 1
         self.changed = seat
@@ -172,8 +165,11 @@ class Desk:
         if work is None:
             self.room.give(block)
             return False
-        began = None if work.epoch else (0, self.at)  # a restart takes its time
-        self._sit(work, block, Seat(trial=work.trial, block=block, since=self.at, epoch=work.epoch, began=began))
+        seat = Seat(trial=work.trial, block=block, since=self.at, epoch=work.epoch)
+        seat.began = None if work.epoch else (0, self.at)  # a restart takes its time
+        seat.rungs = bisect(self.rungs, work.epoch)
+        seat.rung_epoch = self.rungs[seat.rungs - 1] if seat.rungs else 0
+        self._sit(work, block, seat)
         return True
 
     def again(self, trial: int, size: int) -> bool:

@@ -4,15 +4,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule._resizing import Resizing, check_cap, check_factor, check_start
 from trainwright.schedule.desk import Desk, Seat
-from trainwright.schedule.room import Nodes, Room
 
-__all__ = ["Doubling", "check_start"]
+__all__ = ["Doubling"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Doubling:
+class Doubling(Resizing):
     """Let a trial that passes the k-th rung grow to start * factor^(k+1) devices (after RASDA, arXiv 2412.02729).
 
     It wants no more than `cap` and than any block there can be. What it wants is reserved for it: new trials wait, in
@@ -29,8 +28,7 @@ class Doubling:
 
     def __post_init__(self) -> None:
         check_start("Doubling", self.start)
-        if isinstance(self.factor, bool) or not isinstance(self.factor, int) or self.factor < 2:
-            raise ScheduleError(f"Doubling.factor: got {self.factor!r}; allowed: a whole number >= 2")
+        check_factor("Doubling", self.factor)
         check_cap("Doubling", self.start, self.cap)
         if self.wait_seconds is not None and not self.wait_seconds > 0:
             raise ScheduleError(
@@ -38,19 +36,6 @@ class Doubling:
             )
         if self.mode not in {"continue", "block"}:
             raise ScheduleError(f"Doubling.mode: got {self.mode!r}; allowed: 'continue', 'block'")
-
-    @property
-    def resizes(self) -> bool:
-        """It does."""
-        return True
-
-    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
-        """Refuse an engine that is too small for a new trial."""
-        check_room("Doubling", self.start, slots)
-
-    def room(self, slots: int, slots_per_node: int) -> Room:
-        """Return nodes with buddies inside."""
-        return Nodes(slots, slots_per_node)
 
     def planner(self) -> "_Planner":
         """Return a planner."""
@@ -142,23 +127,3 @@ class _Planner:
     def _begin(self, desk: Desk) -> None:
         while desk.free >= self.policy.start and desk.begin():
             pass
-
-
-def check_start(policy: str, start: int) -> None:
-    """Refuse anything but a whole number of devices."""
-    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
-        raise ScheduleError(f"{policy}.start: got {start!r}; allowed: a whole number of devices >= 1")
-
-
-def check_cap(policy: str, start: int, cap: int | None) -> None:
-    """Refuse a cap below the start."""
-    if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < start):
-        raise ScheduleError(f"{policy}.cap: got {cap!r}; allowed: a whole number >= start={start}, or None for no cap")
-
-
-def check_room(policy: str, start: int, slots: int) -> None:
-    """Refuse an engine on which no trial could start."""
-    if start > slots:
-        raise ScheduleError(
-            f"{policy}.start: got {start}, the engine has {slots} slots; allowed: 1 to {slots}, or a larger engine"
-        )

@@ -3,17 +3,14 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from trainwright.errors import ScheduleError
-from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule._resizing import Resizing, check_factor, check_start
 from trainwright.schedule.desk import Desk, Seat
-from trainwright.schedule.doubling import check_room, check_start
-from trainwright.schedule.room import Nodes, Room
 
 __all__ = ["DoublingAsPublished"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DoublingAsPublished:
+class DoublingAsPublished(Resizing):
     """Double whoever passes a rung, without cap, fallback or shrink (RASDA, Aach et al., arXiv 2412.02729).
 
     A trial that passes the k-th rung at exactly that epoch gives everything back and waits until all of
@@ -28,21 +25,7 @@ class DoublingAsPublished:
 
     def __post_init__(self) -> None:
         check_start("DoublingAsPublished", self.start)
-        if isinstance(self.factor, bool) or not isinstance(self.factor, int) or self.factor < 2:
-            raise ScheduleError(f"DoublingAsPublished.factor: got {self.factor!r}; allowed: a whole number >= 2")
-
-    @property
-    def resizes(self) -> bool:
-        """It does."""
-        return True
-
-    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
-        """Refuse an engine that is too small for a new trial; one too small for a winner stalls later."""
-        check_room("DoublingAsPublished", self.start, slots)
-
-    def room(self, slots: int, slots_per_node: int) -> Room:
-        """Return nodes with buddies inside."""
-        return Nodes(slots, slots_per_node)
+        check_factor("DoublingAsPublished", self.factor)
 
     def planner(self) -> "_Planner":
         """Return a planner."""

@@ -6,10 +6,8 @@ import numpy as np
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule._filling import Floats, Rows, fill
-from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule._resizing import Resizing, check_cap, check_start
 from trainwright.schedule.desk import Desk, Seat
-from trainwright.schedule.doubling import check_cap, check_room, check_start
-from trainwright.schedule.room import Nodes, Room
 
 __all__ = ["MarginalGain"]
 
@@ -19,7 +17,7 @@ _PAUSE = 5.0  # restarts' time between two changes of one trial, before it shrin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MarginalGain:
+class MarginalGain(Resizing):
     """Start new trials while there are any; then let the running ones grow, so that the last ends early.
 
     With T(w) the expected seconds that a trial still needs on w devices (each rung weighed by the chance to reach
@@ -55,19 +53,6 @@ class MarginalGain:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ScheduleError(f"MarginalGain.{name}: got {value!r}; allowed: a number > 0, or None for no limit")
-
-    @property
-    def resizes(self) -> bool:
-        """It does."""
-        return True
-
-    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
-        """Refuse an engine that is too small for a new trial."""
-        check_room("MarginalGain", self.start, slots)
-
-    def room(self, slots: int, slots_per_node: int) -> Room:
-        """Return nodes with buddies inside."""
-        return Nodes(slots, slots_per_node)
 
     def planner(self) -> "_Planner":
         """Return a planner."""
