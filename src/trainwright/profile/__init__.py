@@ -1,0 +1,6 @@
+"""A torch module and a sample become a chain of layers with time and bytes."""
+
+from trainwright.profile.layer import Block, Layer, Transformer
+from trainwright.profile.profile import Profile
+
+__all__ = ["Block", "Layer", "Profile", "Transformer"]
