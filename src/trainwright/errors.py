@@ -1,9 +1,12 @@
 """The errors of Trainwright: one small tree; a message is one sentence: what, the value, what is allowed, the cure."""
 
 import difflib
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Mapping
 
 __all__ = [
+    "BudgetError",
+    "ChainError",
     "CheckpointConfigError",
     "CheckpointCorruptError",
     "CheckpointError",
@@ -15,6 +18,7 @@ __all__ = [
     "CheckpointVersionError",
     "EngineError",
     "EnsembleError",
+    "InfeasibleBudget",
     "InputError",
     "LedgerError",
     "LedgerFull",
@@ -22,6 +26,8 @@ __all__ = [
     "MissingExtra",
     "MixedSplitsError",
     "ObjectiveError",
+    "PipelineError",
+    "PlanMismatch",
     "ScheduleError",
     "SchedulerStalled",
     "SearchError",
@@ -125,6 +131,35 @@ class CheckpointSpaceError(CheckpointError, InputError):
 
 class CheckpointCorruptError(CheckpointError):
     """Files that are not what their manifest says, and no good checkpoint before them."""
+
+
+class ChainError(InputError):
+    """A chain of stages with impossible numbers, or operations that do not fit it."""
+
+
+class BudgetError(InputError):
+    """A memory budget that cannot be read or is out of range."""
+
+
+class InfeasibleBudget(BudgetError):
+    """A memory budget below the least that any known plan needs, `minimal_bytes` (what it consists of: `owners`)."""
+
+    def __init__(self, message: str, *, minimal_bytes: int, owners: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.minimal_bytes = minimal_bytes
+        self.owners = dict(owners)
+
+    def __reduce__(self) -> tuple[object, ...]:  # keyword-only arguments do not survive Exception's own pickling
+        remake = functools.partial(type(self), minimal_bytes=self.minimal_bytes, owners=self.owners)
+        return remake, (str(self),)
+
+
+class PlanMismatch(InputError):
+    """A memory plan made for another chain, or written by another version."""
+
+
+class PipelineError(InputError):
+    """A pipeline that cannot be: more stages than layers, no micro-batch, an unknown schedule."""
 
 
 class EnsembleError(InputError):

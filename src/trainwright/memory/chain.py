@@ -1,0 +1,283 @@
+"""Chain: a model as a row of stages with times and bytes, the one description that all memory planners read.
+
+Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with the sizes of gradients kept apart):
+
+- Stages are counted from 1; behind the last stands the loss stage, whose output has no gradient to keep.
+- `output_bytes` is a^l, what the next stage reads; a^0 is the chain's input, held by the caller and always alive.
+- `saved_bytes` is everything that autograd holds for one stage *with* its own output a^l and *without* its input
+  a^{l-1} and without parameters.
+- `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l.
+- Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
+  bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
+- What does not change during a step (parameters, gradients of parameters, buffers, optimizer state, constants shared
+  by stages, a reserve for libraries) is `fixed`, bytes by owner, and part of every budget.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ChainError, closest
+
+__all__ = ["SCHEMA", "Chain", "Option", "Stage"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One way to run a stage forward with gradients: what it keeps, and what its backward then takes.
+
+    `backward_seconds` holds whatever this way recomputes inside the stage, `backward_temporary_bytes` its peak.
+    """
+
+    name: str = ""
+    forward_seconds: float
+    backward_seconds: float
+    saved_bytes: int
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage; the module's docstring says what its sizes hold. Its own numbers are option 0, save everything."""
+
+    name: str = ""
+    forward_seconds: float
+    backward_seconds: float
+    output_bytes: int
+    saved_bytes: int
+    gradient_bytes: int | None = None
+    """None: as many as the output has."""
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+    plain_forward_seconds: float | None = None
+    """Forward without gradients, which keeps only the output; None: the same time."""
+    plain_forward_temporary_bytes: int | None = None
+    """None: the same bytes."""
+    parameter_bytes: int = 0
+    """Used by pipelines, which place parameters; a plan for one device has them in the chain's `fixed`."""
+    options: tuple[Option, ...] = ()
+    """Further ways to run it."""
+
+    @property
+    def delta_bytes(self) -> int:
+        """Bytes of the gradient of the output."""
+        return self.output_bytes if self.gradient_bytes is None else self.gradient_bytes
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds of a forward without gradients."""
+        return self.forward_seconds if self.plain_forward_seconds is None else self.plain_forward_seconds
+
+    @property
+    def plain_temporary_bytes(self) -> int:
+        """Temporaries of a forward without gradients."""
+        plain = self.plain_forward_temporary_bytes
+        return self.forward_temporary_bytes if plain is None else plain
+
+    @property
+    def choices(self) -> tuple[Option, ...]:
+        """All ways to run it with gradients; the first is the stage's own."""
+        return (
+            Option(
+                name="save all",
+                forward_seconds=self.forward_seconds,
+                backward_seconds=self.backward_seconds,
+                saved_bytes=self.saved_bytes,
+                forward_temporary_bytes=self.forward_temporary_bytes,
+                backward_temporary_bytes=self.backward_temporary_bytes,
+            ),
+            *self.options,
+        )
+
+
+_NO_LOSS = Stage(name="loss", forward_seconds=0.0, backward_seconds=0.0, output_bytes=0, saved_bytes=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Stages 1..L, the loss stage L+1, and the bytes that never change. Refuses impossible numbers by name."""
+
+    stages: tuple[Stage, ...]
+    loss: Stage = _NO_LOSS
+    """Without one, the output's gradient arrives from outside at no cost, and the loss's own peak is not planned."""
+    input_bytes: int = 0
+    input_gradient_bytes: int = 0
+    """Other than 0 only if the input wants a gradient."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are alive throughout, by owner."""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ChainError("chain, stages: got none; allowed: at least one stage")
+        for place, stage in enumerate(self.steps, start=1):
+            _check_stage(place, stage)
+        if self.loss.delta_bytes:
+            raise ChainError(
+                f"chain, loss, gradient_bytes: got {self.loss.delta_bytes}; allowed: 0, for nothing comes after the "
+                "loss; a loss stage has gradient_bytes=0 or output_bytes=0"
+            )
+        _check_bytes("chain, input_bytes", self.input_bytes)
+        _check_bytes("chain, input_gradient_bytes", self.input_gradient_bytes)
+        for owner, count in self.fixed.items():
+            _check_bytes(f"chain, fixed, {owner}", count)
+
+    @property
+    def steps(self) -> tuple[Stage, ...]:
+        """All stages with the loss stage at the end; operations count them from 1."""
+        return (*self.stages, self.loss)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that are alive throughout, the input included."""
+        return sum(self.fixed.values()) + self.input_bytes
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds of a step in which nothing is recomputed: the least of any plan if no option is faster."""
+        return math.fsum(stage.forward_seconds + stage.backward_seconds for stage in self.steps)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of everything that a plan depends on, names apart."""
+        content = self.to_json()
+        for part in (content, *content["stages"], content["loss"]):
+            part.pop("name", None)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the chain as a JSON object; what has its default is left out of the stages."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "input_bytes": self.input_bytes,
+            "input_gradient_bytes": self.input_gradient_bytes,
+            "fixed": dict(self.fixed),
+            "stages": [_stage_to_json(stage) for stage in self.stages],
+            "loss": _stage_to_json(self.loss),
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Chain":
+        """Return the chain that `to_json` has written; raise ChainError with stage, field and value if it is none."""
+        if not isinstance(content, Mapping) or "stages" not in content:
+            raise ChainError("chain: got no object with 'stages'; allowed: what Chain.to_json writes")
+        if content.get("schema", SCHEMA) != SCHEMA:
+            raise ChainError(f"chain, schema: got {content['schema']!r}; allowed: {SCHEMA}")
+        _check_names("chain", content, {"schema", *(each.name for each in fields(cls))})
+        if not isinstance(content["stages"], list):
+            raise ChainError(f"chain, stages: got {content['stages']!r}; allowed: a list of stages")
+        stages = tuple(_stage_from_json(place, each) for place, each in enumerate(content["stages"], start=1))
+        rest = {key: content[key] for key in ("input_bytes", "input_gradient_bytes", "name") if key in content}
+        loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else _NO_LOSS
+        fixed = content.get("fixed", {})
+        if not isinstance(fixed, Mapping):
+            raise ChainError(f"chain, fixed: got {fixed!r}; allowed: an object of bytes by owner")
+        return cls(stages=stages, loss=loss, fixed=dict(fixed), **rest)
+
+    def save(self, path: str | Path) -> None:
+        """Write the chain as a JSON file."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Chain":
+        """Read a chain from a JSON file."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ChainError(f"chain file: got {str(path)!r}, which cannot be read ({error})") from None
+        return cls.from_json(content)
+
+
+_SECONDS = ("forward_seconds", "backward_seconds", "plain_forward_seconds")
+_BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
+          "plain_forward_temporary_bytes", "parameter_bytes")  # fmt: skip
+
+
+def _check_stage(place: int, stage: Stage) -> None:
+    where = f"chain, stage {place}" + (f" ({stage.name})" if stage.name else "")
+    _check_fields(where, stage)
+    if stage.saved_bytes < stage.output_bytes:
+        raise ChainError(
+            f"{where}, saved_bytes: got {stage.saved_bytes}; allowed: at least its output_bytes, {stage.output_bytes}, "
+            "for what autograd saves of a stage counts its output"
+        )
+    for number, option in enumerate(stage.options, start=1):
+        _check_fields(f"{where}, option {number}", option)
+        if option.saved_bytes < stage.output_bytes:
+            raise ChainError(
+                f"{where}, option {number}, saved_bytes: got {option.saved_bytes}; allowed: at least the stage's "
+                f"output_bytes, {stage.output_bytes}"
+            )
+
+
+def _check_fields(where: str, record: Stage | Option) -> None:
+    for name in _SECONDS:
+        value = getattr(record, name, None)
+        if value is None and name not in {"forward_seconds", "backward_seconds"}:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise ChainError(f"{where}, {name}: got {value!r}; allowed: a finite number of seconds >= 0")
+    for name in _BYTES:
+        value = getattr(record, name, None)
+        if value is not None or name == "saved_bytes":
+            _check_bytes(f"{where}, {name}", value)
+
+
+def _check_bytes(where: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ChainError(f"{where}: got {value!r}; allowed: a whole number of bytes >= 0")
+
+
+def _stage_to_json(record: Stage | Option) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if each.name == "options":
+            if value:
+                written["options"] = [_stage_to_json(option) for option in value]
+        elif each.default is MISSING or value != each.default:
+            written[each.name] = value
+    return written
+
+
+def _stage_from_json(place: int, content: Any) -> Stage:
+    where = f"chain, stage {place}"
+    values = _values(where, content, Stage)
+    options = values.pop("options", [])
+    if not isinstance(options, list):
+        raise ChainError(f"{where}, options: got {options!r}; allowed: a list of options")
+    made = tuple(
+        Option(**_values(f"{where}, option {number}", each, Option)) for number, each in enumerate(options, start=1)
+    )
+    return Stage(**values, options=made)
+
+
+def _values(where: str, content: Any, record: type[Stage] | type[Option]) -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        raise ChainError(f"{where}: got {content!r}; allowed: an object with {', '.join(_needed(record))}")
+    _check_names(where, content, {each.name for each in fields(record)})
+    missing = [name for name in _needed(record) if content.get(name) is None]
+    if missing:
+        raise ChainError(f"{where}, {missing[0]}: got nothing; allowed: a number >= 0")
+    return dict(content)
+
+
+def _needed(record: type[Stage] | type[Option]) -> list[str]:
+    return [each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
+
+
+def _check_names(where: str, content: Mapping[str, Any], known: set[str]) -> None:
+    for name in content:
+        if name not in known:
+            raise ChainError(
+                f"{where}: got the field {name!r}; allowed: {', '.join(sorted(known))}{closest(name, known)}"
+            )
