@@ -159,6 +159,32 @@ class TestStatus:
             study._book.append(facts.promoted(trial.number, 2, until_epoch=3), pause)
         assert "trials: 3 paused (1 interrupted), 1 complete" in trainwright("status", tmp_path / "study").out
 
+    def test_why_a_trial_ended(self, trainwright, study_file, tmp_path):
+        """`--trial` tells a trial's runs and the verdicts on it; an unknown number is refused."""
+        file = study_file(added='[rule]\nname = "IEpoch"\ntop_k = 1\nmax_epochs = 3\n')
+        assert trainwright("run", file, "--quiet").status == 0
+        best = last_line(trainwright("status", tmp_path / "study", "--json"))["best"]["trial"]
+        told = last_line(trainwright("status", tmp_path / "study", "--trial", best, "--json"))
+        assert [run["end"] for run in told["runs"]] == ["rung", "completed"]
+        assert told["decisions"][0].items() >= {"epoch": 1, "rule": "IEpoch", "verdict": "pause"}.items()
+        assert "epoch 1: pause by IEpoch" in trainwright("status", tmp_path / "study", "--trial", best).out
+        said = trainwright("status", tmp_path / "study", "--trial", 99)
+        assert said.status == 2
+        assert "99" in said.err
+
+    def test_grants(self, trainwright, study_file, tmp_path):
+        """A trial that runs is shown with its devices and its epoch."""
+        assert trainwright("run", study_file(), "--quiet").status == 0
+        with tw.Study.open(tmp_path / "study") as study:
+            start = facts.started(9, 1, slot="0", devices=["gpu:2", "gpu:3"], resumed_epoch=0)
+            proposal = facts.proposed(9, params={"x": 0.5}, key="k", origin={}, seen=0, seen_hash="")
+            report = facts.reported(9, 1, epoch=2, step=None, metrics={"val_loss": 1.0}, wall_seconds=1.0)
+            study._book.append(facts.begun(proposal, start), report)
+            holder = study.state.trials[9].holder
+        grants = last_line(trainwright("status", tmp_path / "study", "--json"))["grants"]
+        assert grants == [{"trial": 9, "devices": ["gpu:2", "gpu:3"], "epoch": 2, "holder": holder}]
+        assert "running: trial 9 on gpu:2, gpu:3, epoch 2" in trainwright("status", tmp_path / "study").out
+
     def test_before_the_first_trial(self, trainwright, tmp_path):
         tw.Study(tw.Space(x=tw.Float(0, 1)), "max accuracy >= 0.9", directory=tmp_path / "new").close()
         assert last_line(trainwright("status", tmp_path / "new", "--json"))["best"] is None

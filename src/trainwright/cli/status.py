@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.errors import InputError
 
 __all__ = ["status"]
 
@@ -15,11 +16,15 @@ def status(
     *,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
+    trial: Annotated[int | None, typer.Option("--trial", help="What happened to this trial, and why.")] = None,
 ) -> None:
-    """Show the counts by state, the best trial and what the ledger had to drop."""
+    """Show the counts by state, who has which devices, the best trial and what the ledger had to drop."""
     from trainwright.study import Study
 
     with Study.open(where) as study:
+        if trial is not None:
+            _tell(study, trial, json=json)
+            return
         content = _content(study)
         dropped = study.dropped
         if json:
@@ -36,14 +41,57 @@ def _content(study: Any) -> dict[str, Any]:
     front = [
         {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
     ]
+    grants = [_grant(trial) for _, trial in sorted(study.state.trials.items()) if trial.status == "running"]
     content = {
         "trials": {str(state): count for state, count in study.state.counts.items()},
         "best": front[0] if front else None,
         **({"feasible": len(study.feasible)} if any(map(math.isfinite, study.state.limits)) else {}),
         "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
         "dropped_records": len(study.dropped),
+        **({"grants": grants} if grants else {}),
     }
     return content if len(study.objectives) == 1 else {**content, "front": front}
+
+
+def _grant(trial: Any) -> dict[str, Any]:
+    lease = trial.leases[trial.lease]
+    return {"trial": trial.number, "devices": list(lease.devices), "epoch": trial.epoch, "holder": lease.writer}
+
+
+def _tell(study: Any, number: int, *, json: bool) -> None:
+    """Print a trial's runs and the verdicts on it, in order of epochs."""
+    if number not in study.state.trials:
+        known = f"0 to {max(study.state.trials)}" if study.state.trials else "none, the study has no trials yet"
+        raise InputError(f"--trial: got {number}; allowed: a trial of the study ({known})")
+    trial = study.state.trials[number]
+    runs = [
+        {
+            "lease": lease.number,
+            "devices": list(lease.devices),
+            "from_epoch": lease.resumed_epoch,
+            "seconds": lease.seconds,
+            "end": lease.end.reason if lease.end is not None else "lost" if lease.lost else None,
+        }
+        for _, lease in sorted(trial.leases.items())
+    ]
+    decisions = [
+        {"epoch": d.epoch, "rule": d.rule, "verdict": d.verdict, "value": d.value, "threshold": d.threshold}
+        for _, d in sorted(study.state.decisions.items())
+        if d.trial == number
+    ]
+    if json:
+        print_json({"trial": number, "state": str(trial.status), "runs": runs, "decisions": decisions})
+        return
+    print(f"trial {number}: {trial.status}, {trial.epoch} epochs")
+    for run in runs:
+        devices = f" on {', '.join(run['devices'])}" if run["devices"] else ""
+        end = run["end"] or "goes on"
+        print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {run['seconds']:.1f} s, {end}")
+    for d in decisions:
+        because = ", ".join(f"{name} {d[name]:.6g}" for name in ("value", "threshold") if d[name] is not None)
+        print(f"epoch {d['epoch']}: {d['verdict']} by {d['rule']}" + (f" ({because})" if because else ""))
+    if trial.failure is not None:
+        print(f"failed: {trial.failure.message}")
 
 
 def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupted: int) -> None:
@@ -54,6 +102,9 @@ def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupte
     counts = ", ".join(words.values()) or "no trials yet"
     print(f"{where}: {goals}")
     print(f"trials: {counts}")
+    for grant in content.get("grants", []):
+        devices = ", ".join(grant["devices"]) or "the devices of its worker"
+        print(f"running: trial {grant['trial']} on {devices}, epoch {grant['epoch']}")
     if content.get("feasible") == 0 and content["best"]:
         print("none of the results keeps all bounds and constraints")
     if content["best"]:
