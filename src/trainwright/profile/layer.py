@@ -47,6 +47,8 @@ class Layer:
     output_size: tuple[int, ...] = ()
     launches: int = 1
     """Kernels of the forward pass."""
+    experts: int = 0
+    """Of how many experts, side by side, the weights are; 0: of none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,10 @@ class Transformer:
     """0: as many as heads."""
     feedforward: int = 0
     """Width of the inner layer of the feed-forward part, 0: 4 * hidden."""
+    experts: int = 0
+    """Feed-forward parts side by side, 0: one that every token visits."""
+    top_k: int = 1
+    """Experts that a token visits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
