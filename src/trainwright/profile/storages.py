@@ -1,0 +1,152 @@
+"""StorageTracker: the bytes that tensors hold, counted by storage while a step runs, on fake tensors or on real ones.
+
+Storages, not tensors: views, results of in-place operations and tied weights share one and count once. A storage
+counts from the operation that first returns it (or from `watch`) until its last reference goes.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainwright.errors import InputError
+
+__all__ = ["Held", "StorageTracker"]
+
+
+class Held:
+    """A live storage: its `number` in order of appearance, its bytes as the allocator rounds them, and its owner."""
+
+    __slots__ = ("bytes", "number", "owner", "reference")
+
+    def __init__(self, number: int, size: int, owner: str) -> None:
+        self.number = number
+        self.bytes = size
+        self.owner = owner
+        self.reference: weakref.ref[Any] | None = None
+
+
+class StorageTracker(TorchDispatchMode):
+    """Counts the bytes of live storages while it is entered, with their peak, by owner.
+
+    `granule_bytes` is what an allocator rounds a storage up to (64 on CPU, 512 on CUDA). With `device` only storages of
+    that kind of device count. What lives before the tracker is entered counts from `watch` on, or from its first use:
+
+        tracker = StorageTracker()
+        tracker.watch(model.parameters(), "parameters")
+        with tracker, tracker.owner("forward"):
+            loss = model(x).sum()
+        print(tracker.peak_bytes, tracker.peak_by_owner)
+
+    Memory that a kernel takes and gives back inside one operation is not seen, as no tensor shows it. Entered inside a
+    `FakeTensorMode` it counts fake tensors; what a real run counts is the same, operation by operation.
+    """
+
+    def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
+        super().__init__()
+        if granule_bytes < 1:
+            raise InputError(f"StorageTracker.granule_bytes: got {granule_bytes!r}; allowed: a whole number >= 1")
+        self.granule_bytes = granule_bytes
+        self.device = device
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._owner = "other"
+        self._held: dict[int, Held] = {}
+        self._by_owner: dict[str, int] = {}
+        self._at_peak: dict[str, int] = {}
+        self._numbers = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see(result)
+        return result
+
+    @property
+    def live_by_owner(self) -> dict[str, int]:
+        """Bytes that are held now, by owner."""
+        return {owner: size for owner, size in self._by_owner.items() if size}
+
+    @property
+    def peak_by_owner(self) -> dict[str, int]:
+        """Bytes that were held at the moment of the peak, by owner."""
+        return {owner: size for owner, size in self._at_peak.items() if size}
+
+    def see(self, tree: Any) -> list[Held]:
+        """Count the storages of all tensors in a tree that are not yet counted; return the entries of all of them."""
+        found = []
+        for leaf in _tensors(tree):
+            held = self._one(leaf)
+            if held is not None:
+                found.append(held)
+        return found
+
+    def watch(self, tree: Any, owner: str) -> None:
+        """Count the storages of tensors that are already there, and say whose they are."""
+        for held in self.see(list(tree) if isinstance(tree, Iterator) else tree):
+            self._by_owner[held.owner] -= held.bytes
+            held.owner = owner
+            self._by_owner[owner] = self._by_owner.get(owner, 0) + held.bytes
+
+    @contextlib.contextmanager
+    def owner(self, name: str) -> Iterator[None]:
+        """Say whose the storages are that appear inside."""
+        before, self._owner = self._owner, name
+        try:
+            yield
+        finally:
+            self._owner = before
+
+    def restart_peak(self) -> None:
+        """Forget the peak so far: it starts again from the bytes that are held now."""
+        self.peak_bytes = self.live_bytes
+        self._at_peak = dict(self._by_owner)
+
+    def _one(self, tensor: torch.Tensor) -> Held | None:
+        if self.device is not None and tensor.device.type != self.device:
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001  the only identity that two Python objects of one storage share
+        size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
+        held = self._held.get(key)
+        if held is None:
+            held = Held(self._numbers, size, self._owner)
+            self._numbers += 1
+            held.reference = weakref.ref(storage, lambda _: self._gone(key))
+            self._held[key] = held
+            self._change(held.owner, size)
+        elif held.bytes != size:  # a storage may be resized in place
+            self._change(held.owner, size - held.bytes)
+            held.bytes = size
+        return held
+
+    def _gone(self, key: int) -> None:
+        held = self._held.pop(key)
+        self._change(held.owner, -held.bytes)
+        self._freed(held)
+
+    def _freed(self, held: Held) -> None:
+        """Do nothing; for who must know when a storage goes."""
+
+    def _change(self, owner: str, size: int) -> None:
+        self.live_bytes += size
+        self._by_owner[owner] = self._by_owner.get(owner, 0) + size
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
+            self._at_peak = dict(self._by_owner)
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a tree that hold a storage of their own, the parts of sparse ones."""
+    for leaf in [tree] if isinstance(tree, torch.Tensor) else tree_leaves(tree):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if leaf.layout == torch.sparse_coo:
+            yield from (leaf._indices(), leaf._values())  # noqa: SLF001  the public ones want it coalesced
+        elif leaf.layout == torch.strided and not hasattr(leaf, "__tensor_flatten__"):
+            yield leaf  # the parts of a wrapper are seen by themselves, below it
