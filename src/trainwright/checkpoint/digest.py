@@ -69,7 +69,7 @@ def cuts(start: int, stop: int) -> Iterator[tuple[int, int]]:
 def digest_file(
     path: Path, ends: Sequence[int] = (), *, kind: str = BLAKE2B, threads: int | None = None
 ) -> tuple[str, ...]:
-    """Return the digest of each chunk of a file, several read at once.
+    """Return the digest of each chunk of a file; several threads read one stretch of it each.
 
     `ends` says where each chunk ends; without it they are 16 MiB each. A file shorter than the last end gives the
     digests of what is there.
@@ -77,23 +77,24 @@ def digest_file(
     size = path.stat().st_size
     edges = [0, *ends] if ends else [0, *(stop for _, stop in cuts(0, size))]
     chunks = list(itertools.pairwise(edges))
-    workers = threads or min(8, os.cpu_count() or 1)
-    handle = os.open(path, os.O_RDONLY)
+    workers = max(1, min(threads or min(8, os.cpu_count() or 1), len(chunks)))
 
-    def some(first: int) -> list[str]:
+    def some(number: int) -> list[str]:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))  # one for all: fresh memory costs more than reading
         mine = []
-        for start, stop in chunks[first::workers]:
-            memory = buffer[: stop - start]
-            mine.append(digest(memory[: read_at(handle, start, memory)], kind))
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            for start, stop in chunks[len(chunks) * number // workers : len(chunks) * (number + 1) // workers]:
+                memory = buffer[: stop - start]
+                mine.append(digest(memory[: read_at(handle, start, memory)], kind))
+        finally:
+            os.close(handle)
         return mine
 
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            found = list(pool.map(some, range(workers)))
-    finally:
-        os.close(handle)
-    return tuple(found[place % workers][place // workers] for place in range(len(chunks)))
+    if workers == 1:
+        return tuple(some(0))
+    with ThreadPoolExecutor(workers) as pool:
+        return tuple(itertools.chain.from_iterable(pool.map(some, range(workers))))
 
 
 def read_chunk(handle: int, start: int, stop: int) -> bytearray:

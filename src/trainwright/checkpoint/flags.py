@@ -75,14 +75,18 @@ def restore_flags(saved: Mapping[str, Any]) -> list[Difference]:
     """
     import torch
 
+    found = compare_flags(saved, capture_flags())
     for _ in range(2):  # a switch of TF32 moves those below it: the second pass sets what the first moved
-        for difference in compare_flags(saved, capture_flags()):
+        if not found:
+            break
+        for difference in found:
             name = difference.item.removeprefix("flags.")
             if name == "cublas_workspace" and not torch.cuda.is_initialized() and saved[name] is not None:
                 os.environ["CUBLAS_WORKSPACE_CONFIG"] = saved[name]  # read by cuBLAS when CUDA starts
             elif name not in _UNSETTABLE:
                 _setter(name)(saved[name])
-    return compare_flags(saved, capture_flags())
+        found = compare_flags(saved, capture_flags())
+    return found
 
 
 def _setter(name: str) -> Callable[[Any], None]:

@@ -30,6 +30,7 @@ from trainwright.checkpoint.restoring import (
     homes,
     lineage,
     mark_start,
+    read_ahead,
     read_tree,
     records_by_name,
 )
@@ -255,6 +256,7 @@ class Manager:
         raise SystemExit(status or (FORCED_EXIT if failed else 0))
 
     def _load(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
+        read_ahead(published)
         captured = capture(self._state)
         what = str(published.path)
 

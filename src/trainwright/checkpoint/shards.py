@@ -133,16 +133,27 @@ def _write_range(write: "Callable[[memoryview], Any]", data: memoryview, start: 
 
 
 def read_into(path: Path, wanted: "Sequence[tuple[int, torch.Tensor]]") -> None:
-    """Read tensors of a file, each (start, contiguous tensor on the CPU), into their memory, several at once.
+    """Read tensors of a file, each (start, contiguous tensor on the CPU), into their memory.
 
+    Each of several threads reads one stretch of the file by a handle of its own, as the system's read-ahead likes it.
     Raises `OSError`, and `EOFError` if the file is too short.
     """
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            list(pool.map(lambda run: _fill(handle, *run), _runs(wanted)))
-    finally:
-        os.close(handle)
+    runs = list(_runs(wanted))
+    threads = max(1, min(8, os.cpu_count() or 1, len(runs)))
+
+    def some(number: int) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            for start, views in runs[len(runs) * number // threads : len(runs) * (number + 1) // threads]:
+                _fill(handle, start, views)
+        finally:
+            os.close(handle)
+
+    if threads == 1:
+        some(0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(some, range(threads)))
 
 
 def memory_of(tensor: "torch.Tensor") -> memoryview:
