@@ -1,0 +1,111 @@
+"""Fitting constants of a cost model: known constants come back, outliers do not pull, mistakes are refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.errors import InputError
+from trainwright.plan.fit import Constant, fit_constants, leave_out
+
+SIZES = np.array([1e3, 1e4, 1e5, 1e6, 1e7, 1e8])
+ALPHA = Constant(name="alpha", start=1e-5, low=1e-7, high=1e-3)
+BETA = Constant(name="beta", start=1e-9, low=1e-12, high=1e-7)
+
+
+def line(values):
+    return values["alpha"] + values["beta"] * SIZES
+
+
+class TestFit:
+    """`fit_constants` on a model whose constants are known."""
+
+    @settings(max_examples=5, deadline=None)
+    @given(alpha=st.floats(1e-6, 1e-4), beta=st.floats(1e-11, 1e-8))
+    def test_known_constants_come_back(self, alpha, beta):
+        """Measurements made by the model itself are met, and its constants found."""
+        fit = fit_constants((ALPHA, BETA), line, line({"alpha": alpha, "beta": beta}), starts=2)
+        assert fit.values["alpha"] == pytest.approx(alpha, rel=1e-3)
+        assert fit.values["beta"] == pytest.approx(beta, rel=1e-3)
+        assert fit.error < 1e-3
+        assert not fit.at_bounds
+        assert not fit.uncertain
+
+    def test_an_outlier_does_not_pull(self):
+        """One measurement of six that is ten times too long changes the constants by less than 5 %."""
+        truth = {"alpha": 2e-5, "beta": 1e-10}
+        measured = line(truth)
+        measured[3] *= 10
+        fit = fit_constants((ALPHA, BETA), line, measured)
+        assert fit.values == pytest.approx(truth, rel=0.05)
+        assert max(np.abs(fit.residuals)) == pytest.approx(np.log(10), rel=0.05)
+
+    def test_what_measurements_do_not_say_is_named(self):
+        """A constant that nothing depends on is uncertain; one that wants to leave its range is at a bound."""
+        idle = Constant(name="idle", start=1.0, low=0.1, high=10.0)
+        narrow = Constant(name="alpha", start=1e-6, low=1e-7, high=2e-6)
+        fit = fit_constants((narrow, BETA, idle), line, line({"alpha": 1e-4, "beta": 1e-10}))
+        assert fit.uncertain == ("idle",)
+        assert "alpha" in fit.at_bounds
+
+    def test_equal_seeds_give_equal_constants(self):
+        """The search is deterministic, and other starts find the same minimum."""
+        measured = line({"alpha": 3e-5, "beta": 4e-10}) * np.array([1.1, 0.9, 1.05, 1.0, 0.95, 1.02])
+        one, same, other = (fit_constants((ALPHA, BETA), line, measured, seed=seed) for seed in (0, 0, 7))
+        assert one == same
+        assert other.values == pytest.approx(one.values, rel=1e-2)
+
+
+class TestLeaveOut:
+    """`leave_out` fits on some measurements and predicts all."""
+
+    def test_held_measurements_change_nothing(self):
+        """Whatever is written for measurements that are held out, the constants stay."""
+        measured = line({"alpha": 3e-5, "beta": 4e-10})
+        held = np.array([False, False, False, False, True, True])
+        fit, predicted = leave_out((ALPHA, BETA), line, measured, held)
+        wrong = np.where(held, 7.0, measured)
+        assert leave_out((ALPHA, BETA), line, wrong, held)[0] == fit
+        assert predicted == pytest.approx(measured, rel=1e-2)
+        assert len(fit.residuals) == 4
+
+    def test_a_mask_of_another_length(self):
+        """The mask has one entry a measurement."""
+        with pytest.raises(InputError, match="2 entries for 6"):
+            leave_out((ALPHA, BETA), line, line({"alpha": 1.0, "beta": 1.0}), [True, False])
+
+
+class TestBadInput:
+    """Refused with what, value and what is allowed."""
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"start": 1.0, "low": 0.0, "high": 2.0}, "low < high"),
+            ({"start": 1.0, "low": 2.0, "high": 1.0}, "low < high"),
+            ({"start": 3.0, "low": 1.0, "high": 2.0}, "1.0 to 2.0"),
+        ],
+    )
+    def test_constant(self, values, words):
+        """A range above 0 that holds the start."""
+        with pytest.raises(InputError, match=words):
+            Constant(name="alpha", **values)
+
+    @pytest.mark.parametrize("measured", [[], [1.0, -1.0], [float("nan")], [[1.0]]])
+    def test_measured(self, measured):
+        """Seconds above 0."""
+        with pytest.raises(InputError, match="measured"):
+            fit_constants((ALPHA,), line, measured)
+
+    def test_predictions(self):
+        """One finite prediction above 0 for every measurement."""
+        with pytest.raises(InputError, match="predictions"):
+            fit_constants((ALPHA,), lambda values: [values["alpha"]], [1.0, 2.0])
+        with pytest.raises(InputError, match="predictions"):
+            fit_constants((ALPHA,), lambda _: [0.0], [1.0])
+
+    @pytest.mark.parametrize("constants", [(), (ALPHA, ALPHA)])
+    def test_constants(self, constants):
+        """At least one, each name once."""
+        with pytest.raises(InputError, match="each name once"):
+            fit_constants(constants, line, [1.0])
