@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from trainwright.cluster import (
     OPERATIONS,
     Cluster,
+    Cost,
+    ExchangeTimes,
     Tier,
     collective_candidates,
     collective_seconds,
@@ -201,7 +203,46 @@ def test_bad_arguments_are_refused(arguments, sentence):
 
 
 def test_no_tier_no_time():
-    """A cluster without a link between two ranks says which."""
-    with pytest.raises(InputError, match="no tier joins 8 ranks with stride 1; allowed: groups within 4 devices"):
-        collective_seconds(dataclasses.replace(abci(), tiers=abci().tiers[:1]), "all_reduce", 1, ranks=8)
+    """A cluster without tiers has no times, but for a group of one."""
+    with pytest.raises(InputError, match="no tier joins 8 ranks with stride 1; allowed: groups within 1 devices"):
+        collective_seconds(Cluster(2, 4), "all_reduce", 1, ranks=8)
     assert np.array_equal(collective_times(Cluster(), "send", [1.0, 2.0], ranks=1), [0.0, 0.0])
+
+
+def test_known_algorithms_are_taken():
+    """A tier that names an operation's algorithm gets it where the group can use it, cheapest or not."""
+    tiers = [dataclasses.replace(tier, algorithms={"all_reduce": "hierarchical"}) for tier in abci().tiers]
+    cluster = dataclasses.replace(abci(), tiers=tuple(tiers))
+    assert collective_seconds(abci(), "all_reduce", 1, ranks=6).algorithm == "tree"
+    assert collective_candidates(cluster, "all_reduce", 1, ranks=8).keys() == {"hierarchical"}
+    assert collective_candidates(cluster, "all_reduce", 1, ranks=4).keys() == {"ring", "tree"}
+    assert collective_candidates(cluster, "all_gather", 1, ranks=8).keys() == {"ring", "hierarchical"}
+
+
+def test_measured_times_come_first():
+    """A table is read at its points, between, below and above them, and slowed by flows that share the link."""
+    times = ExchangeTimes(operation="all_reduce", tier="nvlink", ranks=2, bytes=(100, 10_000), seconds=(1.0, 100.0))
+    cluster = dataclasses.replace(abci(), measured=(times,))
+    found = collective_times(cluster, "all_reduce", [1, 100, 1000, 10_000, 20_000], ranks=2)
+    assert found == pytest.approx([1, 1, 10, 100, 200])
+    assert collective_seconds(cluster, "all_reduce", 1000, ranks=2) == Cost(pytest.approx(10), "measured", "nvlink")
+    assert collective_seconds(cluster, "all_reduce", 1000, ranks=2, flows=2).seconds == pytest.approx(19)
+    for operation, group in (
+        ("all_reduce", {"ranks": 4}),
+        ("all_gather", {"ranks": 2}),
+        ("all_reduce", {"ranks": 2, "stride": 4}),
+    ):
+        assert collective_seconds(cluster, operation, 1000, **group) == collective_seconds(
+            abci(), operation, 1000, **group
+        )
+
+
+def test_figures_of_other_sizes_are_not_asked_for():
+    """A tier that was measured with two ranks on shared processors says nothing of four."""
+    tier = Tier(name="cores", devices=8, alpha=1e-4, bandwidth=1e9, worlds=(2,))
+    cluster = Cluster(1, 8, tiers=(tier,))
+    assert collective_seconds(cluster, "all_reduce", 1e6, ranks=2).algorithm == "ring"
+    with pytest.raises(
+        InputError, match=r"tier 'cores': got a group of 4 ranks; allowed: 2, .* calibrate with 4 ranks"
+    ):
+        collective_seconds(cluster, "all_reduce", 1e6, ranks=4)

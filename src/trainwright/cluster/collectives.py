@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,14 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.contention import contention
 from trainwright.cluster.hockney import Seconds, ring, send, tree
+from trainwright.cluster.operation import OPERATIONS, Operation
 from trainwright.cluster.placement import group_tier
 from trainwright.cluster.tier import Tier
 from trainwright.errors import InputError, closest
 
-__all__ = ["OPERATIONS", "Cost", "Operation", "collective_candidates", "collective_seconds", "collective_times"]
-
-Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"]
-OPERATIONS: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
+__all__ = ["Cost", "collective_candidates", "collective_seconds", "collective_times"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,7 @@ class Cost:
 
     seconds: float
     algorithm: str
-    """"ring", "tree", "hierarchical", "pairwise" or "direct"; "none" for a group of one."""
+    """One of `ALGORITHMS`; "measured" for a time from a table, "none" for a group of one."""
     tier: str
 
 
@@ -67,7 +64,7 @@ def collective_candidates(
     stride: int = 1,
     flows: float = 1.0,
 ) -> dict[str, float]:
-    """Return the seconds of every algorithm that the group can use, by name."""
+    """Return the seconds of every algorithm that the group may use, by name."""
     found = _candidates(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
     return {name: float(seconds) for name, seconds in found.items()}
 
@@ -85,6 +82,24 @@ def _candidates(
         raise InputError(f"flows: got {flows!r}; allowed: a number >= 1, the groups that share a link")
     if ranks == 1:
         return {"none": size * 0.0}
+    tier = _tier(cluster, ranks, stride)
+    times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks)), None)
+    if times is not None:
+        return {"measured": times.at(size, flows)}
+    if tier.worlds and ranks not in tier.worlds:
+        raise InputError(
+            f"cluster {cluster.name!r}, tier {tier.name!r}: got a group of {ranks} ranks; allowed: "
+            f"{', '.join(map(str, tier.worlds))}, at which it was measured; what shared processors do with other sizes "
+            f"cannot be told: calibrate with {ranks} ranks"
+        )
+    found = _by_formula(cluster, operation, size, ranks=ranks, stride=stride, flows=flows)
+    known = tier.algorithms.get(operation)
+    return {known: found[known]} if known in found else found
+
+
+def _by_formula(
+    cluster: Cluster, operation: Operation, size: Seconds, *, ranks: int, stride: int, flows: float
+) -> dict[str, Seconds]:
     tier = _tier(cluster, ranks, stride)
     alpha, beta = tier.alpha, tier.beta * flows
     if operation == "send":

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainwright.cluster._checks import at_least, each_positive, positive, refuse, whole
+
 __all__ = ["Device", "Failure", "Storage"]
 
 
@@ -24,6 +26,15 @@ class Device:
     efficiency: Mapping[str, float] = field(default_factory=dict)
     """Share of the peak that a kind of layer reaches, 0 to 1, where it was measured."""
 
+    def __post_init__(self) -> None:
+        whole("Device.memory_bytes", self.memory_bytes, least=0)
+        each_positive("Device.flops", self.flops)
+        for name in ("memory_bandwidth", "launch_seconds", "host_bandwidth"):
+            at_least(f"Device.{name}", getattr(self, name))
+        for kind, share in self.efficiency.items():
+            if not 0 < share <= 1:
+                raise refuse(f"Device.efficiency.{kind}", share, "a number > 0 and <= 1")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
@@ -33,9 +44,16 @@ class Storage:
     shared_read: float = 0.0
     write: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("node_read", "shared_read", "write"):
+            at_least(f"Storage.{name}", getattr(self, name))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """Mean hours between failures of one device, infinite if it never fails."""
 
     device_mtbf_hours: float = float("inf")
+
+    def __post_init__(self) -> None:
+        positive("Failure.device_mtbf_hours", self.device_mtbf_hours)

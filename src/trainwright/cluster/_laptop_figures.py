@@ -1,0 +1,110 @@
+"""The figures of `laptop`, measured in a process of its own: python -m trainwright.cluster._laptop_figures.
+
+Prints one JSON object. With a port as argument it is the other end of the connection that is measured.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from trainwright.cluster.fitting import shortest
+
+__all__: list[str] = []
+
+_REPEATS = 10
+_SIDES = (128, 256, 512, 1024)
+_COPIED = (1 << 25, 3 << 24, 1 << 26)  # beyond what caches hold
+_SENT = (256, 4096, 65_536, 1 << 20, 1 << 23)
+
+
+def _figures() -> dict[str, object]:
+    return {
+        "products": [_product(side) for side in _SIDES],
+        "copies": [_copy(size) for size in _COPIED],
+        "launch_seconds": _least(_addition(), repeats=1000),
+        "messages": _messages(),
+    }
+
+
+def _product(side: int) -> dict[str, float]:
+    left, right = (np.full((side, side), value, dtype=np.float32) for value in (1.5, 0.5))
+    out = np.empty_like(left)
+    return {"flops": 2.0 * side**3, "seconds": _least(lambda: np.matmul(left, right, out=out))}
+
+
+def _copy(size: int) -> dict[str, float]:
+    source, target = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
+    return {"bytes": 2.0 * size, "seconds": _least(lambda: np.copyto(target, source))}
+
+
+def _addition() -> Callable[[], object]:
+    one, out = np.ones(1, dtype=np.float32), np.ones(1, dtype=np.float32)
+    return lambda: np.add(one, one, out=out)
+
+
+def _least(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return shortest(times[1:])
+
+
+def _messages() -> list[dict[str, float]]:
+    """Return the seconds of messages one way: half of what they take there and back."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-m", "trainwright.cluster._laptop_figures", str(server.getsockname()[1])]
+        with subprocess.Popen(command) as other:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    return [{"bytes": size, "seconds": _there_and_back(connection, size) / 2} for size in _SENT]
+            finally:
+                other.terminate()
+
+
+def _there_and_back(connection: socket.socket, size: int) -> float:
+    content = memoryview(bytearray(size))
+
+    def once() -> None:
+        connection.sendall(size.to_bytes(8, "little"))
+        connection.sendall(content)
+        _receive(connection, content)
+
+    return _least(once, repeats=25)
+
+
+def _receive(connection: socket.socket, content: memoryview) -> bool:
+    """Fill `content`; return whether the other end is still there."""
+    got = 0
+    while got < len(content):
+        new = connection.recv_into(content[got:])
+        if not new:
+            return False
+        got += new
+    return True
+
+
+def _answer(port: int) -> None:
+    """Send every message back until the connection ends."""
+    header = memoryview(bytearray(8))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while _receive(connection, header):
+            content = memoryview(bytearray(int.from_bytes(header, "little")))
+            _receive(connection, content)
+            connection.sendall(content)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _answer(int(sys.argv[1]))
+    else:
+        print(json.dumps(_figures()))  # noqa: T201 (what the process that asked reads)

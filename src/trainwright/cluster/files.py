@@ -1,0 +1,234 @@
+"""Files of clusters: TOML, or YAML if PyYAML is there; every refusal names the key and its line.
+
+Keys are the fields of the records, but that tiers are listed under `tier`. `nodes` and `devices_per_node` may be left
+out: the first tier is then a node, and the last one the cluster.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from trainwright.cluster import _positions
+from trainwright.cluster.cluster import Cluster
+from trainwright.cluster.device import Device
+from trainwright.cluster.tier import Tier
+from trainwright.errors import InputError, MissingExtra, closest
+
+__all__ = ["load", "save"]
+
+SCHEMA = 1
+
+_YAML = (".yaml", ".yml")
+_NEEDED: Mapping[type, tuple[str, ...]] = {
+    Cluster: ("name", "device"),
+    Device: ("kind", "memory_bytes", "flops", "memory_bandwidth"),
+}
+_FILE_KEYS = {"tiers": "tier"}
+_LEAST_BANDWIDTH, _MOST_ALPHA, _LEAST_MEMORY = 1e6, 0.1, 1e8
+
+
+def load(path: Path, *, force_units: bool = False) -> Cluster:
+    """Read a cluster; see `Cluster.load`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cluster file {path}: cannot be read ({error}); allowed: a TOML or YAML file") from None
+    if path.suffix in _YAML:
+        content, lines = _parse_yaml(path, text)
+    else:
+        try:
+            content, lines = tomllib.loads(text), _positions.toml_lines(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"cluster file {path}: is no TOML ({error})") from None
+    return _Reader(path, lines, numbers_as_text=path.suffix in _YAML).cluster(content, force_units=force_units)
+
+
+def save(cluster: Cluster, path: Path) -> None:
+    """Write a cluster; see `Cluster.save`."""
+    content = {"schema": SCHEMA, **_plain(cluster)}
+    if path.suffix in _YAML:
+        text = _yaml().safe_dump(content, sort_keys=False)
+    else:
+        text = "".join(_toml_entry(key, value) for key, value in content.items())
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cluster file {path}: cannot be written ({error})") from None
+
+
+class _Reader:
+    """One file's content, to be turned into records."""
+
+    def __init__(self, path: Path, lines: Mapping[_positions.Path, int], *, numbers_as_text: bool) -> None:
+        self.path, self.lines, self.numbers_as_text = path, lines, numbers_as_text
+
+    def cluster(self, content: Any, *, force_units: bool) -> Cluster:
+        if not isinstance(content, dict):
+            raise self.error((), f"got {content!r}; allowed: keys such as name, device and tier")
+        content = dict(content)
+        schema = content.pop("schema", SCHEMA)
+        if schema != SCHEMA:
+            raise self.error(("schema",), f"got {schema!r}; allowed: {SCHEMA}; a newer Trainwright reads newer files")
+        tiers = self.value(tuple[Tier, ...], content.get("tier", []), ("tier",))
+        content.setdefault("devices_per_node", tiers[0].devices if tiers else 1)
+        node = self.value(int, content["devices_per_node"], ("devices_per_node",))
+        content.setdefault("nodes", max(1, tiers[-1].devices // max(1, node)) if tiers else 1)
+        found: Cluster = self.record(Cluster, content, ())
+        if not tiers and found.devices > 1:
+            raise self.error(("tier",), f"missing; allowed: tiers that join the cluster's {found.devices} devices")
+        if not force_units:
+            self.check_units(found)
+        return found
+
+    def record(self, kind: type, content: Any, path: _positions.Path) -> Any:
+        """Build a record from a mapping whose keys are its fields."""
+        if not isinstance(content, dict):
+            raise self.error(path, f"got {content!r}; allowed: a table of keys")
+        fields = {_FILE_KEYS.get(each.name, each.name): each for each in dataclasses.fields(kind)}
+        for key in content:
+            if key not in fields:
+                raise self.error((*path, key), f"unknown key; allowed: {', '.join(fields)}{closest(str(key), fields)}")
+        for key, each in fields.items():
+            has_none = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+            if key not in content and (has_none or key in _NEEDED.get(kind, ())):
+                raise self.error((*path, key), "missing; every file has it")
+        values = {fields[key].name: self.value(fields[key].type, value, (*path, key)) for key, value in content.items()}
+        try:
+            return kind(**values)
+        except InputError as error:  # "Tier.bandwidth: got -1; allowed: ..."
+            where, _, problem = str(error).partition(": ")
+            raise self.error((*path, *_inner(where)), problem) from None
+
+    def value(self, kind: Any, value: Any, path: _positions.Path) -> Any:
+        """Return a value of a field's type."""
+        if dataclasses.is_dataclass(kind):
+            return self.record(kind, value, path)  # type: ignore[arg-type]
+        if get_origin(kind) is tuple:
+            if not isinstance(value, list):
+                raise self.error(path, f"got {value!r}; allowed: a list")
+            return tuple(self.value(get_args(kind)[0], item, (*path, place)) for place, item in enumerate(value))
+        if get_origin(kind) is Mapping:
+            if not isinstance(value, dict):
+                raise self.error(path, f"got {value!r}; allowed: a table of keys")
+            return {str(key): self.value(get_args(kind)[1], item, (*path, key)) for key, item in value.items()}
+        if kind in {int, float}:
+            return self.number(kind, value, path)
+        if not isinstance(value, kind):
+            raise self.error(path, f"got {value!r}; allowed: {'true or false' if kind is bool else 'a text'}")
+        return value
+
+    def number(self, kind: type, value: Any, path: _positions.Path) -> float:
+        if self.numbers_as_text and isinstance(value, str):  # what YAML makes of 16e9
+            with contextlib.suppress(ValueError):
+                value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(path, f"got {value!r}; allowed: a number")
+        if kind is float:
+            return float(value)
+        if isinstance(value, float) and not value.is_integer():
+            raise self.error(path, f"got {value!r}; allowed: a whole number")
+        return int(value)
+
+    def check_units(self, cluster: Cluster) -> None:
+        bandwidths: list[tuple[_positions.Path, float]] = [
+            *((("tier", place, "bandwidth"), tier.bandwidth) for place, tier in enumerate(cluster.tiers)),
+            *((("device", name), getattr(cluster.device, name)) for name in ("memory_bandwidth", "host_bandwidth")),
+            *((("storage", name), getattr(cluster.storage, name)) for name in ("node_read", "shared_read", "write")),
+        ]
+        for path, bandwidth in bandwidths:
+            if 0 < bandwidth < _LEAST_BANDWIDTH:
+                raise self.suspicious(path, bandwidth, f"at least {_LEAST_BANDWIDTH:g} bytes per second")
+        for place, tier in enumerate(cluster.tiers):
+            if tier.alpha > _MOST_ALPHA:
+                raise self.suspicious(("tier", place, "alpha"), tier.alpha, f"at most {_MOST_ALPHA:g} seconds")
+        if 0 < cluster.device.memory_bytes < _LEAST_MEMORY:
+            path = ("device", "memory_bytes")
+            raise self.suspicious(path, cluster.device.memory_bytes, f"at least {_LEAST_MEMORY:g} bytes")
+
+    def suspicious(self, path: _positions.Path, value: float, allowed: str) -> InputError:
+        return self.error(path, f"got {value:g}; allowed: {allowed}; if it is meant, --force-units (force_units=True)")
+
+    def error(self, path: _positions.Path, problem: str) -> InputError:
+        line = _positions.line_of(self.lines, path)
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        where = ", ".join(filter(None, [f"cluster file {self.path}", f"line {line}" if line else "", name]))
+        return InputError(f"{where}: {problem}")
+
+
+def _inner(where: str) -> _positions.Path:
+    """Return the path in "Cluster.tiers[2].name" below its record: ("tier", 2, "name")."""
+    path: list[str | int] = []
+    for part in where.split(".")[1:]:
+        key, _, place = part.rstrip("]").partition("[")
+        path.append(_FILE_KEYS.get(key, key))
+        path += [int(place)] if place else []
+    return tuple(path)
+
+
+def _parse_yaml(path: Path, text: str) -> tuple[Any, dict[_positions.Path, int]]:
+    yaml = _yaml()
+    try:
+        content = yaml.safe_load(text)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise InputError(f"cluster file {path}: is no YAML ({' '.join(str(error).split())})") from None
+    return content, _positions.yaml_lines(tree) if tree is not None else {}
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtra.of("a cluster file in YAML", "PyYAML", "yaml") from None
+    return yaml
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """Return a record as mappings, lists and scalars, without the fields that are as they are by default."""
+    content = {}
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        if value != default or each.name in {"nodes", "devices_per_node", *_NEEDED.get(type(record), ())}:
+            content[_FILE_KEYS.get(each.name, each.name)] = _plain_value(value)
+    return content
+
+
+def _plain_value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _plain(value)
+    if isinstance(value, tuple):
+        return [_plain_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value
+
+
+def _toml_entry(key: str, value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        items = ",\n".join(f"    {_toml(item)}" for item in value)
+        return f"{key} = [\n{items},\n]\n"
+    return f"{key} = {_toml(value)}\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(value)
+    return str(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _toml(key)

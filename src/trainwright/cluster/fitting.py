@@ -1,0 +1,65 @@
+"""Fits of measured times: non-negative least squares on the relative error, and the shortest of several repeats."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainwright.errors import InputError
+
+__all__ = ["Fit", "least_relative", "shortest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Coefficients, all >= 0, and what they leave: (predicted - measured) / measured of each row."""
+
+    values: tuple[float, ...]
+    residuals: tuple[float, ...]
+
+    @property
+    def error(self) -> float:
+        """Root of the mean square of the residuals."""
+        return float(np.sqrt(np.mean(np.square(self.residuals))))
+
+
+def least_relative(columns: ArrayLike, seconds: ArrayLike) -> Fit:
+    """Fit seconds = columns @ values with values >= 0 so that the squared relative errors are least.
+
+    `columns` is (rows, coefficients), of few coefficients: the best over all sets of those that are not zero is taken.
+    Raises `InputError` for times that are NaN, infinite, zero or negative.
+    """
+    times = _measured(np.asarray(seconds, dtype=np.float64))
+    table = np.asarray(columns, dtype=np.float64)
+    weighted = table / times[:, None]
+    scale = np.maximum(np.abs(weighted).max(axis=0), np.finfo(float).tiny)
+    best, least = np.zeros(table.shape[1]), float(len(times))
+    for size in range(1, table.shape[1] + 1):
+        for chosen in itertools.combinations(range(table.shape[1]), size):
+            part = weighted[:, chosen] / scale[list(chosen)]
+            values = np.linalg.lstsq(part, np.ones(len(times)), rcond=None)[0]
+            loss = float(np.sum((part @ values - 1) ** 2))
+            if values.min() >= 0 and loss < least:
+                best, least = np.zeros(table.shape[1]), loss
+                best[list(chosen)] = values / scale[list(chosen)]
+    return Fit(tuple(best.tolist()), tuple((weighted @ best - 1).tolist()))
+
+
+def shortest(repeats: Sequence[float]) -> float:
+    """Return the least of repeated measurements: what disturbs one only makes it longer.
+
+    Raises `InputError` if one of them is no time.
+    """
+    return float(_measured(np.asarray(repeats, dtype=np.float64)).min())
+
+
+def _measured(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    wrong = times[~(np.isfinite(times) & (times > 0))]
+    if wrong.size or not times.size:
+        raise InputError(
+            f"measured times: got {wrong[0] if wrong.size else 'none'}; allowed: seconds > 0; the clock stood still or "
+            "was set back while measuring: measure again"
+        )
+    return times

@@ -1,0 +1,55 @@
+"""Least squares on relative error against exact data, a fine grid, and times that are none."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.cluster.fitting import least_relative, shortest
+from trainwright.errors import InputError
+
+SIZES = [256 * 4**k for k in range(10)]
+
+
+@given(alpha=st.floats(1e-7, 1e-2), beta=st.floats(1e-12, 1e-7))
+def test_exact_times_give_their_coefficients(alpha, beta):
+    """Over nine orders of magnitude in size, since relative errors weigh small messages as much as large ones."""
+    fit = least_relative([[1.0, size] for size in SIZES], [alpha + beta * size for size in SIZES])
+    assert fit.values == pytest.approx((alpha, beta), rel=1e-6)
+    assert fit.error < 1e-9
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=5))
+def test_no_grid_point_is_better(rows):
+    """On data that no coefficients explain, among all non-negative ones of a grid."""
+    columns, seconds = np.array([row[:2] for row in rows]), np.array([row[2] for row in rows])
+    fit = least_relative(columns, seconds)
+    assert min(fit.values) >= 0
+
+    grid = np.stack(np.meshgrid(*[np.linspace(0, 20, 81)] * 2)).reshape(2, -1)
+    losses = np.sum(((columns @ grid - seconds[:, None]) / seconds[:, None]) ** 2, axis=0)
+    assert len(rows) * fit.error**2 <= losses.min() + 1e-9
+    assert fit.residuals == pytest.approx((columns @ fit.values - seconds) / seconds, abs=1e-9)
+
+
+def test_negative_coefficients_are_none():
+    """Times that fall with size get no negative bandwidth."""
+    assert least_relative([[1, 1], [1, 2], [1, 3]], [3.0, 2.0, 1.0]).values[1] == 0.0
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1e-6, math.nan, math.inf])
+def test_times_that_are_none_are_refused(wrong):
+    """A clock that stood still or was set back."""
+    with pytest.raises(InputError, match=r"measured times: got .*; allowed: seconds > 0; .* measure again"):
+        least_relative([[1.0], [1.0]], [1.0, wrong])
+    with pytest.raises(InputError, match="measured times"):
+        shortest([1.0, wrong])
+    with pytest.raises(InputError, match="got none"):
+        shortest([])
+
+
+def test_the_shortest_of_repeats():
+    """Disturbances only make times longer."""
+    assert shortest([3.0, 1.5, 2.0]) == 1.5
