@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from trainwright.ensemble import BudgetedGreedy, Front, Mean, Point, Weighted, combine, leave
+from trainwright.ensemble import BudgetedGreedy, Front, Point, leave
 from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import EnsembleError
 
@@ -130,32 +128,6 @@ class TestEnsemble:
             score = front.pick().score("selection", name)
             assert float(metric.loss(np.array(score))) == pytest.approx(front.points[0].loss)
             assert front.points[0].loss <= front.baselines["single best"].loss
-
-
-class TestCombination:
-    @settings(deadline=None)
-    @given(seed=st.integers(0, 99), cut=st.integers(0, 5))
-    def test_merge(self, seed, cut):
-        """Partial folds merge to the whole fold, for each rule."""
-        draws = np.random.default_rng(seed)
-        predictions, weights = draws.random((5, 7, 3)), draws.random(5) + 0.1
-        for rule, expected in (
-            (Weighted(), np.average(predictions, axis=0, weights=weights)),
-            (Mean(), predictions.mean(axis=0)),
-        ):
-            parts = []
-            for part in (range(cut), range(cut, 5)):
-                state = rule.init(7, 3)
-                for member in part:
-                    state = rule.add(state, member, predictions[member], weights[member])
-                parts.append(state)
-            np.testing.assert_allclose(rule.finish(rule.merge(*parts)), expected, atol=1e-12)
-            np.testing.assert_allclose(rule.finish(rule.merge(*parts[::-1])), expected, atol=1e-12)
-            np.testing.assert_allclose(combine(rule, iter(predictions), weights.tolist()), expected, atol=1e-12)
-
-    def test_nothing(self):
-        with pytest.raises(ValueError, match="at least one"):
-            combine(Weighted(), [], [])
 
 
 def alone(trial):

@@ -1,35 +1,76 @@
 """Ensembles: what trials leave behind, selection of members under budgets, and held-out scores."""
 
-from trainwright.ensemble.combine import Mean, Rule, Weighted, combine
+from trainwright.ensemble.calibration import (
+    Calibration,
+    Judged,
+    Reliability,
+    calibrate,
+    expected_calibration_error,
+    judged,
+    reliability,
+)
+from trainwright.ensemble.combine import Combined, Rule, Slots, combine
 from trainwright.ensemble.cost import Cost
+from trainwright.ensemble.coverage import Coverage, RiskCoverage, auroc, coverage, crps, risk_coverage
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.entry import Member, Split
 from trainwright.ensemble.front import Front, Point, Strategy
 from trainwright.ensemble.greedy import BudgetedGreedy, Selection, Step
 from trainwright.ensemble.library import Library
-from trainwright.ensemble.metrics import METRICS, Metric, accuracy, cross_entropy, squared_error
+from trainwright.ensemble.means import Geometric, Mean, Vote, Weighted
+from trainwright.ensemble.median import Median
+from trainwright.ensemble.metrics import METRICS, Metric, accuracy, cross_entropy, normal_nll, squared_error
+from trainwright.ensemble.mixture import Mixture
 from trainwright.ensemble.offer import leave
+from trainwright.ensemble.rules import RULES, rule_of
+from trainwright.ensemble.stacking import Stacking
+from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
 
 __all__ = [
     "METRICS",
+    "RULES",
     "BudgetedGreedy",
+    "Calibration",
+    "Combined",
     "Cost",
+    "Coverage",
     "Ensemble",
     "Front",
+    "Geometric",
+    "Judged",
     "Library",
     "Mean",
+    "Median",
     "Member",
     "Metric",
+    "Mixture",
     "Point",
+    "Reliability",
+    "RiskCoverage",
     "Rule",
     "Selection",
+    "Slots",
     "Split",
+    "Stacking",
     "Step",
     "Strategy",
+    "Uncertainty",
+    "Vote",
     "Weighted",
     "accuracy",
+    "auroc",
+    "calibrate",
     "combine",
+    "coverage",
     "cross_entropy",
+    "crps",
+    "expected_calibration_error",
+    "judged",
     "leave",
+    "normal_nll",
+    "reliability",
+    "risk_coverage",
+    "rule_of",
     "squared_error",
+    "uncertainty_of",
 ]

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainwright.ensemble.combine import Rule, Weighted, combine
+from trainwright.ensemble.combine import Rule, combine
 from trainwright.ensemble.entry import Member
+from trainwright.ensemble.means import Weighted
 from trainwright.ensemble.metrics import SMALLEST, Array, metric_of
 from trainwright.ensemble.predictions import normalised
 

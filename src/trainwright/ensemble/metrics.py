@@ -9,7 +9,17 @@ import numpy.typing as npt
 
 from trainwright.errors import EnsembleError, closest
 
-__all__ = ["METRICS", "SMALLEST", "Array", "Metric", "accuracy", "cross_entropy", "metric_of", "squared_error"]
+__all__ = [
+    "METRICS",
+    "SMALLEST",
+    "Array",
+    "Metric",
+    "accuracy",
+    "cross_entropy",
+    "metric_of",
+    "normal_nll",
+    "squared_error",
+]
 
 Array = npt.NDArray[Any]
 
@@ -27,11 +37,22 @@ def accuracy(predictions: Array, targets: Array) -> Array:
 
 
 def squared_error(predictions: Array, targets: Array) -> Array:
-    """Return the squared error per row: the Brier score, summed over classes, or the mean over real-valued outputs."""
+    """Return the squared error per row: the Brier score, summed over classes, or the mean over real-valued outputs.
+
+    Of means and variances [N, T, 2] the means are scored.
+    """
+    if predictions.ndim == 3:
+        predictions = predictions[..., 0]
     if np.issubdtype(targets.dtype, np.integer):
         true = predictions[np.arange(len(targets)), targets]
         return np.asarray((predictions**2).sum(axis=1) - 2.0 * true + 1.0)
     return np.asarray(((predictions - targets) ** 2).mean(axis=1))
+
+
+def normal_nll(predictions: Array, targets: Array) -> Array:
+    """Return -log of the normal density with mean and variance [N, T, 2] at targets [N, T]: per row, mean over T."""
+    mean, variance = predictions[..., 0], predictions[..., 1]
+    return np.asarray((0.5 * (np.log(2 * np.pi * variance) + (targets - mean) ** 2 / variance)).mean(axis=1))
 
 
 def _negative_log(true: Array) -> Array:

@@ -1,0 +1,170 @@
+"""Calibration after averaging: one temperature on the pooled probabilities, or one factor on the pooled variance.
+
+Rahaman, Thiery: "Uncertainty quantification and deep ensembles" (arXiv 2007.08792): averaging makes calibrated members
+underconfident, so what is calibrated is the average. Guo et al. (ICML 2017) for the temperature.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, normal_nll, squared_error
+from trainwright.errors import EnsembleError
+from trainwright.randomness import rng
+
+__all__ = ["Calibration", "Judged", "Reliability", "calibrate", "expected_calibration_error", "judged", "reliability"]
+
+_LEAST, _MOST = 0.05, 20.0  # temperatures
+_BINS = 15
+_DRAWS = 200  # bootstrap samples of an interval
+_FEWEST = 2  # rows: fewer have no standard error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """A fitted correction, and what it gained on the rows that it was fitted on, with the gain's standard error.
+
+    `applied` is `fitted` if the loss fell by more than one standard error, and else 1, which changes nothing.
+    """
+
+    kind: str  # "temperature": p ** (1 / T), renormalised; or "variance": variance times s
+    fitted: float
+    applied: float
+    gain: float  # nats per row
+    standard_error: float
+    rows: int
+
+    def apply(self, prediction: Array) -> Array:
+        """Return calibrated probabilities [N, C], or means and variances [N, T, 2]; the likeliest class stays."""
+        if self.applied == 1.0:
+            return prediction
+        if self.kind == "variance":
+            return np.stack([prediction[..., 0], prediction[..., 1] * self.applied], axis=-1)
+        return _tempered(prediction, self.applied)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Calibration":
+        """Return the calibration whose `to_json` this was."""
+        return cls(**told)
+
+
+def calibrate(prediction: Array, targets: Array) -> Calibration:
+    """Fit the one number that lowers the negative log-likelihood of a pooled prediction on calibration rows most.
+
+    Probabilities [N, C] get a temperature in [0.05, 20] by a bounded search over its logarithm; means and variances
+    [N, T, 2] get s = mean((y - mu)^2 / variance), the maximum of the likelihood. Use rows that chose nothing.
+    """
+    if len(targets) < _FEWEST:
+        raise EnsembleError(f"calibrate: got {len(targets)} rows; allowed: at least {_FEWEST}, better hundreds")
+    if prediction.ndim == 3:
+        fitted = float(((targets - prediction[..., 0]) ** 2 / prediction[..., 1]).mean())
+        kind, after = "variance", np.stack([prediction[..., 0], prediction[..., 1] * max(fitted, 1e-12)], axis=-1)
+        gains = normal_nll(prediction, targets) - normal_nll(after, targets)
+    else:
+        kind, fitted = "temperature", _temperature(prediction, targets)
+        gains = cross_entropy(prediction, targets) - cross_entropy(_tempered(prediction, fitted), targets)
+    gain, error = float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains)))
+    return Calibration(
+        kind=kind,
+        fitted=fitted,
+        applied=fitted if gain > error and fitted > 0 else 1.0,
+        gain=gain,
+        standard_error=error,
+        rows=len(targets),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """How good a prediction of classes is on some rows, in every way that matters for its probabilities."""
+
+    rows: int
+    accuracy: float
+    nll: float  # nats
+    brier: float  # sum over classes
+    ece: float  # 15 bins of equal mass, of the likeliest class
+    ece_low: float  # ends of the bootstrap interval of 95 %
+    ece_high: float
+
+
+def judged(prediction: Array, targets: Array, seed: int = 0) -> Judged:
+    """Return accuracy, negative log-likelihood, Brier score and calibration error of probabilities [N, C]."""
+    confidence, right = _top(prediction, targets)
+    draws = rng(seed, "calibration error", 0).integers(0, len(right), (_DRAWS, len(right)))
+    low, high = np.quantile([_ece(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975])
+    return Judged(
+        rows=len(targets),
+        accuracy=float(right.mean()),
+        nll=float(cross_entropy(prediction, targets).mean()),
+        brier=float(squared_error(prediction, targets).mean()),
+        ece=_ece(confidence, right, _BINS),
+        ece_low=float(low),
+        ece_high=float(high),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reliability:
+    """A reliability diagram: per bin of equal mass the mean confidence, the share of right answers, the rows."""
+
+    confidence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    rows: tuple[int, ...]
+
+
+def reliability(prediction: Array, targets: Array, bins: int = _BINS) -> Reliability:
+    """Return the reliability diagram of the likeliest class of probabilities [N, C]."""
+    confidence, right = _top(prediction, targets)
+    parts = _binned(confidence, bins)
+    return Reliability(
+        confidence=tuple(float(confidence[part].mean()) for part in parts),
+        accuracy=tuple(float(right[part].mean()) for part in parts),
+        rows=tuple(len(part) for part in parts),
+    )
+
+
+def expected_calibration_error(prediction: Array, targets: Array, bins: int = _BINS) -> float:
+    """Return the mean distance of confidence and accuracy over bins of equal mass, for probabilities [N, C].
+
+    Equal mass, since with bins of equal width most rows of a good model are in one (Nixon et al., CVPR-W 2019).
+    """
+    return _ece(*_top(prediction, targets), bins)
+
+
+def _top(prediction: Array, targets: Array) -> tuple[Array, Array]:
+    return prediction.max(axis=1), (prediction.argmax(axis=1) == targets).astype(np.float64)
+
+
+def _binned(confidence: Array, bins: int) -> list[Array]:
+    order = confidence.argsort(kind="stable")
+    return [part for part in np.array_split(order, bins) if len(part)]
+
+
+def _ece(confidence: Array, right: Array, bins: int) -> float:
+    apart = (right - confidence)[confidence.argsort(kind="stable")]
+    return sum(abs(float(part.sum())) for part in np.array_split(apart, bins)) / len(apart)
+
+
+def _tempered(prediction: Array, temperature: float) -> Array:
+    logs = np.log(np.maximum(prediction, SMALLEST)) / temperature
+    odds = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+
+def _temperature(prediction: Array, targets: Array) -> float:
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(
+        lambda log: float(cross_entropy(_tempered(prediction, math.exp(log)), targets).mean()),
+        bounds=(math.log(_LEAST), math.log(_MOST)),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    return math.exp(float(found.x))

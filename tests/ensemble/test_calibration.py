@@ -1,0 +1,142 @@
+"""Calibration after averaging, and the measures of how right probabilities and intervals are."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.ensemble import Mixture, calibrate, combine, expected_calibration_error, judged, reliability
+from trainwright.ensemble.calibration import Calibration
+from trainwright.ensemble.coverage import auroc, coverage, crps, mixture_quantiles, risk_coverage
+from trainwright.ensemble.metrics import cross_entropy, normal_nll
+from trainwright.errors import EnsembleError
+
+
+def classes(temperature, rows=3000, seed=0):
+    """Return probabilities whose truth is drawn from them at another temperature, and the classes drawn."""
+    draws = np.random.default_rng(seed)
+    logits = 2.0 * draws.normal(size=(rows, 4))
+    told, true = (np.exp(scale * logits) for scale in (1.0, 1 / temperature))
+    told, true = (odds / odds.sum(axis=1, keepdims=True) for odds in (told, true))
+    return told, (true.cumsum(axis=1) < draws.random((rows, 1))).sum(axis=1)
+
+
+class TestTemperature:
+    @settings(max_examples=20, deadline=None)
+    @given(seed=st.integers(0, 1000), temperature=st.sampled_from([0.4, 1.0, 3.0]))
+    def test_against_a_grid(self, seed, temperature):
+        told, labels = classes(temperature, rows=200, seed=seed)
+        found = calibrate(told, labels)
+        grid = np.exp(np.linspace(math.log(0.05), math.log(20), 400))
+        losses = [cross_entropy(_tempered(told, t), labels).mean() for t in grid]
+        assert cross_entropy(_tempered(told, found.fitted), labels).mean() <= min(losses) + 1e-9
+
+    def test_finds_the_true_one(self):
+        told, labels = classes(2.5)
+        found = calibrate(told, labels)
+        assert found.fitted == pytest.approx(2.5, rel=0.1)
+        assert found.applied == found.fitted
+        before, after = judged(told, labels), judged(found.apply(told), labels)
+        assert after.nll < before.nll - 0.1
+        assert after.ece < before.ece / 3
+        assert after.brier < before.brier
+        assert before.ece_low < before.ece < before.ece_high
+        assert after.accuracy == before.accuracy
+        np.testing.assert_array_equal(found.apply(told).argmax(axis=1), told.argmax(axis=1))
+
+    def test_kept_only_if_it_helps(self):
+        """Probabilities that are right stay as they are, to the bit."""
+        told, labels = classes(1.0, rows=300, seed=4)
+        found = calibrate(told, labels)
+        assert found.gain <= found.standard_error
+        assert found.applied == 1.0
+        assert found.apply(told) is told
+        assert Calibration.from_json(found.to_json()) == found
+
+    def test_too_few_rows(self):
+        with pytest.raises(EnsembleError, match="got 1 rows; allowed: at least 2"):
+            calibrate(np.array([[0.5, 0.5]]), np.array([0]))
+
+
+class TestVariance:
+    def test_scale(self):
+        """Variances told too small by a factor of 4 come out right, and the likelihood has its maximum there."""
+        draws = np.random.default_rng(0)
+        targets = 2.0 * draws.normal(size=(2000, 1))
+        told = np.stack([np.zeros((2000, 1)), np.ones((2000, 1))], axis=-1)
+        found = calibrate(told, targets)
+        assert found.fitted == pytest.approx(4.0, rel=0.1)
+        best = normal_nll(found.apply(told), targets).mean()
+        for factor in (0.9, 1.1):
+            other = np.stack([told[..., 0], told[..., 1] * found.fitted * factor], axis=-1)
+            assert normal_nll(other, targets).mean() > best
+
+
+class TestMeasures:
+    def test_ece_by_hand(self):
+        """Two bins of two rows: |0.6 - 0.5| and |0.9 - 1| on average."""
+        told = np.array([[0.6, 0.4], [0.4, 0.6], [0.9, 0.1], [0.9, 0.1]])
+        assert expected_calibration_error(told, np.array([0, 0, 0, 0]), bins=2) == pytest.approx(0.1)
+        found = reliability(told, np.array([0, 0, 0, 0]), bins=2)
+        assert found.rows == (2, 2)
+        assert found.confidence == pytest.approx((0.6, 0.9))
+        assert found.accuracy == (0.5, 1.0)
+
+    def test_ece_of_right_probabilities_falls_with_rows(self):
+        few, many = (expected_calibration_error(*classes(1.0, rows=rows)) for rows in (100, 20_000))
+        assert many < 0.02 < few
+
+    def test_crps_against_integral(self):
+        """The closed form is the integral of the squared distance of the distribution functions."""
+        from scipy.special import ndtr
+
+        grid = np.linspace(-20, 20, 400_001)
+        integral = ((ndtr((grid - 0.3) / 0.7) - (grid >= 1.1)) ** 2).sum() * (grid[1] - grid[0])
+        assert crps(np.array([[[0.3, 0.49]]]), np.array([[1.1]])) == pytest.approx(integral, abs=1e-4)
+
+    def test_quantiles_and_coverage_of_a_mixture(self):
+        """Quantiles against draws; targets drawn from the mixture are covered as often as they should be."""
+        draws = np.random.default_rng(3)
+        rows, weights = 4000, [0.3, 0.7]
+        members = [
+            np.stack([np.full((rows, 1), mean), np.full((rows, 1), variance)], axis=-1)
+            for mean, variance in ((-2.0, 0.25), (1.0, 1.0))
+        ]
+        who = draws.random(rows) < 0.7
+        targets = np.where(who, 1.0, -2.0) + np.where(who, 1.0, 0.5) * draws.normal(size=rows)
+        found = mixture_quantiles(members, weights, [0.1, 0.5, 0.9])[:, 0, 0]
+        np.testing.assert_allclose(found, np.quantile(targets, [0.1, 0.5, 0.9]), atol=0.12)
+        for each in coverage(members, weights, targets[:, None]):
+            assert each.empirical == pytest.approx(each.nominal, abs=0.03)
+            assert each.length > 0
+        normal = combine(Mixture(), members, weights)
+        alone = mixture_quantiles([normal], [1], [0.5])
+        np.testing.assert_allclose(alone[0], normal[..., 0], atol=1e-9)
+
+    def test_risk_over_coverage(self):
+        """Sorted by loss is the best order, by its reverse the worst; ties share their loss."""
+        losses = np.array([0.0, 1.0, 2.0, 3.0])
+        good, bad, none = (risk_coverage(order, losses) for order in (losses, -losses, np.zeros(4)))
+        assert good.risk == (0.0, 0.5, 1.0, 1.5)
+        assert good.area < none.area < bad.area
+        assert none.risk == (1.5,) * 4
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        inside=st.lists(st.integers(0, 5), min_size=1, max_size=8),
+        outside=st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    )
+    def test_auroc_by_pairs(self, inside, outside):
+        pairs = [(o > i) + 0.5 * (o == i) for i in inside for o in outside]
+        assert auroc(np.array(inside), np.array(outside)) == pytest.approx(np.mean(pairs))
+
+    def test_auroc_of_nothing(self):
+        with pytest.raises(EnsembleError, match="got 0 and 1 rows"):
+            auroc(np.array([]), np.array([1.0]))
+
+
+def _tempered(told, temperature):
+    odds = np.maximum(told, 1e-7) ** (1 / temperature)
+    return odds / odds.sum(axis=1, keepdims=True)
