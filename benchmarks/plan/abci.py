@@ -33,7 +33,14 @@ VARIANTS: Mapping[str, Variant] = {
     "gather as contended as halos": Variant(gather_contention=8.0),
     "gather as contended as halos, contention 2": Variant(gather_contention=8.0, contention=2.0),
 }
-PRINTED = VARIANTS["divided gradients, contention p2, cables of 15 us"]  # what ParaDL printed for data and data+spatial
+# The states that printed the published projections of each strategy, and of data+spatial of each model.
+PUBLISHED: Mapping[str, Variant] = {
+    "data": VARIANTS["cables of 15 us"],
+    "spatial": LATEST,
+    "data+filter": LATEST,
+    "data+spatial": VARIANTS["gather as contended as halos"],
+    "resnet50 data+spatial": VARIANTS["divided gradients, contention p2, cables of 15 us"],
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,10 +132,10 @@ def project(formulas: ParaDL, strategy: str, devices: int, batch: int, groups: i
     return answer
 
 
-def paradl_seconds(network: Network, run: Run, variant: Variant | None = None, strategy: str = "") -> float:
-    """Return the epoch that ParaDL projects for a run, with the state of its script that printed such epochs."""
+def paradl_seconds(network: Network, run: Run, strategy: str = "") -> float:
+    """Return the epoch that ParaDL projects for a run, if asked as another strategy than the run's."""
     strategy = strategy or run.strategy
-    state = variant or (LATEST if strategy == "data+filter" else PRINTED)
+    state = PUBLISHED.get(f"{network.name} {strategy}") or PUBLISHED[strategy]
     formulas = network.paradl(strategy, state)
     return project(formulas, strategy, run.devices, run.batch, run.groups).seconds
 
