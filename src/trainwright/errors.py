@@ -37,6 +37,7 @@ __all__ = [
     "StudyError",
     "TrainwrightError",
     "TrialError",
+    "UnsupportedPlan",
     "closest",
 ]
 
@@ -160,6 +161,15 @@ class PlanMismatch(InputError):
 
 class PipelineError(InputError):
     """A pipeline that cannot be: more stages than layers, no micro-batch, an unknown schedule."""
+
+
+class UnsupportedPlan(InputError):
+    """A parallel strategy that cannot be set up here; the message names it."""
+
+    @classmethod
+    def of(cls, strategy: str, why: str) -> "UnsupportedPlan":
+        """Return the error that says why `strategy` cannot be set up."""
+        return cls(f"plan {strategy!r} cannot be set up: {why}")
 
 
 class EnsembleError(InputError):

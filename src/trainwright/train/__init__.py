@@ -3,6 +3,7 @@
 from trainwright.train.accumulation import Accumulation
 from trainwright.train.loader import Loader
 from trainwright.train.optuna import ObjectiveTrial, OptunaObjective, from_optuna
+from trainwright.train.parallelise import parallelise
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.slots import Slots
@@ -21,5 +22,6 @@ __all__ = [
     "TrialEnd",
     "as_number",
     "from_optuna",
+    "parallelise",
     "seed_all",
 ]

@@ -1,0 +1,77 @@
+"""Gradients averaged over the data axis, for models that torch's DDP does not take: those with divided parameters."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+__all__ = ["Averaging"]
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+class Averaging:
+    """Averages the gradients of parameters over the ranks of `group` when a backward pass has ended.
+
+    Buckets of 25 MiB in the order of the parameters, all on their way at once, none beside the computation. A parameter
+    without a gradient on this rank counts as zero: all ranks send the same.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+        self._parameters = [each for each in parameters if each.requires_grad]
+        self._group = group
+        self._on, self._queued = True, False
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._noticed)
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Leave gradients as they are meanwhile."""
+        self._on = False
+        try:
+            yield
+        finally:
+            self._on = True
+
+    def average(self) -> None:
+        """Average what gradients there are now."""
+        self._queued = False
+        started = [
+            (bucket, *self._start(bucket)) for bucket in _buckets([_gradient(each) for each in self._parameters])
+        ]
+        for bucket, flat, work in started:
+            work.wait()
+            for gradient, mean in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
+
+    def _noticed(self, _: torch.Tensor) -> None:
+        if self._on and not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.average)  # noqa: SLF001 -- as FSDP2 does
+
+    def _start(self, bucket: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        flat = torch.cat([each.reshape(-1) for each in bucket]).div_(dist.get_world_size(self._group))
+        return flat, dist.all_reduce(flat, group=self._group, async_op=True)
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """Return this rank's part of a gradient."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    gradient = parameter.grad
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+
+
+def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    found: list[list[torch.Tensor]] = []
+    size = _BUCKET_BYTES
+    for gradient in gradients:
+        if size >= _BUCKET_BYTES or gradient.dtype != found[-1][-1].dtype:
+            found.append([])
+            size = 0
+        found[-1].append(gradient)
+        size += gradient.nbytes
+    return found

@@ -1,0 +1,124 @@
+"""Collectives that gradients flow through: each function's backward pass is the exchange that its use asks for.
+
+A tensor that all ranks of a group hold equally is called whole; of a whole tensor every rank has the whole gradient.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+
+__all__ = ["copy", "gather", "narrow", "reduce", "total"]
+
+Group = dist.ProcessGroup
+# Renamed in torch 2.13; 2.11 knows the old names only.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def gather(part: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...], scatter: bool) -> torch.Tensor:
+    """Return the parts of all ranks, side by side along `dim`; `sizes` are theirs along it.
+
+    Backward, `scatter` sums the gradients of all ranks and leaves each its part (reduce-scatter): for gradients that
+    differ. Else each takes its part of its own gradient: for a whole one. Uneven parts are padded to the largest.
+    """
+    return _Gather.apply(part, group, dim, sizes, scatter)  # type: ignore[no-any-return]
+
+
+def narrow(whole: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Return this rank's part of a whole tensor; backward, the parts of the gradient are gathered."""
+    return _Narrow.apply(whole, group, dim, sizes)  # type: ignore[no-any-return]
+
+
+def reduce(term: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return the sum over the ranks (all-reduce); backward, its gradient is whole and goes to each term."""
+    return _Reduce.apply(term, group)  # type: ignore[no-any-return]
+
+
+def copy(whole: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return a whole tensor for ranks that do different things with it: backward, their gradients are summed."""
+    return _Copy.apply(whole, group)  # type: ignore[no-any-return]
+
+
+def total(term: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return the sum over the ranks, for ranks that do different things with it: backward, gradients are summed too."""
+    return _Copy.apply(_Reduce.apply(term, group), group)  # type: ignore[no-any-return]
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917 -- torch hands them over by place
+        ctx: Any, part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...], scatter: bool
+    ) -> torch.Tensor:
+        ctx.settings = group, dim, sizes, scatter
+        return _gathered(part, group, dim, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        group, dim, sizes, scatter = ctx.settings
+        own = _scattered(gradient, group, dim, sizes) if scatter else _own(gradient, group, dim, sizes)
+        return own, None, None, None, None
+
+
+class _Narrow(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+        ctx.settings = group, dim, sizes
+        return _own(whole, group, dim, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _gathered(gradient, *ctx.settings), None, None, None
+
+
+class _Reduce(Function):
+    @staticmethod
+    def forward(ctx: Any, term: torch.Tensor, group: Group) -> torch.Tensor:  # noqa: ARG004 -- torch's signature
+        return _summed(term, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
+        return gradient, None
+
+
+class _Copy(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _summed(gradient, ctx.group), None
+
+
+def _summed(term: torch.Tensor, group: Group) -> torch.Tensor:
+    total = term.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _own(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    rank = dist.get_rank(group)
+    return whole.narrow(dim, sum(sizes[:rank]), sizes[rank]).clone(memory_format=torch.contiguous_format)
+
+
+def _gathered(part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    most, rows = max(sizes), part.movedim(dim, 0)
+    padded = rows.new_zeros((most, *rows.shape[1:]))
+    padded[: rows.shape[0]] = rows
+    found = padded.new_empty((len(sizes) * most, *padded.shape[1:]))
+    _all_gather(found, padded, group=group)
+    kept = [found[rank * most : rank * most + size] for rank, size in enumerate(sizes)]
+    return torch.cat(kept).movedim(0, dim).contiguous()
+
+
+def _scattered(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    most, rows = max(sizes), whole.movedim(dim, 0)
+    padded = rows.new_zeros((len(sizes), most, *rows.shape[1:]))
+    for rank, piece in enumerate(rows.split(list(sizes))):
+        padded[rank, : sizes[rank]] = piece
+    found = torch.empty_like(padded[0])
+    _reduce_scatter(found, padded.flatten(0, 1), group=group)
+    return found[: sizes[dist.get_rank(group)]].movedim(0, dim).contiguous()

@@ -1,0 +1,134 @@
+"""Halos: the rows of its neighbours that a rank needs to compute its own rows of a convolution's output.
+
+Output row o of a kernel of K taps reads the input rows o * stride - before + dilation * k for k < K, where `before`
+rows of padding lie in front of the first. A window may reach over several neighbours, or into none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+
+__all__ = ["Window", "bounds_of", "fetch", "windows"]
+
+Bounds = tuple[int, ...]
+"""Where the rows of each rank begin, and the end of the last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """The input rows `start` to `stop` that a rank reads, and how many rows of padding lie before and after them."""
+
+    start: int
+    stop: int
+    before: int
+    after: int
+
+
+def bounds_of(size: int, world: int) -> Bounds:
+    """Return an even division of `size` rows; where it is uneven parts differ by one."""
+    return tuple(-(-size * rank // world) for rank in range(world + 1))
+
+
+def windows(out: Bounds, size: int, *, kernel: int, stride: int, dilation: int, before: int) -> list[Window]:
+    """Return what each rank reads of `size` input rows for its rows `out` of the output."""
+    found = []
+    for first, end in pairwise(out):
+        low = first * stride - before
+        high = max(low, (end - 1) * stride - before + dilation * (kernel - 1) + 1)
+        start, stop = min(max(low, 0), size), min(max(high, 0), size)
+        stop = max(start, stop)
+        found.append(Window(start=start, stop=stop, before=max(0, start - low), after=max(0, high - stop)))
+    return found
+
+
+def fetch(
+    rows: torch.Tensor, group: dist.ProcessGroup, *, dim: int, bounds: Bounds, wanted: Sequence[Window]
+) -> torch.Tensor:
+    """Return the rows that this rank wants, from whoever has them; backward, their gradients go back and are added.
+
+    `bounds` says who has which rows. Between two ranks there is one message each way at most, and none for no row.
+    """
+    return _Fetch.apply(rows, group, dim, bounds, [(each.start, each.stop) for each in wanted])  # type: ignore[no-any-return]
+
+
+class _Fetch(Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917 -- torch hands them over by place
+        ctx: Any,
+        rows: torch.Tensor,
+        group: dist.ProcessGroup,
+        dim: int,
+        bounds: Bounds,
+        wanted: list[tuple[int, int]],
+    ) -> torch.Tensor:
+        ctx.settings = group, dim, bounds, wanted
+        me = dist.get_rank(group)
+        start, stop = wanted[me]
+        shape = list(rows.shape)
+        shape[dim] = stop - start
+        found = rows.new_empty(shape)
+        given, taken = _messages(me, bounds, wanted)
+        own = _common((bounds[me], bounds[me + 1]), wanted[me])
+        if own is not None:
+            _rows(found, dim, own, start).copy_(_rows(rows, dim, own, bounds[me]))
+        send = [(rank, _rows(rows, dim, span, bounds[me]).contiguous()) for rank, span in given]
+        receive = [(rank, torch.empty_like(_rows(found, dim, span, start).contiguous())) for rank, span in taken]
+        _exchange(send, receive, group)
+        for (_, span), (_, got) in zip(taken, receive, strict=True):
+            _rows(found, dim, span, start).copy_(got)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        group, dim, bounds, wanted = ctx.settings
+        me = dist.get_rank(group)
+        start, _ = wanted[me]
+        shape = list(gradient.shape)
+        shape[dim] = bounds[me + 1] - bounds[me]
+        total = gradient.new_zeros(shape)
+        given, taken = _messages(me, bounds, wanted)
+        own = _common((bounds[me], bounds[me + 1]), wanted[me])
+        if own is not None:
+            _rows(total, dim, own, bounds[me]).copy_(_rows(gradient, dim, own, start))
+        send = [(rank, _rows(gradient, dim, span, start).contiguous()) for rank, span in taken]
+        receive = [(rank, torch.empty_like(_rows(total, dim, span, bounds[me]).contiguous())) for rank, span in given]
+        _exchange(send, receive, group)
+        for (_, span), (_, got) in zip(given, receive, strict=True):  # in the order of ranks: sums round alike
+            _rows(total, dim, span, bounds[me]).add_(got)
+        return total, None, None, None, None
+
+
+def _messages(
+    me: int, bounds: Bounds, wanted: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, tuple[int, int]]], list[tuple[int, tuple[int, int]]]]:
+    """Return which of its rows this rank gives to whom, and which rows it takes from whom."""
+    own = bounds[me], bounds[me + 1]
+    others = [rank for rank in range(len(wanted)) if rank != me]
+    given = [(rank, span) for rank in others if (span := _common(own, wanted[rank])) is not None]
+    held = [(rank, (bounds[rank], bounds[rank + 1])) for rank in others]
+    taken = [(rank, span) for rank, has in held if (span := _common(has, wanted[me])) is not None]
+    return given, taken
+
+
+def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
+    start, stop = max(one[0], other[0]), min(one[1], other[1])
+    return (start, stop) if start < stop else None
+
+
+def _rows(tensor: torch.Tensor, dim: int, span: tuple[int, int], first: int) -> torch.Tensor:
+    return tensor.narrow(dim, span[0] - first, span[1] - span[0])
+
+
+def _exchange(
+    send: list[tuple[int, torch.Tensor]], receive: list[tuple[int, torch.Tensor]], group: dist.ProcessGroup
+) -> None:
+    operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=rank) for rank, tensor in send]
+    operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank) for rank, tensor in receive]
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()

@@ -1,0 +1,48 @@
+"""Layers whose parameters are divided over ranks: which they are, and how a parameter becomes this rank's part."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+__all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "replace_layers"]
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def divided(tensor: torch.Tensor, mesh: DeviceMesh, axis: str, placement: Shard) -> Any:
+    """Return a DTensor with this rank's part of a tensor that all ranks hold: placed on `axis`, equal on the others."""
+    names = mesh.mesh_dim_names or ()
+    rank, world = mesh.get_local_rank(axis), mesh.size(names.index(axis))
+    local = tensor.detach().chunk(world, placement.dim)[rank].clone(memory_format=torch.contiguous_format)
+    placements: list[Any] = [placement if name == axis else Replicate() for name in names]
+    found = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
+    )
+    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+
+
+def emptied(layer: nn.Module) -> nn.Module:
+    """Return a copy of a layer without the memory of its tensors, to be called with others in their place."""
+    return copy.deepcopy(layer).to("meta")
+
+
+def group_of(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
+    """Return the ranks that differ only along `axis`."""
+    return mesh.get_group(axis)
+
+
+def replace_layers(model: nn.Module, change: "dict[nn.Module, nn.Module]") -> nn.Module:
+    """Put new layers where old ones were, wherever and however often a model holds them; return the model."""
+    if model in change:
+        return change[model]
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if child in change:
+                setattr(parent, name, change[child])
+    return model

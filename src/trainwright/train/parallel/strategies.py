@@ -1,0 +1,150 @@
+"""Which strategies are set up, and how: one function each."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from trainwright.errors import UnsupportedPlan
+from trainwright.plan import ParallelPlan
+from trainwright.train.parallel.averaging import Averaging
+from trainwright.train.parallel.channel import ChannelParallel
+from trainwright.train.parallel.filter import FilterNorm, FilterParallel
+from trainwright.train.parallel.layers import LAYERS, replace_layers
+from trainwright.train.parallel.mesh import mesh_of
+from trainwright.train.parallel.model import Parallel, Setup
+from trainwright.train.parallel.norm import SynchronisedNorm
+from trainwright.train.parallel.part import wholes
+from trainwright.train.parallel.sharding import shard
+from trainwright.train.parallel.spatial import SpatialParallel
+
+__all__ = ["set_up"]
+
+
+def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Parallel:
+    """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`."""
+    inner = _checked(plan)
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    if plan.devices == 1:
+        mesh_of(plan, device.type)
+        return Parallel(Setup(module=model, call=model), plan, None)
+    mesh = mesh_of(plan, device.type)
+    _equalise(model)
+    if sync_bn:
+        model = _synchronised(model, plan, mesh)
+    return Parallel(_SETUPS[inner](model, plan, mesh), plan, mesh)
+
+
+def _checked(plan: ParallelPlan) -> str:
+    """Return the degree beside data, or "data"."""
+    inner = [name for each in fields(plan.degrees) if (name := each.name) != "data" and getattr(plan.degrees, name) > 1]
+    if len(inner) > 1:
+        raise UnsupportedPlan.of(plan.strategy, f"{' and '.join(inner)} together; allowed: one of them, and data")
+    name = inner[0] if inner else "data"
+    if name not in _SETUPS:
+        raise UnsupportedPlan.of(
+            plan.strategy, f"there is no module for {name} parallelism; allowed: {', '.join(_SETUPS)}"
+        )
+    if plan.zero and name != "data":
+        raise UnsupportedPlan.of(
+            plan.strategy, f"ZeRO {plan.zero} divides the state of data parallel ranks, not of {name}"
+        )
+    return name
+
+
+def _equalise(model: nn.Module) -> None:
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+
+
+def _synchronised(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
+    """Take batch statistics over all ranks that have other samples, or other rows of them."""
+    if plan.degrees.data * plan.degrees.spatial == plan.devices:
+        group: Any = dist.group.WORLD
+    elif plan.degrees.data > 1:
+        group = mesh.get_group("data")
+    else:
+        return model
+    return replace_layers(
+        model, {each: SynchronisedNorm(each, group) for each in model.modules() if SynchronisedNorm.fits(each)}
+    )
+
+
+def _data(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    if plan.zero:
+        return shard(model, mesh, zero=plan.zero)
+    replicated = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return Setup(module=model, call=replicated, alone=replicated.no_sync)
+
+
+def _filter(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    world, layers = plan.degrees.filter, _divisible(model)
+    new: dict[nn.Module, nn.Module] = {}
+    for each in model.modules():
+        if each in layers and FilterParallel.fits(each, world):
+            new[each] = FilterParallel(each, mesh, axis="filter")
+        elif FilterNorm.fits(each, world):
+            new[each] = FilterNorm(each, mesh, axis="filter")
+    if not any(isinstance(each, FilterParallel) for each in new.values()):
+        new = {}
+    return _divided(model, new, plan, mesh, "whose filters it divides")
+
+
+def _channel(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    world = plan.degrees.channel
+    new = {
+        each: ChannelParallel(each, mesh, axis="channel")
+        for each in _divisible(model)[1:]  # an image has three channels
+        if ChannelParallel.fits(each, world)
+    }
+    return _divided(model, new, plan, mesh, "but the first whose input channels it divides")
+
+
+def _divided(model: nn.Module, new: "dict[nn.Module, Any]", plan: ParallelPlan, mesh: DeviceMesh, which: str) -> Setup:
+    if not new:
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"{type(model).__name__} has no convolution or linear layer {which} by {plan.devices // plan.degrees.data}",
+        )
+    model = replace_layers(model, new)
+    if plan.degrees.data == 1:
+        return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
+    averaging = Averaging(list(model.parameters()), mesh.get_group("data"))
+    return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)), alone=averaging.off)
+
+
+def _spatial(model: nn.Module, _: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    replicated = DistributedDataParallel(
+        SpatialParallel(model, mesh.get_group("spatial")), gradient_as_bucket_view=True
+    )
+    return Setup(module=model, call=replicated, alone=replicated.no_sync)
+
+
+def _divisible(model: nn.Module) -> list[nn.Module]:
+    """Return the convolutions and linear layers, but for a classifier at the end, whose few outputs all ranks need.
+
+    Those that share a parameter with another module stay whole too.
+    """
+    holders: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(module)
+    tied = {module for modules in holders.values() if len(modules) > 1 for module in modules}
+    layers = [each for each in model.modules() if isinstance(each, LAYERS)]
+    if len(layers) > 1 and isinstance(layers[-1], nn.Linear):
+        layers.pop()
+    return [each for each in layers if each not in tied]
+
+
+_SETUPS: dict[str, Callable[[nn.Module, ParallelPlan, DeviceMesh], Setup]] = {
+    "data": _data,
+    "filter": _filter,
+    "channel": _channel,
+    "spatial": _spatial,
+}

@@ -1,0 +1,58 @@
+"""Many small checks on one group of ranks: starting a group costs seconds, a check milliseconds."""
+
+import multiprocessing
+import traceback
+from datetime import timedelta
+
+import torch
+import torch._dynamo  # here, else every process would load it when it makes its first DDP
+import torch.distributed as dist
+
+from trainwright.plan import Degrees, ParallelPlan
+
+WAIT = timedelta(seconds=60)
+
+
+def plan_of(strategy="", **settings):
+    """Return a plan: degrees by name, and what else a plan has."""
+    names = Degrees.__dataclass_fields__
+    degrees = Degrees(**{name: value for name, value in settings.items() if name in names})
+    rest = {name: value for name, value in settings.items() if name not in names}
+    shard = {"shard": degrees.data} if rest.get("zero") and "shard" not in rest else {}
+    strategy = strategy or "+".join(name for name in names if getattr(degrees, name) > 1) or "serial"
+    return ParallelPlan(strategy=strategy, degrees=degrees, **({"batch": 8, "micro_batch": 8} | shard | rest))
+
+
+def on_ranks(world, checks, folder):
+    """Run every check, a function of (rank, world), on all ranks; return what each rank found, by name.
+
+    A check that fails ends its rank: the others would not meet it again. What it raised is found as text.
+    """
+    context = multiprocessing.get_context("fork")  # torch is loaded already
+    results = context.Queue()
+    members = [
+        context.Process(target=_member, args=(rank, world, checks, folder / f"store-{world}", results))
+        for rank in range(world)
+    ]
+    for process in members:
+        process.start()
+    found = dict(results.get(timeout=240) for _ in members)
+    for process in members:
+        process.join()
+    return {name: [found[rank].get(name, "not reached") for rank in range(world)] for name in checks}
+
+
+def _member(rank, world, checks, store, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=WAIT)
+    found = {}
+    for name, check in checks.items():
+        torch.manual_seed(0)
+        try:
+            found[name] = check(rank, world)
+        except Exception:  # noqa: BLE001 -- it is told
+            found[name] = traceback.format_exc()
+            break
+    results.put((rank, found))
+    if len(found) == len(checks):
+        dist.destroy_process_group()
