@@ -25,6 +25,8 @@ def test_weights():
     profile = describe_transformer(**GPT3)
     assert sum(layer.weight_elements for layer in profile.blocks[1].layers) == 12 * h * h + 13 * h
     assert profile.parameters == 96 * (12 * h * h + 13 * h) + (51_200 + 2048) * h + 2 * h
+    alone = describe_transformer(**{**GPT3, "vocabulary": 0})
+    assert alone.blocks == profile.blocks[1:2]
     untied = describe_transformer(**GPT3, tied=False)
     assert untied.parameters - profile.parameters == 51_200 * h
 

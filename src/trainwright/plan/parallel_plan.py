@@ -105,6 +105,10 @@ class ParallelPlan:
     peak_bytes: int = 0
     """Allocated, per device."""
     reserved_bytes: int = 0
+    state_bytes: int = 0
+    """Weights, gradients and optimizer state: part of the peak."""
+    activation_bytes: int = 0
+    """What micro-batches in flight keep for their backward passes, on the stage that keeps most of them."""
     most_devices: int = 0
     """How many devices this strategy can use at most."""
     collectives: tuple[Collective, ...] = ()

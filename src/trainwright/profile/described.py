@@ -41,14 +41,16 @@ def describe_transformer(
     matrices (SwiGLU). `fused_attention` keeps queries, keys, values and output in place of the scores. With `tied`
     the head has the embedding's weights. `positions` learns one vector a position. `experts` > 0 replaces every
     feed-forward part by so many, of which each token visits `top_k`. Of a block without these choices autograd keeps
-    s * h * (34 + 5 * a * s / h) bytes a sample in half precision; weights are 12 h^2 + 13 h.
+    s * h * (34 + 5 * a * s / h) bytes a sample in half precision; weights are 12 h^2 + 13 h. With `vocabulary` 0 there
+    are the blocks alone, which is what published tables of activation memory count.
 
     Raises `InputError` for sizes below 1, heads that do not divide hidden, or an unknown precision.
     """
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "sequence": sequence, "vocabulary": vocabulary}
     for what, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"describe_transformer: {what}: got {value!r}; allowed: a whole number >= 1")
+        least = 0 if what == "vocabulary" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"describe_transformer: {what}: got {value!r}; allowed: a whole number >= {least}")
     if hidden % heads or heads % (kv_heads or heads):
         raise InputError(
             f"describe_transformer: heads: got {heads} heads and {kv_heads or heads} of keys for hidden {hidden}; "
@@ -67,11 +69,13 @@ def describe_transformer(
     )
     made = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
     block = _block(made, gated=gated, fused=fused_attention)
-    blocks = (
-        _closed("embedding", made.embedding(vocabulary, positions=positions), made),
-        replace(_closed("block", block, made), count=layers, transformer=shape),
-        _closed("head", made.head(vocabulary, tied=tied), made, output=4),
-    )
+    blocks: tuple[Block, ...] = (replace(_closed("block", block, made), count=layers, transformer=shape),)
+    if vocabulary:
+        blocks = (
+            _closed("embedding", made.embedding(vocabulary, positions=positions), made),
+            *blocks,
+            _closed("head", made.head(vocabulary, tied=tied), made, output=4),
+        )
     elements = sum(each.count * layer.weight_elements for each in blocks for layer in each.layers)
     return Profile(
         name=name,

@@ -1,0 +1,37 @@
+"""Assumptions: what the oracle believes where neither profile nor cluster was measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainwright.errors import InputError
+
+__all__ = ["Assumptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """Constants of the model that a calibration replaces; none of them belongs to one model."""
+
+    efficiency: Mapping[str, float] = field(default_factory=lambda: {"conv": 0.45, "linear": 0.6, "attention": 0.45})
+    """Share of the device's peak by kind of layer, where the cluster has not measured it; 0.5 for other kinds."""
+    bandwidth: float = 0.8
+    """Share of the device's memory bandwidth that layers reach."""
+    whole: Mapping[str, float] = field(default_factory=dict)
+    """Share of a measured layer's time, by kind, that stays however far it is divided: f (c + (1 - c) / p)."""
+    slowdown: float = 1.0
+    """How much longer computation takes beside a collective, >= 1."""
+    fragmentation: float = 1.0
+    """Reserved bytes over those that blocks of the allocator round to, >= 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("slowdown", "fragmentation"):
+            if not getattr(self, name) >= 1:
+                raise InputError(f"Assumptions.{name}: got {getattr(self, name)!r}; allowed: a number >= 1")
+        shares = {"bandwidth": self.bandwidth}
+        shares |= {f"efficiency[{kind!r}]": share for kind, share in self.efficiency.items()}
+        for name, share in shares.items():
+            if not 0 < share <= 1:
+                raise InputError(f"Assumptions.{name}: got {share!r}; allowed: a number above 0, at most 1")
+        for kind, share in self.whole.items():
+            if not 0 <= share <= 1:
+                raise InputError(f"Assumptions.whole[{kind!r}]: got {share!r}; allowed: a number from 0 to 1")

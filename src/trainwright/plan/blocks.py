@@ -1,0 +1,141 @@
+"""What one run of each block takes and keeps on one device, for the different ways to divide it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainwright.cluster import Cluster
+from trainwright.plan.assumptions import Assumptions
+from trainwright.plan.links import all_seconds
+from trainwright.plan.mesh import RECOMPUTE, Bools, Floats, Mesh
+from trainwright.plan.roofline import layer_seconds
+from trainwright.plan.strategies import STRATEGIES, Exchange
+from trainwright.plan.work import Work
+
+__all__ = ["BlockCosts", "block_costs"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class BlockCosts:
+    """Arrays of (ways, blocks) for one run on one micro-batch; those with recompute have its choices in front."""
+
+    forward: Floats
+    backward: Floats
+    again: Floats
+    """(recompute, ways, blocks): forward work that is done a second time, its exchanges included."""
+    forward_exchange: Floats
+    backward_exchange: Floats
+    """Exposed seconds of the exchanges inside the block."""
+    kept: Floats
+    """(recompute, ways, blocks): bytes that wait for the backward pass."""
+    whole: Floats
+    """Bytes that the block keeps without recomputing: what stands again while it is recomputed."""
+    temporary: Floats
+    """Bytes on top during its backward pass."""
+    weights: Floats
+    expert_weights: Floats
+    exchanges: tuple[Exchange, ...]
+
+
+def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Mesh) -> BlockCosts:
+    """Return the costs of every way that is a row of `mesh`."""
+    samples = mesh.micro.astype(np.float64)
+    share = np.ones((mesh.rows, len(work.layers)))
+    weights, kept = share.copy(), share.copy()
+    exchanges: list[Exchange] = []
+    for strategy in STRATEGIES:
+        if (mesh.axis(strategy.axis) > 1).any():
+            share *= strategy.compute(work, mesh)
+            held, keeps = strategy.memory(work, mesh)
+            weights *= held
+            kept *= keeps
+            exchanges += strategy.communication(work, mesh, None)
+    forward, backward = layer_seconds(work, cluster, assumptions, samples=samples, share=share, weights=weights)
+    took = all_seconds(cluster, exchanges)
+    ahead, back = (
+        _exposed(exchanges, took, phase, seconds)
+        for phase, seconds in (("forward", work.per_block(forward)), ("backward", work.per_block(backward)))
+    )
+    bytes_kept = kept * work.saved * samples[:, None]
+    choices = [_kept(work, mesh, bytes_kept, name) for name in RECOMPUTE]
+    again = [_again(work, forward, ahead, name) for name in RECOMPUTE]
+    experts = np.array([layer.experts > 0 for layer in work.layers])
+    elements = weights * work.weights
+    whole = work.per_block(bytes_kept)
+    return BlockCosts(
+        forward=work.per_block(forward),
+        backward=work.per_block(backward),
+        again=np.stack(again),
+        forward_exchange=ahead,
+        backward_exchange=back,
+        kept=np.stack(choices),
+        whole=whole,
+        temporary=_temporary(work, samples, whole),
+        weights=work.per_block(elements),
+        expert_weights=work.per_block(np.where(experts, elements, 0.0)),
+        exchanges=tuple(exchanges),
+    )
+
+
+def _exposed(exchanges: list[Exchange], seconds: list[Floats], phase: str, compute: Floats) -> Floats:
+    """Return the seconds of a phase's exchanges that its computation does not hide."""
+    open_, hidden = np.zeros_like(compute), np.zeros_like(compute)
+    for exchange, took in zip(exchanges, seconds, strict=True):
+        if exchange.phase == phase and exchange.block is not None:
+            into = hidden if exchange.overlaps else open_
+            into[:, exchange.block] += exchange.count * took
+    found: Floats = open_ + np.maximum(0.0, hidden - compute)
+    return found
+
+
+def _recomputed(work: Work) -> Bools:
+    """Return which blocks a full recomputation runs again: transformer blocks, or all but the last of other models."""
+    found = np.array([block.transformer is not None for block in work.blocks])
+    if not found.any():
+        found = np.arange(len(work.blocks)) < len(work.blocks) - 1
+    return found
+
+
+def _kept(work: Work, mesh: Mesh, kept: Floats, recompute: str) -> Floats:
+    whole = work.per_block(kept)
+    if recompute == "none":
+        return whole
+    if recompute == "selective":
+        # Of attention only its inputs stay (arXiv 2205.05198, section 5).
+        attention = np.array([layer.kind == "attention" for layer in work.layers])
+        inputs = work.inputs * work.precision.element_bytes
+        ratio = np.where(attention & (work.saved > 0), np.minimum(1.0, inputs / np.maximum(work.saved, 1e-300)), 1.0)
+        return work.per_block(kept * ratio)
+    parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
+    handed = np.array([_input_bytes(work, place) for place in range(len(work.blocks))])
+    inputs = mesh.micro[:, None] * handed / parts[:, None]
+    return np.where(_recomputed(work), np.minimum(whole, inputs), whole)
+
+
+def _input_bytes(work: Work, place: int) -> float:
+    """Return what a block is handed a sample, which the block before it keeps: 0 for the first run of the chain."""
+    block = work.blocks[place]
+    before = block if block.count > 1 else (work.blocks[place - 1] if place else None)
+    return work.scaled(before.output_bytes) if before is not None else 0.0
+
+
+def _again(work: Work, forward: Floats, exchange: Floats, recompute: str) -> Floats:
+    if recompute == "none":
+        return np.zeros_like(exchange)
+    if recompute == "selective":
+        attention = np.array([layer.kind == "attention" for layer in work.layers])
+        return work.per_block(np.where(attention, forward, 0.0))
+    return np.where(_recomputed(work), work.per_block(forward) + exchange, 0.0)
+
+
+def _temporary(work: Work, samples: Floats, whole: Floats) -> Floats:
+    """Return the bytes of a block's backward pass beyond what is kept: both gradients, and what it needs inside."""
+    inside = [
+        max(block.forward_temporary_bytes, block.backward_temporary_bytes + 2 * block.gradient_bytes)
+        for block in work.blocks
+    ]
+    undivided = samples[:, None] * np.array([work.scaled(size) for size in inside])
+    kept = samples[:, None] * work.per_block(work.saved)
+    ratio: Floats = np.where(kept > 0, whole / np.maximum(kept, 1e-300), 1.0)
+    found: Floats = undivided * ratio
+    return found

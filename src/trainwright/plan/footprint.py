@@ -1,0 +1,111 @@
+"""Footprint: peak bytes of the fullest device, from state and what micro-batches in flight keep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from trainwright.plan.blocks import BlockCosts
+from trainwright.plan.mesh import Floats, Ints, Mesh
+from trainwright.plan.stages import Stages
+from trainwright.plan.state import Optimizer
+from trainwright.plan.strategies.pipeline import in_flight
+from trainwright.plan.work import Work
+
+__all__ = ["Footprint", "footprint", "reserved_bytes"]
+
+_SMALL, _SEGMENT = 2 * 2**20, 20 * 2**20
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Footprint:
+    """One entry a candidate, of the stage that needs most."""
+
+    peak: Floats
+    state: Floats
+    activations: Floats
+    replicated: Floats
+    updated_elements: Floats
+    """Parameters that a device updates."""
+
+    @classmethod
+    def join(cls, parts: "Sequence[tuple[Ints, Footprint]]", rows: int) -> "Footprint":
+        """Return those of parts of the candidates in the order of all."""
+        columns = {each.name: np.zeros(rows) for each in fields(cls)}
+        for places, part in parts:
+            for name, column in columns.items():
+                column[places] = getattr(part, name)
+        return cls(**columns)
+
+
+def footprint(
+    work: Work, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: Stages
+) -> Footprint:
+    """Return the bytes of every candidate.
+
+    State: weights are divided at ZeRO level 3, gradients from 2, optimizer state and master copy from 1. Activations:
+    of every micro-batch in flight what its blocks keep. On top: the widest backward pass; of FSDP two largest blocks'
+    weights and one's gradients; a block that is recomputed. A model that sees one micro-batch an iteration has not yet
+    gradients where it has most activations: for it the timeline is followed.
+    """
+    rows = np.arange(mesh.rows)
+    precision = work.precision
+    shard, level = mesh.shard[:, None].astype(np.float64), mesh.zero[:, None]
+    elements = costs.weights[place] @ stages.runs.T
+    weights = elements * precision.weight_bytes / np.where(level == 3, shard, 1.0)
+    gradients = elements * precision.gradient_bytes / np.where(level >= 2, shard, 1.0)
+    optimizing = elements * optimizer.state_bytes(precision) / np.where(level >= 1, shard, 1.0)
+    state = weights + gradients + optimizing
+    used = stages.runs > 0
+    largest = np.where(used[None], costs.weights[place][:, None, :], 0.0).max(axis=2)
+    gathered = largest * (2 * precision.weight_bytes + precision.gradient_bytes)
+    flying = in_flight(mesh, stages.first)
+    kept = costs.kept[mesh.recompute, place]
+    activations = flying * (kept @ stages.runs.T)
+    standing = np.where((mesh.recompute == 2)[:, None], np.maximum(0.0, costs.whole[place] - kept), 0.0)
+    top = np.where(used[None], (costs.temporary[place] + standing)[:, None, :], 0.0).max(axis=2)
+    peak = state + activations + top + np.where(level == 3, gathered, 0.0)
+    single = (mesh.axis("pipeline") == 1) & (mesh.microbatches == 1) & (mesh.zero <= 1)
+    if single.any():
+        followed = _timeline(work, costs, place, kept, costs.temporary[place] + standing)
+        lean = weights[:, 0] + optimizing[:, 0] + np.maximum(followed, gradients[:, 0])
+        peak[:, 0] = np.where(single, lean, peak[:, 0])
+    fixed = work.profile.buffer_bytes + mesh.micro * work.profile.input_bytes / work.profile.batch
+    fullest = np.argmax(peak, axis=1)
+    divided = np.where(mesh.zero[:, None] == 3, weights, 0.0) + np.where(level >= 2, gradients, 0.0)
+    divided = divided + np.where(level >= 1, optimizing, 0.0)
+    copies = mesh.axis("data") * mesh.axis("context") * mesh.axis("spatial") * mesh.axis("expert")
+    alone = np.where((level > 0) & (mesh.shard == copies)[:, None], divided, 0.0)
+    replicated = np.where((copies > 1)[:, None], state - alone, 0.0)
+    return Footprint(
+        peak=peak[rows, fullest] + fixed,
+        state=state[rows, fullest],
+        activations=activations.max(axis=1),
+        replicated=replicated[rows, fullest],
+        updated_elements=elements.max(axis=1) / np.where(mesh.zero >= 1, mesh.shard, 1),
+    )
+
+
+def _timeline(work: Work, costs: BlockCosts, place: Ints, kept: Floats, top: Floats) -> Floats:
+    """Return the most bytes of activations and gradients at one time, while the chain is gone through backwards.
+
+    Within a run of equal blocks both change evenly, so that the first and the last of them are looked at.
+    """
+    gradients = costs.weights[place] * work.precision.gradient_bytes
+    counts = work.counts
+    before = np.concatenate([np.zeros((len(kept), 1)), np.cumsum(kept * counts, axis=1)], axis=1)
+    after = np.cumsum((gradients * counts)[:, ::-1], axis=1)[:, ::-1]
+    found = np.zeros(len(kept))
+    for block, count in enumerate(counts):
+        for run in {1, int(count)}:
+            standing = before[:, block] + run * kept[:, block] + top[:, block]
+            made = after[:, block] - (run - 1) * gradients[:, block]
+            found = np.maximum(found, standing + made)
+    return found
+
+
+def reserved_bytes(allocated: Floats, fragmentation: float) -> Floats:
+    """Return what an allocator of 2 MiB or 20 MiB segments holds for so many bytes, times `fragmentation`."""
+    segment = np.where(allocated < _SEGMENT, _SMALL, _SEGMENT)
+    found: Floats = np.ceil(allocated / segment) * segment * fragmentation
+    return found

@@ -1,0 +1,223 @@
+"""Pricing: seconds and bytes of candidate plans in columns, from the costs of blocks and the lists of exchanges.
+
+Gradients, and weights that are divided, travel beside computation: `exposed` counts of them only what no order could
+hide, so that `Prices.total` is a lower bound; `exposure` finds the rest for the candidates that are left.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainwright.cluster import Cluster
+from trainwright.plan.assumptions import Assumptions
+from trainwright.plan.blocks import BlockCosts, block_costs
+from trainwright.plan.exposure import StageTimes
+from trainwright.plan.footprint import Footprint, footprint
+from trainwright.plan.links import all_seconds
+from trainwright.plan.mesh import RECOMPUTE, SCHEDULES, Floats, Ints, Mesh
+from trainwright.plan.roofline import layer_seconds
+from trainwright.plan.stages import Stages, cuts, stages_of
+from trainwright.plan.state import Optimizer
+from trainwright.plan.strategies import Exchange, Load
+from trainwright.plan.strategies.data import Data
+from trainwright.plan.strategies.pipeline import Pipeline, bubble_slots, in_flight
+from trainwright.plan.work import Work
+
+__all__ = ["Pricer", "Prices"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Prices:
+    """Seconds of an iteration by what they go to, and bytes of the fullest device; one entry a candidate."""
+
+    mesh: Mesh
+    compute: Floats
+    exchange: Floats
+    """Exposed exchanges inside blocks."""
+    transfer: Floats
+    """Between stages."""
+    exposed: Floats
+    """Of gradients and divided weights, at least."""
+    bubble: Floats
+    update: Floats
+    memory: Footprint
+    costs: BlockCosts
+    place: Ints
+    """Row of `costs` of each candidate."""
+    slowest: Floats
+    """(candidates, blocks): runs of each block in the stage that takes longest."""
+    load: Load
+    exchanges: tuple[Exchange, ...]
+    """Of whole stages; those inside blocks are in `costs`."""
+    seconds: tuple[Floats, ...]
+    """Of one of each of them."""
+
+    @property
+    def total(self) -> Floats:
+        """Seconds of an iteration, at least."""
+        found: Floats = self.compute + self.exchange + self.transfer + self.exposed + self.bubble + self.update
+        return found
+
+    def stage_times(self, row: int) -> StageTimes:
+        """Return what the event list of one candidate is made of."""
+        mesh, place, costs = self.mesh, int(self.place[row]), self.costs
+        inside = {name: np.zeros(costs.forward.shape[1]) for name in ("forward", "backward", "gradient")}
+        number, seconds = 0, 0.0
+        for exchange, took in zip(self.exchanges, self.seconds, strict=True):
+            each = float(exchange.count[row] * took[row])
+            if exchange.block is not None:
+                inside[exchange.phase][exchange.block] += each
+            elif exchange.overlaps and each:
+                number, seconds = max(number, int(exchange.count[row])), seconds + each
+        slots, every = int(mesh.microbatches[row]), int(mesh.zero[row]) == 2
+        rounds = slots if every else 1
+        return StageTimes(
+            runs=self.slowest[row],
+            forward=(costs.forward + costs.forward_exchange)[place],
+            backward=(costs.backward + costs.backward_exchange)[place] + costs.again[mesh.recompute[row], place],
+            gather_forward=inside["forward"],
+            gather_backward=inside["backward"],
+            scatter=inside["gradient"],
+            buckets=number // rounds,
+            bucket_seconds=seconds / number if number else 0.0,
+            gradients=costs.weights[place],
+            microbatches=slots,
+            every=every,
+        )
+
+    def all_exchanges(self, row: int) -> list[tuple[Exchange, int, float]]:
+        """Return (exchange, its row, how often an iteration has it) on a device of one candidate's heaviest stage."""
+        place, slots = int(self.place[row]), float(self.mesh.microbatches[row])
+        inside = [(each, place) for each in self.costs.exchanges] + [(each, row) for each in self.exchanges]
+        return [
+            (each, at, 1.0 if each.block is None else slots * float(self.load.runs[row, each.block]))
+            for each, at in inside
+        ]
+
+
+class Pricer:
+    """Prices candidates for one model on one cluster; keeps how its chain is cut into stages."""
+
+    def __init__(
+        self, work: Work, cluster: Cluster, assumptions: Assumptions, optimizer: Optimizer, *, most_parts: int = 1
+    ) -> None:
+        self.work, self.cluster, self.assumptions, self.optimizer = work, cluster, assumptions, optimizer
+        one = np.ones((1, len(work.layers)))
+        ahead, back = layer_seconds(work, cluster, assumptions, samples=np.ones(1), share=one, weights=one)
+        seconds = np.repeat(work.per_block(ahead + back)[0], work.counts)
+        self._cuts = cuts(seconds, max(1, min(most_parts, work.runs)))
+        self._stages: dict[tuple[int, int], Stages] = {}
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether there is attention that a selective recomputation could run again."""
+        return any(layer.kind == "attention" for layer in self.work.layers)
+
+    def stages(self, pipeline: int, chunks: int) -> Stages:
+        """Return the stages of a pipeline of so many, each of so many chunks."""
+        key = pipeline, chunks
+        if key not in self._stages:
+            self._stages[key] = stages_of(self.work, self._cuts[pipeline * chunks - 1], chunks)
+        return self._stages[key]
+
+    def price(self, mesh: Mesh) -> Prices:
+        """Return what every candidate comes to."""
+        ways, place = mesh.inner()
+        costs = block_costs(self.work, self.cluster, self.assumptions, ways)
+        again = costs.again[mesh.recompute, place]
+        ahead = (costs.forward + costs.forward_exchange)[place]
+        back = (costs.backward + costs.backward_exchange)[place] + again
+        weights = costs.weights[place]
+        slowest, heaviest = np.zeros_like(weights), np.zeros_like(weights)
+        waiting, cut_bytes = np.zeros(mesh.rows), np.zeros(mesh.rows)
+        parts = []
+        for rows, stages in self._by_cut(mesh):
+            times = ahead[rows] @ stages.runs.T, back[rows] @ stages.runs.T
+            both = times[0] + times[1]
+            slowest[rows] = stages.runs[np.argmax(both, axis=1)]
+            heaviest[rows] = stages.runs[np.argmax(weights[rows] @ stages.runs.T, axis=1)]
+            # A slot of GPipe is the slowest forward plus the slowest backward pass, of 1F1B the slowest stage.
+            gpipe = mesh.schedule[rows] == SCHEDULES.index("gpipe")
+            waiting[rows] = np.where(gpipe, times[0].max(axis=1) + times[1].max(axis=1), both.max(axis=1))
+            cut_bytes[rows] = self.work.scaled(stages.cut_bytes)
+            some = mesh.take(rows)
+            parts.append((rows, footprint(self.work, self.optimizer, some, costs, place=place[rows], stages=stages)))
+        load = Load(runs=heaviest, weights=weights, expert_weights=costs.expert_weights[place], cut_bytes=cut_bytes)
+        exchanges = [*Data().communication(self.work, mesh, load), *Pipeline().communication(self.work, mesh, load)]
+        seconds = all_seconds(self.cluster, exchanges)
+        slots = mesh.microbatches.astype(np.float64)
+        compute = slots * (slowest * ((costs.forward + costs.backward)[place] + again)).sum(axis=1)
+        work_ahead, work_back = (slowest * ahead).sum(axis=1), (slowest * back).sum(axis=1)
+        transfer, exposed = _exposed(mesh, exchanges, seconds, load=load, ahead=work_ahead, back=work_back)
+        memory = Footprint.join(parts, mesh.rows)
+        updated = memory.updated_elements * self.optimizer.moved_bytes(self.work.precision)
+        bandwidth = self.cluster.device.memory_bandwidth * self.assumptions.bandwidth
+        return Prices(
+            mesh=mesh,
+            compute=compute,
+            exchange=np.maximum(0.0, slots * (work_ahead + work_back) - compute),
+            transfer=transfer,
+            exposed=exposed,
+            bubble=bubble_slots(mesh) * waiting,
+            update=updated / bandwidth if bandwidth else np.zeros(mesh.rows),
+            memory=memory,
+            costs=costs,
+            place=place,
+            slowest=slowest,
+            load=load,
+            exchanges=tuple(exchanges),
+            seconds=tuple(seconds),
+        )
+
+    def bounds(self, mesh: Mesh) -> tuple[Floats, Floats]:
+        """Return (seconds, bytes) below which no choice of ZeRO level, sequence and recomputation can come."""
+        thrifty = replace(mesh, sequence=mesh.axis("tensor") > 1, recompute=np.full(mesh.rows, RECOMPUTE.index("full")))
+        ways, place = thrifty.inner()
+        costs = block_costs(self.work, self.cluster, self.assumptions, ways)
+        seconds, size = np.zeros(mesh.rows), np.zeros(mesh.rows)
+        precision = self.work.precision
+        a_parameter = precision.weight_bytes + precision.gradient_bytes + self.optimizer.state_bytes(precision)
+        for rows, stages in self._by_cut(mesh):
+            part, where = thrifty.take(rows), place[rows]
+            slot = ((costs.forward + costs.backward)[where] @ stages.runs.T).max(axis=1)
+            seconds[rows] = (part.microbatches + bubble_slots(part)) * slot
+            state = costs.weights[where] @ stages.runs.T * (a_parameter / part.axis("data")[:, None])
+            kept = in_flight(part, stages.first) * (costs.kept[-1, where] @ stages.runs.T)
+            # While gradients come activations go: at one time there is at least the larger of the two.
+            alone = state * ((a_parameter - precision.gradient_bytes) / a_parameter)
+            size[rows] = np.maximum(state, alone + kept).max(axis=1)
+        return seconds, size
+
+    def _by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:
+        """Return candidates by how they cut the chain."""
+        keys = mesh.axis("pipeline") * 64 + mesh.chunks
+        order = np.argsort(keys, kind="stable")
+        different, starts = np.unique(keys[order], return_index=True)
+        groups = np.split(order, starts[1:])
+        return [(rows, self.stages(*divmod(int(key), 64))) for key, rows in zip(different, groups, strict=True)]
+
+
+def _exposed(
+    mesh: Mesh, exchanges: list[Exchange], seconds: list[Floats], *, load: Load, ahead: Floats, back: Floats
+) -> tuple[Floats, Floats]:
+    """Return seconds of transfers between stages, and those of gradients and weights that nothing can hide."""
+    transfer, exposed, once = np.zeros(mesh.rows), np.zeros(mesh.rows), np.zeros(mesh.rows)
+    hidden = {"forward": np.zeros(mesh.rows), "backward": np.zeros(mesh.rows), "gradient": np.zeros(mesh.rows)}
+    sends = np.maximum(1, mesh.microbatches * mesh.chunks)
+    for exchange, took in zip(exchanges, seconds, strict=True):
+        each = exchange.count * took
+        if exchange.operation == "send":
+            # The first micro-batch has p - 2 more transfers on its way than a stage of its own makes.
+            transfer += each * (sends + np.maximum(0, mesh.axis("pipeline") - 2)) / sends
+        elif exchange.block is not None:
+            hidden[exchange.phase] += each * load.runs[:, exchange.block]
+        elif exchange.overlaps:
+            once += each
+        else:
+            exposed += each
+    slots = mesh.microbatches.astype(np.float64)
+    every = np.maximum(0.0, hidden["forward"] - ahead)
+    every += np.maximum(0.0, hidden["backward"] + hidden["gradient"] - back)
+    # Gradients of a whole iteration are complete during the last backward pass only (of ZeRO-2 during each).
+    windows = np.where(mesh.zero == 2, slots, 1.0)
+    return transfer, exposed + np.maximum(0.0, once - windows * back) + slots * every

@@ -1,0 +1,56 @@
+"""Activation memory of published configurations (arXiv 2205.05198, as collected by Calculon)."""
+
+import pytest
+
+from conftest import make_cluster
+from trainwright.plan import Degrees, Oracle
+from trainwright.profile import describe_transformer
+
+GIB = 2**30
+MODELS = {  # hidden, heads, layers, tensor, pipeline, chunks, micro-batch
+    "22B": (6144, 64, 48, 8, 1, 1, 4),
+    "175B": (12_288, 96, 96, 8, 8, 3, 1),
+    "530B": (20_480, 128, 105, 8, 35, 3, 1),
+    "1T": (25_600, 160, 128, 8, 64, 1, 1),
+}
+
+
+def activations(name, *, sequence=False, recompute="none"):
+    hidden, heads, layers, tensor, pipeline, chunks, micro = MODELS[name]
+    profile = describe_transformer(hidden=hidden, heads=heads, layers=layers, sequence=2048, vocabulary=0)
+    cluster = make_cluster(70, 8)
+    plan = Oracle(cluster).estimate(
+        profile,
+        batch=max(1, pipeline) * 4 * micro,
+        degrees=Degrees(tensor=tensor, pipeline=pipeline),
+        micro=micro,
+        chunks=chunks,
+        sequence=sequence,
+        recompute=recompute,
+        precision="amp-fp16",
+    )
+    return plan.activation_bytes / GIB
+
+
+@pytest.mark.parametrize(("name", "published"), [("22B", 59.25), ("175B", 66.84), ("530B", 114.02), ("1T", 131.25)])
+def test_all_kept(name, published):
+    """What the first stage keeps without recomputation."""
+    assert activations(name) == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "recompute", "percent"),
+    [
+        ("22B", False, "selective", 49.42),
+        ("22B", True, "selective", 16.18),
+        ("22B", False, "full", 7.64),
+        ("175B", False, "selective", 56.53),
+        ("175B", True, "selective", 18.49),
+        ("530B", True, "none", 58.31),
+        ("1T", True, "none", 58.31),
+    ],
+)
+def test_part_kept(name, sequence, recompute, percent):
+    """What sequence parallelism and recomputation leave of it, in percent."""
+    found = 100 * activations(name, sequence=sequence, recompute=recompute) / activations(name)
+    assert found == pytest.approx(percent, rel=0.02)
