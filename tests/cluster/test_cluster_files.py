@@ -76,6 +76,8 @@ def clusters(draw):
         failure=draw(st.builds(Failure, device_mtbf_hours=figures) | st.just(Failure())),
         overhead_seconds=draw(shares),
         errors=draw(errors),
+        residuals=draw(st.dictionaries(names, st.tuples(shares, shares), max_size=2)),
+        conditions=draw(st.dictionaries(names, names, max_size=2)),
     )
 
 

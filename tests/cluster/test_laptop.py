@@ -24,7 +24,7 @@ def test_measured_at_first_use_and_remembered(monkeypatch):
     assert first.device.memory_bandwidth > 1e8
     assert first.device.memory_bytes > 1e8
     assert len(first.tiers) == (first.devices > 1)
-    assert set(first.errors) == {"compute", *(tier.name for tier in first.tiers)}
+    assert set(first.errors) == {"compute", "copies", *(tier.name for tier in first.tiers)}
     monkeypatch.setattr(subprocess, "run", None)
     assert Cluster.preset("laptop") == first
     cache_path().write_text("schema = 99\n")

@@ -31,15 +31,15 @@ def _figures() -> dict[str, object]:
     }
 
 
-def _product(side: int) -> dict[str, float]:
+def _product(side: int) -> tuple[float, float]:
     left, right = (np.full((side, side), value, dtype=np.float32) for value in (1.5, 0.5))
     out = np.empty_like(left)
-    return {"flops": 2.0 * side**3, "seconds": _least(lambda: np.matmul(left, right, out=out))}
+    return 2.0 * side**3, _least(lambda: np.matmul(left, right, out=out))
 
 
-def _copy(size: int) -> dict[str, float]:
+def _copy(size: int) -> tuple[float, float]:
     source, target = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-    return {"bytes": 2.0 * size, "seconds": _least(lambda: np.copyto(target, source))}
+    return 2.0 * size, _least(lambda: np.copyto(target, source))
 
 
 def _addition() -> Callable[[], object]:
@@ -56,7 +56,7 @@ def _least(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
     return shortest(times[1:])
 
 
-def _messages() -> list[dict[str, float]]:
+def _messages() -> list[tuple[int, float]]:
     """Return the seconds of messages one way: half of what they take there and back."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [sys.executable, "-m", "trainwright.cluster._laptop_figures", str(server.getsockname()[1])]
@@ -65,7 +65,7 @@ def _messages() -> list[dict[str, float]]:
                 connection, _ = server.accept()
                 with connection:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    return [{"bytes": size, "seconds": _there_and_back(connection, size) / 2} for size in _SENT]
+                    return [(size, _there_and_back(connection, size) / 2) for size in _SENT]
             finally:
                 other.terminate()
 

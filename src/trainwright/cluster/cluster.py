@@ -36,6 +36,10 @@ class Cluster:
     """Framework seconds of an iteration that no layer explains."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
+    residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
+    """What each of these fits left, (predicted - measured) / measured of every measurement."""
+    conditions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """Under which the figures were measured: date, versions, load."""
 
     def __post_init__(self) -> None:
         whole("Cluster.nodes", self.nodes)

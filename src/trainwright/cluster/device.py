@@ -38,14 +38,16 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
-    """Bytes a second; `shared_read` and `write` are caps of the whole job, 0 where nothing is known."""
+    """Bytes a second, 0 where nothing is known; `shared_read` and `write` are caps of the whole job."""
 
     node_read: float = 0.0
     shared_read: float = 0.0
     write: float = 0.0
+    file_seconds: float = 0.0
+    """Seconds that a small file takes beyond its bytes."""
 
     def __post_init__(self) -> None:
-        for name in ("node_read", "shared_read", "write"):
+        for name in ("node_read", "shared_read", "write", "file_seconds"):
             at_least(f"Storage.{name}", getattr(self, name))
 
 

@@ -205,7 +205,7 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain_value(item) for item in value]
     if isinstance(value, Mapping):
-        return dict(value)
+        return {key: _plain_value(item) for key, item in value.items()}
     return value
 
 

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainwright.cluster.calibrated import Figures, Level, fitted
 from trainwright.cluster.cluster import Cluster
-from trainwright.cluster.device import Device
-from trainwright.cluster.fitting import Fit, least_relative
-from trainwright.cluster.tier import Tier
+from trainwright.cluster.tier import ExchangeTimes
 from trainwright.errors import InputError, TrainwrightError
 
-__all__ = ["cache_path", "laptop"]
+__all__ = ["cache_path", "host_memory_bytes", "laptop"]
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _SECONDS = 120
@@ -53,7 +52,7 @@ def cache_path() -> Path:
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    machine = f"{platform.machine()} {platform.processor()} {_model()} {_cores()} {_memory()}"
+    machine = f"{platform.machine()} {platform.processor()} {_model()} {_cores()} {host_memory_bytes()}"
     return base / "trainwright" / f"laptop-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.toml"
 
 
@@ -73,41 +72,28 @@ def _figures() -> dict[str, Any]:
 
 def _cluster(figures: Mapping[str, Any]) -> Cluster:
     cores = _cores()
-    products = least_relative([[1.0, each["flops"]] for each in figures["products"]], _times(figures["products"]))
-    copies = least_relative([[1.0, each["bytes"]] for each in figures["copies"]], _times(figures["copies"]))
-    device = Device(
-        kind=f"core of {_model()}",
-        memory_bytes=_memory() // cores,
-        flops={"fp32": _rate(products)},
-        memory_bandwidth=_rate(copies),
-        launch_seconds=figures["launch_seconds"],
+    sizes, seconds = zip(*figures["messages"], strict=True)
+    messages = ExchangeTimes(operation="send", tier="memory", ranks=2, bytes=sizes, seconds=seconds)
+    return fitted(
+        Figures(
+            name="laptop",
+            source="measured on this machine with numpy and a local connection",
+            kind=f"core of {_model()}",
+            devices_per_node=cores,
+            memory_bytes=host_memory_bytes() // cores,
+            products={"fp32": figures["products"]},
+            copies=figures["copies"],
+            launch_seconds=figures["launch_seconds"],
+            levels=(Level(name="memory", devices=cores, exchanges=(messages,)),) if cores > 1 else (),
+        )
     )
-    errors = {"compute": max(products.error, copies.error)}
-    tiers: tuple[Tier, ...] = ()
-    if cores > 1:
-        link = least_relative([[1.0, each["bytes"]] for each in figures["messages"]], _times(figures["messages"]))
-        tiers = (Tier(name="memory", devices=cores, alpha=link.values[0], bandwidth=_rate(link)),)
-        errors["memory"] = link.error
-    source = "measured on this machine with numpy and a local connection"
-    return Cluster(1, cores, name="laptop", source=source, verified=True, device=device, tiers=tiers, errors=errors)
-
-
-def _rate(fit: Fit) -> float:
-    """Return work a second, of a fit of seconds to (1, work)."""
-    if fit.values[1] <= 0:
-        raise TrainwrightError("laptop: the measured times do not grow with the work; measure again on a quiet machine")
-    return 1.0 / fit.values[1]
-
-
-def _times(rows: list[dict[str, float]]) -> list[float]:
-    return [row["seconds"] for row in rows]
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _memory() -> int:
+def host_memory_bytes() -> int:
     """Return the bytes of memory, those that a container may use if it is limited; 0 if nothing tells."""
     try:
         found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

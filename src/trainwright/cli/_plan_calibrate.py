@@ -1,0 +1,124 @@
+"""`trainwright plan calibrate`: measure this machine with all ranks that were started, and write a cluster file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainwright.cli._json import print_json
+from trainwright.cli._words import print_table
+
+if TYPE_CHECKING:
+    from trainwright.cluster import Cluster
+    from trainwright.profile.calibrating import Place
+
+__all__ = ["add", "calibrate"]
+
+
+def add(app: typer.Typer) -> None:
+    """Give a group of commands the command `calibrate`."""
+    app.command()(calibrate)
+
+
+def calibrate(
+    *,
+    out: Annotated[Path, typer.Option("--out", help="The cluster file to write: .toml, or .yaml.")],
+    devices: Annotated[str, typer.Option("--devices", help="cpu or cuda.")] = "cpu",
+    launch: Annotated[
+        str | None, typer.Option("--launch", help="What started the ranks: torchrun, slurm or mpi.")
+    ] = None,
+    storage: Annotated[
+        Path | None, typer.Option("--storage", help="Folder to measure storage in; default: where --out lies.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", help="How often each thing is timed; the shortest counts.")] = 25,
+    largest: Annotated[float, typer.Option("--largest", help="Largest message in bytes.")] = 64 * 2**20,
+    file: Annotated[float, typer.Option("--file", help="Bytes of the file that is written and read.")] = 256 * 2**20,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
+    from trainwright.errors import InputError
+    from trainwright.profile.calibrating import calibrate as measure
+    from trainwright.profile.calibrating import place
+
+    here = place(launch)
+    folder = storage if storage is not None else out.parent
+    if not folder.is_dir():
+        raise InputError(f"{'--storage' if storage else '--out'}: got {folder}, which is no folder; make it first")
+    for option, size in (("--largest", largest), ("--file", file)):
+        if not 256 <= size < 1e12:
+            raise InputError(f"{option}: got {size:g}; allowed: a number of bytes from 256 to 1e12")
+    cluster = measure(
+        here, devices=devices, name=out.stem, folder=folder, repeats=repeats, largest=int(largest), file_bytes=int(file)
+    )
+    if cluster is None:
+        return
+    cluster.save(out)
+    notes = _notes(cluster, here)
+    _show(cluster, notes)
+    print(f"cluster file: {out}")
+    if json:
+        print_json({
+            "out": str(out),
+            "cluster": cluster.name,
+            "nodes": cluster.nodes,
+            "devices_per_node": cluster.devices_per_node,
+            "device": _content(cluster.device),
+            "tiers": [_content(tier) for tier in cluster.tiers],
+            "storage": _content(cluster.storage),
+            "errors": dict(cluster.errors),
+            "conditions": dict(cluster.conditions),
+            "notes": notes,
+        })  # fmt: skip
+
+
+def _notes(cluster: "Cluster", here: "Place") -> list[str]:
+    notes = []
+    if here.world == 1:
+        notes.append(
+            "one rank: compute, memory and storage only; links need two ranks or more, started by torchrun, srun or "
+            "mpirun"
+        )
+    worlds = sorted({ranks for tier in cluster.tiers for ranks in tier.worlds})
+    if worlds:
+        notes.append(
+            f"ranks that share processors: holds for groups of {', '.join(map(str, worlds))} ranks, and is refused for "
+            "others"
+        )
+    return notes
+
+
+def _content(record: Any) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(record)
+
+
+def _show(cluster: "Cluster", notes: list[str]) -> None:
+    device, errors = cluster.device, cluster.errors
+    rows = [
+        (f"peak {name}", f"{rate / 1e9:.4g} GFLOP/s", _error(errors.get("compute")) if name == "fp32" else "")
+        for name, rate in device.flops.items()
+    ]
+    rows += [(f"share of peak, {kind}", f"{100 * share:.0f} %", "") for kind, share in device.efficiency.items()]
+    rows += [
+        ("memory bandwidth", f"{device.memory_bandwidth / 1e9:.4g} GB/s", _error(errors.get("copies"))),
+        ("launch", f"{device.launch_seconds * 1e6:.3g} us", ""),
+    ]
+    if device.host_bandwidth:
+        rows.append(("host to device", f"{device.host_bandwidth / 1e9:.4g} GB/s", ""))
+    for tier in cluster.tiers:
+        link = f"{tier.alpha * 1e6:.3g} us + bytes / {tier.bandwidth / 1e9:.4g} GB/s"
+        rows.append((f"tier {tier.name}, {tier.devices} devices", link, _error(errors.get(tier.name))))
+    rows += [
+        ("storage read", f"{cluster.storage.node_read / 1e9:.4g} GB/s", _error(errors.get("storage"))),
+        ("storage write", f"{cluster.storage.write / 1e9:.4g} GB/s", ""),
+        ("small file", f"{cluster.storage.file_seconds * 1e6:.3g} us", ""),
+    ]
+    print(f"{device.kind}: {cluster.nodes} x {cluster.devices_per_node} devices\n")
+    print_table(("what", "measured", "error"), rows)
+    for note in notes:
+        print(f"note: {note}")
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{100 * error:.1f} %"

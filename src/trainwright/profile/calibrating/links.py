@@ -1,0 +1,147 @@
+"""Links: seconds of every collective by message size, in groups of every size inside a node and across nodes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainwright.cluster.calibrated import Level
+from trainwright.cluster.fitting import shortest
+from trainwright.cluster.operation import OPERATIONS
+from trainwright.cluster.tier import ExchangeTimes
+from trainwright.profile.calibrating.ranks import Place
+
+__all__ = ["group_sizes", "measure_links", "message_sizes"]
+
+_FLOAT = 4
+_LEAST_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Ranks that exchange, and whether this process is one of them."""
+
+    ranks: tuple[int, ...]
+    handle: dist.ProcessGroup
+    here: bool
+    device: torch.device
+
+
+def message_sizes(largest: int) -> list[int]:
+    """Return the sizes to measure in bytes: from 256 to `largest` in powers of 4."""
+    sizes = [_LEAST_BYTES]
+    while sizes[-1] * 4 <= largest:
+        sizes.append(sizes[-1] * 4)
+    return sizes
+
+
+def group_sizes(most: int) -> list[int]:
+    """Return 2, 4, 8, ... below `most`, and `most` itself."""
+    return sorted({2**k for k in range(1, most.bit_length()) if 2**k <= most} | ({most} if most > 1 else set()))
+
+
+def measure_links(here: Place, device: torch.device, *, repeats: int, largest: int) -> tuple[Level, ...]:
+    """Measure the level inside a node, and the one between nodes with one rank of each; all ranks must call it.
+
+    Every size of message is timed in turn, `repeats` times over, so that what disturbs a machine for a while does not
+    fall on one size; of each the shortest counts, on the rank that takes longest.
+    """
+    levels = []
+    for name, most, stride in (("node", here.on_node, 1), ("network", here.nodes, here.on_node)):
+        exchanges, spreads = [], []
+        for ranks in group_sizes(most):
+            members = tuple(range(0, ranks * stride, stride))
+            handle = dist.new_group(list(members))  # every rank takes part in making every group
+            group = _Group(members, handle, here.rank in members, device)
+            sizes = [_rounded(size, ranks) for size in message_sizes(largest)]
+            for operation in OPERATIONS:
+                series = _gathered(_timed(group, operation, sizes, repeats) if group.here else None)
+                exchanges.append(
+                    ExchangeTimes(
+                        operation=operation, tier=name, ranks=ranks, bytes=tuple(sizes), seconds=_slowest(series)
+                    )
+                )
+                halves = (_slowest([[each[half::2] for each in rank] for rank in series]) for half in (0, 1))
+                spreads += [2 * (one - other) / (one + other) for one, other in zip(*halves, strict=True)]
+            if group.here:
+                dist.destroy_process_group(handle)
+        if exchanges:
+            levels.append(
+                Level(
+                    name=name,
+                    devices=here.on_node if name == "node" else here.world,
+                    exchanges=tuple(exchanges),
+                    spreads=tuple(spreads),
+                    only_these_sizes=device.type == "cpu",
+                )
+            )
+    return tuple(levels)
+
+
+def _timed(group: _Group, operation: str, sizes: list[int], repeats: int) -> list[list[float]]:
+    """Return this rank's seconds of every repeat, by size."""
+    works = [_exchange(group, operation, size) for size in sizes]
+    for work in works:
+        work()
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for series, work in zip(times, works, strict=True):
+            dist.barrier(group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None)
+            series.append(_once(work, group.device))
+    return times
+
+
+def _once(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter_ns()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter_ns() - begun) / 1e9
+
+
+def _gathered(times: list[list[float]] | None) -> list[list[list[float]]]:
+    """Return the times of all ranks that took part."""
+    everyone: list[list[list[float]] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, times)
+    return [each for each in everyone if each is not None]
+
+
+def _slowest(series: list[list[list[float]]]) -> tuple[float, ...]:
+    """Return for each size the shortest repeat of the rank that takes longest."""
+    return tuple(max(shortest(each) for each in ranks) for ranks in zip(*series, strict=True))
+
+
+def _rounded(size: int, ranks: int) -> int:
+    """Return the bytes of the smallest message of at least `size` that falls into equal parts for all ranks."""
+    return -(-size // (_FLOAT * ranks)) * _FLOAT * ranks
+
+
+def _exchange(group: _Group, operation: str, size: int) -> Callable[[], object]:
+    handle = group.handle
+    whole = torch.zeros(size // _FLOAT, device=group.device)
+    part = torch.zeros(whole.numel() // len(group.ranks), device=group.device)
+    other = torch.empty_like(whole)
+    first, second = group.ranks[:2]
+
+    def send() -> None:
+        if dist.get_rank() == first:
+            dist.send(whole, second, group=handle)
+        elif dist.get_rank() == second:
+            dist.recv(whole, first, group=handle)
+
+    # Newer names of reduce_scatter_tensor and all_gather_into_tensor, which warn where these are there.
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    works: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=handle),
+        "reduce_scatter": lambda: reduce_scatter(part, whole, group=handle),
+        "all_gather": lambda: all_gather(whole, part, group=handle),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=handle),
+        "broadcast": lambda: dist.broadcast(whole, first, group=handle),
+        "send": send,
+    }
+    return works[operation]

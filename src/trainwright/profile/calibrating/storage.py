@@ -1,0 +1,71 @@
+"""Storage of a folder: one large file written and read, many small files read, none from the host's cache."""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainwright.cluster.device import Storage
+from trainwright.cluster.fitting import shortest
+from trainwright.errors import InputError
+
+__all__ = ["measure_storage"]
+
+_SMALL_FILES, _SMALL_BYTES = 200, 16_384
+
+
+def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, float]:
+    """Return the speed of a folder, and how much the median of its repeats is above the shortest.
+
+    A file of `size` bytes is written until it is on disk, and read again after the host was asked to forget it, which
+    a parallel file system's own caches may not do; then many files of 16 kB, of which what exceeds their bytes counts.
+    `write` is one writer's, no cap of a whole job. Raises `InputError` if the folder cannot be written.
+    """
+    writes, reads, files = [], [], []
+    try:
+        with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
+            large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
+            for path in small:
+                _write(path, os.urandom(_SMALL_BYTES))
+            content = os.urandom(size)
+            for _ in range(repeats):
+                writes.append(_seconds(lambda: _write(large, content)))
+                _forget(large)
+                reads.append(_seconds(lambda: _read(large)))
+                for path in small:
+                    _forget(path)
+                files.append(_seconds(lambda: _read(*small)) / _SMALL_FILES)
+    except OSError as error:
+        raise InputError(f"storage {folder}: cannot be measured ({error}); allowed: a folder to write in") from None
+    write, read = size / shortest(writes), size / shortest(reads)
+    spread = max(1 - shortest(each) / statistics.median(each) for each in (writes, reads))
+    return Storage(node_read=read, write=write, file_seconds=max(0.0, shortest(files) - _SMALL_BYTES / read)), spread
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - begun) / 1e9
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(*paths: Path) -> None:
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 22):
+                pass
+
+
+def _forget(path: Path) -> None:
+    """Ask the host to drop a file from its page cache, where there is a call for it."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
