@@ -9,7 +9,7 @@ import threading
 
 from trainwright.checkpoint.files import FileLayer
 
-__all__ = ["FailingFiles", "Killed", "StallingFiles", "VolatileFiles"]
+__all__ = ["FailingFiles", "Killed", "StallingFiles", "VolatileFiles", "flip_bit"]
 
 
 class Killed(BaseException):
@@ -136,3 +136,10 @@ class StallingFiles(FileLayer):
         self.reached.set()
         self.released.wait()
         super().sync(handle)
+
+
+def flip_bit(path, number):
+    """Flip one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[number // 8] ^= 1 << number % 8
+    path.write_bytes(content)

@@ -1,7 +1,7 @@
 """Save and resume: a trial's checkpoints, atomic and checked."""
 
 from trainwright.checkpoint.bench import Bench, bench
-from trainwright.checkpoint.config import CheckpointConfig, Retention, Screen
+from trainwright.checkpoint.config import CheckpointConfig, Retention, Screen, Tier
 from trainwright.checkpoint.convert import Conversion, convert
 from trainwright.checkpoint.diff import ChangedTensor, Diff, DifferentTensor, diff
 from trainwright.checkpoint.differences import Difference, Effect
@@ -77,6 +77,7 @@ __all__ = [
     "Stored",
     "TensorInfo",
     "TensorRecord",
+    "Tier",
     "TorchZip",
     "Verification",
     "Verified",

@@ -1,14 +1,18 @@
 """The settings of checkpointing."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Literal, Self
 
 from trainwright.checkpoint.hooks import Hook
 from trainwright.checkpoint.signals import check_signals
 from trainwright.errors import CheckpointConfigError
 
-__all__ = ["CheckpointConfig", "Retention", "Screen"]
+__all__ = ["CheckpointConfig", "Retention", "Screen", "Tier"]
+
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 -- to be shared with no one: folders in it have names of their own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,37 @@ class Screen:
         _whole("Screen.history", self.history, 3)
 
 
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A folder nearer than that of the checkpoints and lost with its node, such as a disk of the node or its memory.
+
+    A save is over when it is there. A drain carries it on in the background, the newest first, and `Manager.save` waits
+    for that with `wait`. What is dropped here by `retention` before its turn is never carried on, unless it is pinned.
+    """
+
+    folder: Path | str
+    _: KW_ONLY
+    retention: Retention = field(default_factory=lambda: Retention(last=1))
+    drain_every: int = 1  # of so many saves one is carried on; those with `wait` or a pin always are
+    drain_bytes_per_second: float | None = None  # of reading here, at most
+
+    def __post_init__(self) -> None:
+        if not str(self.folder):
+            raise CheckpointConfigError("Tier.folder: got ''; allowed: a folder of this node, such as '/local/scratch'")
+        _whole("Tier.drain_every", self.drain_every, 1)
+        if self.drain_bytes_per_second is not None:
+            _positive("Tier.drain_bytes_per_second", self.drain_bytes_per_second)
+
+    @classmethod
+    def memory(cls, *, drain_every: int = 1) -> Self:
+        """Return the node's memory: a file system in it, which outlives this process. Raises where there is none."""
+        if not _MEMORY.is_dir():
+            raise CheckpointConfigError(
+                f"Tier.memory: this system has no {_MEMORY}; give Tier(folder) with a file system in memory"
+            )
+        return cls(_MEMORY, drain_every=drain_every)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
     """How a `Manager` saves.
@@ -55,8 +90,10 @@ class CheckpointConfig:
     `staging`: "lazy" copies weights and optimizer state beside the next forward and backward pass, "eager" at once.
     `writer`: "auto" is a thread, and a process from 1 GiB on. `buffers` bound the memory: so often the state.
     `when_busy`: "wait" for a free buffer or "skip" the save. `on_error`: "warn" and train on, until `max_failures` in
-    a row, or "raise". `budget_bytes` bounds what all kept checkpoints take. After one of `signals` `Manager.step`
-    saves, calls `hook` and leaves; None: SIGTERM and SIGUSR1, or nothing in a trial, for its engine ends it.
+    a row, or "raise". `tiers`: where saves go first, nearest first, on their way to the folder of the checkpoints; all
+    ranks must be on one node. `budget_bytes` bounds what all kept checkpoints take in that folder. After one of
+    `signals` `Manager.step` saves, calls `hook` and leaves; None: SIGTERM and SIGUSR1, or nothing in a trial, for its
+    engine ends it.
     """
 
     interval: Literal["auto"] | float | int = "auto"
@@ -67,6 +104,7 @@ class CheckpointConfig:
     when_busy: Literal["wait", "skip"] = "wait"
     retention: Retention = field(default_factory=Retention)
     budget_bytes: int | None = None
+    tiers: tuple[Tier, ...] = ()
     screen: Screen | None = field(default_factory=Screen)
     on_error: Literal["warn", "raise"] = "warn"
     max_failures: int = 3
@@ -91,6 +129,11 @@ class CheckpointConfig:
         _one_of("CheckpointConfig.when_busy", self.when_busy, ("wait", "skip"))
         if self.budget_bytes is not None:
             _whole("CheckpointConfig.budget_bytes", self.budget_bytes, 1)
+        if not (isinstance(self.tiers, tuple) and all(isinstance(tier, Tier) for tier in self.tiers)):
+            raise CheckpointConfigError(
+                f"CheckpointConfig.tiers: got {self.tiers!r}; allowed: a tuple of tiers, nearest first, such as "
+                "(Tier.memory(), Tier('/local/scratch'))"
+            )
         _one_of("CheckpointConfig.on_error", self.on_error, ("warn", "raise"))
         _whole("CheckpointConfig.max_failures", self.max_failures, 1)
         _positive("CheckpointConfig.timeout_seconds", self.timeout_seconds)

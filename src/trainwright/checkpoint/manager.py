@@ -2,18 +2,18 @@
 
 import errno
 import math
-import secrets
 import statistics
+import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from trainwright.checkpoint.config import CheckpointConfig, Retention
+from trainwright.checkpoint.config import CheckpointConfig, Retention, Tier
 from trainwright.checkpoint.differences import Difference, Mode, settle
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
@@ -22,7 +22,7 @@ from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
 from trainwright.checkpoint.pace import Pace
-from trainwright.checkpoint.publish import Published, remove_leftovers, set_aside
+from trainwright.checkpoint.publish import Published, refuse_unwritable, remove_leftovers, set_aside
 from trainwright.checkpoint.ranks import ranks_here
 from trainwright.checkpoint.restoring import (
     Restored,
@@ -39,6 +39,7 @@ from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
 from trainwright.checkpoint.signals import FORCED_EXIT
 from trainwright.checkpoint.state import RESERVED, capture, decode
+from trainwright.checkpoint.tiers import Tiers, copied, name_in_tiers, refuse_several_nodes
 from trainwright.checkpoint.writer import Job
 from trainwright.errors import (
     CheckpointCorruptError,
@@ -87,12 +88,14 @@ class Manager:
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
         self._ranks = ranks_here(self.config.timeout_seconds, self.config.agree_every)
-        self._ranks.together(self._check_folder)
+        self._ranks.together(lambda: refuse_unwritable(self._layer, self._home))
         # another process knows no file layer but ours
         saving = self.config if files is None or self.config.writer == "sync" else replace(self.config, writer="thread")
         self._saver = Saver(saving, self._write, self._ranks)
+        self._tiers = self._tiers_of(self.config.tiers)
         self._records: list[SaveRecord] = []
-        self._kept: list[Published] | None = None  # newest first
+        self._kept: list[Published] | None = None  # in the folder itself, newest first
+        self._keeping = threading.Lock()  # of it: writer and drain both publish
         self._serial = 0
         self._parent: str | None = None
         self._fingerprint: dict[str, Any] | None = None
@@ -126,6 +129,7 @@ class Manager:
     ) -> SaveHandle:
         """Save now; with `wait` the checkpoint is there when this returns.
 
+        In the folder of the checkpoints, that is, whatever tiers are on the way.
         `metrics` decide what retention calls best; `pin` gives a reason to keep it whatever retention says. A save that
         fails warns or raises as `config.on_error` says: at once with `wait`, else at the next call. Raises
         `CheckpointStateError` after `close`.
@@ -162,6 +166,8 @@ class Manager:
         self._serial = manifest.serial
         self._pace.saved(self.steps)
         handle = self._saver.save(self._ranks.portion(captured), manifest, self._home, wait=wait, started=started)
+        if wait and self.config.tiers:
+            self._ranks.from_first(self._tiers.wait)
         if handle.committed.done():
             self._settle()
         return handle
@@ -174,8 +180,7 @@ class Manager:
         and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
         """
         started = time.perf_counter()
-        self._saver.drain()
-        self._settle()
+        self.drain()
         line = self._ranks.from_first(self._lineage)
         self._serial = max((one.manifest.serial for one in line), default=0)
         for place, published in enumerate(line):
@@ -187,20 +192,18 @@ class Manager:
                 if self._ranks.first and set_aside(self._layer, published.path, "bad") is not None:
                     self._owner.damaged(published.path, str(error))
                 continue
-            self._kept = line[place:] if step is None else line  # newer ones are damaged, or of another line
-            self._begin(restored)
+            self._begin(restored, line[place:] if step is None else line)  # newer ones are damaged, or of another line
             return restored
         if step is not None:
             steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
             raise CheckpointNotFoundError(f"{self._folder}: no good checkpoint of step {step}; there are: {steps}")
-        bad = self._ranks.from_first(lambda: bad_ones(self._folder, self._owner.lease))
+        bad = self._ranks.from_first(lambda: bad_ones((*self._tiers.roots, self._folder), self._owner.lease))
         if bad:
             raise CheckpointCorruptError(
                 f"{self._folder}: every checkpoint is damaged and set aside, one as {bad[0]}; to train from the start, "
                 "remove what is set aside or give another folder"
             )
-        self._kept = []
-        self._begin(None)
+        self._begin(None, [])
         return None
 
     def step(self) -> None:
@@ -235,8 +238,9 @@ class Manager:
         return self._pace.due(self.steps)
 
     def drain(self) -> None:
-        """Wait for every save under way."""
+        """Wait for every save under way, and until the newest is in the folder of the checkpoints."""
         self._saver.drain()
+        self._tiers.wait()
         self._settle()
 
     def close(self) -> None:
@@ -245,11 +249,12 @@ class Manager:
             self._closed = True
             self._pace.close()
             self._saver.close()
+            self._tiers.close()
             self._settle()
 
     def _leave(self) -> NoReturn:
         """Save and end this process: its allocation ends."""
-        failed = self.save(wait=True).committed.exception() is not None
+        failed = self._ranks.any(self.save(wait=True).drained.exception() is not None)
         status = 0 if self.config.hook is None else self._ranks.from_first(self.config.hook)
         self.close()
         self._pace.raise_held()
@@ -286,8 +291,9 @@ class Manager:
             seconds=time.perf_counter() - started,
         )
 
-    def _begin(self, restored: Restored | None) -> None:
-        """Go on from a checkpoint, or from nothing."""
+    def _begin(self, restored: Restored | None, line: list[Published]) -> None:
+        """Go on from a checkpoint of the line, or from nothing."""
+        self._kept = [one for one in line if one.path.is_relative_to(self._folder)]
         manifest = None if restored is None else restored.manifest
         self._parent = None if manifest is None else manifest.digest
         self._pace.saved(self.steps)
@@ -295,53 +301,94 @@ class Manager:
             if self._owner.lease:
                 self._layer.make_folder(self._home)
                 mark_start(self._layer, self._home, manifest)
-            for number, home in homes(self._folder, self._owner.lease):
-                remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
+            for folder in (*self._tiers.roots, self._folder):
+                for number, home in homes(folder, self._owner.lease):
+                    remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
         if restored is not None:
             self._owner.resumed(restored)
+            if self._ranks.first:
+                self._tiers.begin(line, Published(path=restored.path, manifest=restored.manifest))
 
     def _known(self) -> list[Published]:
         if not self._ranks.first:
             return []
         if self._kept is None:  # nothing was restored: what is there counts for retention all the same
-            self._kept = self._lineage()
+            self._kept = [one for one in self._lineage() if one.path.is_relative_to(self._folder)]
         return self._kept
 
     def _lineage(self) -> list[Published]:
-        return list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
+        return list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged, self._tiers.roots))
 
-    def _write(self, handle: SaveHandle, job: Job, memory: memoryview) -> Published:
-        """Publish a checkpoint, and drop what need not stay; in the writer's thread."""
+    def _tiers_of(self, tiers: tuple[Tier, ...]) -> Tiers:
+        """Return the tiers, which can all be written."""
+        name = ""
+        if tiers:
+            refuse_several_nodes(self._ranks.hosts())
+            name = self._ranks.from_first(lambda: name_in_tiers(self._layer, self._folder))
+        found = Tiers(tiers, self._folder, self._home, lease=self._owner.lease, name=name, layer=self._layer,
+                      deliver=self._deliver)  # fmt: skip
+        for home in found.homes:
+            self._ranks.together(lambda: refuse_unwritable(self._layer, home))  # noqa: B023 -- called at once
+        return found
+
+    def _write(self, handle: SaveHandle, job: Job, memory: memoryview, wait: bool) -> Published:
+        """Publish a checkpoint, in the nearest tier if there are any; in the writer's thread."""
         try:
-            published = self._published(job, memory)
+            while (near := self._tiers.nearest) is not None:
+                try:
+                    published = self._ranks.publish(self._layer, replace(job, home=near), memory)
+                except OSError as error:  # on all ranks alike
+                    self._tiers.lost(error)
+                else:
+                    handle.tier = str(near)
+                    if self._ranks.first:
+                        self._tiers.take(published, handle, must=wait)
+                    else:
+                        handle.drained.set_result(None)
+                    return published
+            published = self._with_room(lambda: self._ranks.publish(self._layer, job, memory))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             kind = CheckpointSpaceError if error.errno in _NO_ROOM else CheckpointError
             raise kind(
                 f"cannot save the checkpoint of step {handle.step} in {self._home}: {reason}; the one before is kept"
             ) from error
-        if not self._ranks.first:
-            return published
-        self._pace.ask()
-        kept = [published, *self._known()]  # with several buffers one that was begun later may be there sooner
-        kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
-        self._owner.committed(
-            published,
-            blocking_seconds=handle.blocking_seconds,
-            persist_seconds=time.time() - job.manifest.times["saved_at"],
-        )
-        self._kept = self._retained(kept, self.config.retention)
+        if self._ranks.first:
+            self._pace.ask()
+            self._arrived(published, handle.blocking_seconds)
+        handle.drained.set_result(published)
         return published
 
-    def _published(self, job: Job, memory: memoryview) -> Published:
+    def _deliver(self, source: Published, handle: SaveHandle | None, bytes_per_second: float | None) -> Published:
+        """Publish a checkpoint of a tier in the folder itself; in the drain's thread. Raises as `_write`."""
+        began = time.monotonic()
+        published = self._with_room(lambda: copied(self._layer, source, self._home, bytes_per_second))
+        self._pace.drained(time.monotonic() - began)
+        self._arrived(published, 0.0 if handle is None else handle.blocking_seconds)
+        return published
+
+    def _arrived(self, published: Published, blocking_seconds: float) -> None:
+        """Take note of a checkpoint in the folder itself, and drop what need not stay; on the coordinator."""
+        with self._keeping:
+            kept = [published, *self._known()]  # one that was begun later may be there sooner
+            kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
+            self._owner.committed(
+                published,
+                blocking_seconds=blocking_seconds,
+                persist_seconds=time.time() - published.manifest.times["saved_at"],
+            )
+            self._kept = self._retained(kept, self.config.retention)
+
+    def _with_room(self, publish: Callable[[], Published]) -> Published:
         try:
-            return self._ranks.publish(self._layer, job, memory)
+            return publish()
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
         if self._ranks.first:  # all can go but the newest good one, and what is pinned
-            self._kept = self._retained(self._known(), Retention(last=1))
-        return self._ranks.publish(self._layer, job, memory)
+            with self._keeping:
+                self._kept = self._retained(self._known(), Retention(last=1))
+        return publish()
 
     def _retained(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
         choice = retain(checkpoints, policy, budget_bytes=self.config.budget_bytes)
@@ -378,6 +425,10 @@ class Manager:
             if stops:
                 raise error
             warnings.warn(str(error), stacklevel=3)
+        for trouble in self._tiers.troubles():
+            if self.config.on_error == "raise":
+                raise trouble
+            warnings.warn(str(trouble), stacklevel=3)
 
     def _environment(self) -> dict[str, Any]:
         if self._fingerprint is None:
@@ -387,29 +438,12 @@ class Manager:
     def _report(self, metrics: Mapping[str, float] | None) -> dict[str, Any]:
         report = dict(self._owner.last_report)
         numbers = report.get("metrics", {}) if metrics is None else metrics
-        report["metrics"] = {name: _plain(float(value)) for name, value in numbers.items()}
+        values = {name: float(value) for name, value in numbers.items()}  # JSON has no NaN and no infinities
+        report["metrics"] = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
         return report
-
-    def _check_folder(self) -> None:
-        """Refuse a folder that cannot be written, before hours are trained."""
-        probe = self._home / f".probe-{secrets.token_hex(4)}"
-        try:
-            self._layer.make_folder(self._home)
-            self._layer.make_folder(probe)
-            probe.rmdir()
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise CheckpointSpaceError(
-                f"{self._home}: checkpoints cannot be written there: {reason}; give a folder that can"
-            ) from error
 
 
 def _owner_of(given: Owner | HasCheckpoints | Path | str) -> Owner:
     if isinstance(given, Path | str):
         return DirectoryOwner(given)
     return given.checkpoint_owner() if hasattr(given, "checkpoint_owner") else given
-
-
-def _plain(number: float) -> float | str:
-    """Return a number as JSON has it: NaN and infinities as words."""
-    return number if math.isfinite(number) else str(number)

@@ -21,6 +21,9 @@ _SIGNALS = ("SIGTERM", "SIGUSR1")
 _KNOWN = 20
 """Saves over which costs are taken."""
 
+_DRAIN_MARGIN = 1.5
+"""For how much longer than the last time a drain may take before an allocation ends."""
+
 _FIRST_SECONDS = 60.0
 """When the first save is due that tells what saves cost."""
 
@@ -47,6 +50,7 @@ class Pace:
         main = threading.current_thread() is threading.main_thread()
         self._signals = config.signals if config.signals is not None else _SIGNALS if alone and main else ()
         self._flag: SignalFlag | None = None
+        self._drain_seconds = 0.0
         self._costs: deque[tuple[float, float]] = deque(maxlen=_KNOWN)
         self._end = end_of_allocation(os.environ)
         self._asked = steady()
@@ -82,6 +86,10 @@ class Pace:
             self._costs.append((cost, record.persist_seconds))
             self._next = self._interval()
 
+    def drained(self, seconds: float) -> None:
+        """Learn how long a checkpoint takes from a tier to the folder itself; the last one has to get there, too."""
+        self._drain_seconds = seconds
+
     def ask(self) -> None:
         """Ask the batch system anew when the allocation ends, if it is long ago; may take seconds."""
         if self._end is not None and self._steady() - self._asked > _ASK_SECONDS:
@@ -110,7 +118,7 @@ class Pace:
         cost, persist = (statistics.median(column) for column in zip(*self._costs, strict=True))
         costs = Costs(mtbf_seconds=self._config.mtbf_seconds, cost_seconds=cost, persist_seconds=persist)
         # A save is planned to end when training goes on; it is on disk only when it is persisted.
-        margin = self._config.margin_seconds + max(0.0, persist - cost)
+        margin = self._config.margin_seconds + max(0.0, persist - cost) + _DRAIN_MARGIN * self._drain_seconds
         self._plan = plan_saves(costs, remaining_seconds=left, drain_seconds=margin, before=self._plan)
         if self._plan.warning:
             warnings.warn(self._plan.warning, stacklevel=4)

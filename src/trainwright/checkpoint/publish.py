@@ -19,9 +19,18 @@ from pathlib import Path
 
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import MANIFEST, Manifest
-from trainwright.errors import CheckpointError
+from trainwright.errors import CheckpointError, CheckpointSpaceError
 
-__all__ = ["Published", "found", "publish", "remove_leftovers", "set_aside", "step_name", "write_file"]
+__all__ = [
+    "Published",
+    "found",
+    "publish",
+    "refuse_unwritable",
+    "remove_leftovers",
+    "set_aside",
+    "step_name",
+    "write_file",
+]
 
 _NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?\Z")
 _MOST_TRIES = 1000
@@ -84,6 +93,20 @@ def write_file(layer: FileLayer, path: Path, pieces: Iterable[memoryview]) -> No
         layer.sync(handle)
     finally:
         layer.close(handle)
+
+
+def refuse_unwritable(layer: FileLayer, home: Path) -> None:
+    """Raise `CheckpointSpaceError` if nothing can be saved in a folder: now, not after hours of training."""
+    probe = home / f".probe-{secrets.token_hex(4)}"
+    try:
+        layer.make_folder(home)
+        layer.make_folder(probe)
+        probe.rmdir()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CheckpointSpaceError(
+            f"{home}: checkpoints cannot be written there: {reason}; give a folder that can"
+        ) from error
 
 
 def set_aside(layer: FileLayer, path: Path, mark: str) -> Path | None:

@@ -6,6 +6,7 @@ uses, so that no barrier of the training can meet it, and one for the main threa
 """
 
 import json
+import platform
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -89,6 +90,10 @@ class Solo:
     def any(self, wish: bool) -> bool:
         """Tell whether a rank wishes it. In the main thread."""
         return wish
+
+    def hosts(self) -> list[str]:
+        """Return the names of the nodes that the ranks are on. In the main thread."""
+        return [platform.node()]
 
     def agree(self, findings: Findings) -> Findings:
         """Return what the ranks found together. In the writer's thread, once for each save that was not skipped."""
@@ -195,6 +200,10 @@ class Ranks(Solo):
     def any(self, wish: bool) -> bool:
         """Tell whether a rank wishes it."""
         return any(self._gathered(wish, self.control))
+
+    def hosts(self) -> list[str]:
+        """Return the names of the nodes that the ranks are on."""
+        return sorted(set(self._gathered(platform.node(), self.control)))
 
     def agree(self, findings: Findings) -> Findings:
         """Wait for all ranks; return what they found, troubles with their ranks."""

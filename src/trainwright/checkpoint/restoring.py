@@ -4,7 +4,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,25 +77,34 @@ def homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
     return sorted(((number, path) for number, path in numbered if number <= lease), reverse=True)
 
 
-def lineage(layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None]) -> Iterator[Published]:
+def lineage(
+    layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None], tiers: Sequence[Path] = ()
+) -> Iterator[Published]:
     """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is set aside.
 
-    What an earlier lease published after a later one had gone on from it is passed over: it is of no line.
+    What an earlier lease published after a later one had gone on from it is passed over: it is of no line. Of one that
+    is in `tiers`, nearest first, as well as in `folder`, all copies follow each other.
     """
     bound: tuple[float, float] = (lease, math.inf)
-    for number, home in homes(folder, lease):
+    roots = (*tiers, folder)
+    by_lease: dict[int, list[Path]] = {}
+    for root in roots:
+        for number, home in homes(root, lease):
+            by_lease.setdefault(number, []).append(home)
+    for number in sorted(by_lease, reverse=True):
         whole = []
-        for path in found(home):
-            try:
-                whole.append(Published(path=path, manifest=Manifest.read(path)))
-            except CheckpointCorruptError as error:
-                if path.exists():  # else another run drops it as we look
-                    set_aside(layer, path, "bad")
-                    damaged(path, str(error))
-        for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
+        for home in by_lease[number]:
+            for path in found(home):
+                try:
+                    whole.append(Published(path=path, manifest=Manifest.read(path)))
+                except CheckpointCorruptError as error:
+                    if path.exists():  # else another run drops it as we look
+                        set_aside(layer, path, "bad")
+                        damaged(path, str(error))
+        for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):  # a stable order
             if (number, published.manifest.serial) <= bound:
                 yield published
-        bound = min(bound, _start(home))
+        bound = min(bound, _start(folder / f"lease-{number}" if number else folder))
 
 
 def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
@@ -110,9 +119,9 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def bad_ones(folder: Path, lease: int) -> list[Path]:
-    """Return what was set aside as damaged in this run and earlier ones."""
-    return [path for _, home in homes(folder, lease) for path in home.glob(".bad-*")]
+def bad_ones(folders: Sequence[Path], lease: int) -> list[Path]:
+    """Return what was set aside as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
+    return [path for folder in folders for _, home in homes(folder, lease) for path in home.glob(".bad-*")]
 
 
 def _start(home: Path) -> tuple[float, float]:

@@ -29,17 +29,20 @@ class SaveHandle:
     """A save under way.
 
     `staged` is done when the snapshot is complete, with whether it is one; `committed` when the checkpoint is there,
-    or holds the `CheckpointError` that says why there is none. `verdict` is "" until then.
+    or holds the `CheckpointError` that says why there is none. `verdict` is "" until then. Where it is in a tier,
+    `drained` is done when it is in the folder of the checkpoints too: with None if a newer one went in its place.
     """
 
     step: int
     bytes: int = 0
     staged: "Future[bool]" = field(default_factory=Future)
     committed: "Future[Published]" = field(default_factory=Future)
+    drained: "Future[Published | None]" = field(default_factory=Future)
     blocking_seconds: float = 0.0
     persist_seconds: float = 0.0
     slowdown_seconds: float = 0.0
     verdict: str = ""
+    tier: str = ""
 
     @property
     def manifest(self) -> Manifest:
@@ -55,6 +58,7 @@ class SaveHandle:
             persist_seconds=self.persist_seconds,
             slowdown_seconds=self.slowdown_seconds,
             verdict=self.verdict,
+            tier=self.tier,
         )
 
 
@@ -64,7 +68,7 @@ class SaveRecord:
 
     `blocking_seconds` training stood still, by `slowdown_seconds` the steps beside it took longer; `persist_seconds`
     went by until the commit. `verdict`: "good", "suspect: ..." with tensors, "skipped", "refused: ..." by the screen,
-    or "failed: ...".
+    or "failed: ...". `tier` is the folder of the tier that it went to, "" for the folder of the checkpoints.
     """
 
     step: int
@@ -73,6 +77,7 @@ class SaveRecord:
     persist_seconds: float = 0.0
     slowdown_seconds: float = 0.0
     verdict: str = "good"
+    tier: str = ""
 
 
 _SHARED_FROM = {"auto": 1 << 30, "process": 0, "thread": None, "sync": None}
@@ -82,11 +87,12 @@ _SHARED_FROM = {"auto": 1 << 30, "process": 0, "thread": None, "sync": None}
 class Saver:
     """Saves snapshots one after the other, at most `config.buffers` at a time.
 
-    `write` makes a job durable from memory and returns the checkpoint; what it raises is the save's failure.
+    `write` makes a job durable from memory and returns the checkpoint; what it raises is the save's failure. It is told
+    whether training waits for it.
     """
 
     def __init__(
-        self, config: CheckpointConfig, write: Callable[[SaveHandle, Job, memoryview], Published], ranks: Solo
+        self, config: CheckpointConfig, write: Callable[[SaveHandle, Job, memoryview, bool], Published], ranks: Solo
     ) -> None:
         self._config = config
         self._ranks = ranks
@@ -139,9 +145,9 @@ class Saver:
             snapshot.work()
             handle.staged.set_result(True)
             if synchronous:
-                self._persist(handle, buffer, job, started)
+                self._persist(handle, buffer, job, started, wait=wait)
             else:
-                self._writer.submit(self._persist, handle, buffer, job, started)
+                self._writer.submit(self._persist, handle, buffer, job, started, wait=wait)
                 if wait:
                     handle.committed.exception()
         else:
@@ -232,7 +238,14 @@ class Saver:
         )
 
     def _persist(
-        self, handle: SaveHandle, buffer: Buffer, job: Job, started: float, findings: Findings | None = None
+        self,
+        handle: SaveHandle,
+        buffer: Buffer,
+        job: Job,
+        started: float,
+        findings: Findings | None = None,
+        *,
+        wait: bool = False,
     ) -> None:
         """Write a snapshot, unless there was trouble on this rank or another: all of them get here for each save."""
         memory = buffer.reserve(job.layout.size)[: job.layout.size]
@@ -244,7 +257,7 @@ class Saver:
             findings = self._ranks.agree(findings)
             if not findings.trouble:
                 manifest = replace(job.manifest, screen="suspect" if findings.suspects else "good")
-                published = self._write(handle, replace(job, manifest=manifest), memory)
+                published = self._write(handle, replace(job, manifest=manifest), memory, wait)
         except Exception as raised:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
             error, findings = raised, Findings(trouble=str(raised))
         handle.persist_seconds = time.perf_counter() - started
@@ -270,5 +283,7 @@ class Saver:
 
 def _failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:
     handle.verdict = verdict
-    handle.committed.set_exception(error if isinstance(error, CheckpointError) else CheckpointError(sentence))
+    told = error if isinstance(error, CheckpointError) else CheckpointError(sentence)
+    handle.drained.set_exception(told)
+    handle.committed.set_exception(told)
     return handle

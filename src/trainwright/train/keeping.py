@@ -50,7 +50,7 @@ class TrialCheckpoints:
 
     def damaged(self, path: Path, why: str) -> None:
         """Tell the ledger of a checkpoint that was set aside."""
-        note = {"path": path.relative_to(self.study).as_posix(), "why": why}
+        note = {"path": self._named(path), "why": why}
         self.tell(facts.note("checkpoint_corrupt", note, self.trial))
 
     def resumed(self, restored: Restored) -> None:
@@ -69,9 +69,13 @@ class TrialCheckpoints:
             self.trial,
             self.lease,
             epoch=manifest.epoch,
-            path=checkpoint.path.relative_to(self.study).as_posix(),
+            path=self._named(checkpoint.path),
             size=manifest.size,
             digest=manifest.digest,
             step=manifest.step,
             **seconds,
         )
+
+    def _named(self, path: Path) -> str:
+        """Return a path as the ledger has it: below the study; one in a tier of the node as it is."""
+        return path.relative_to(self.study).as_posix() if path.is_relative_to(self.study) else str(path)
