@@ -21,7 +21,7 @@ from trainwright.cluster import Cluster, Tier
 from trainwright.plan.fit import Constant, Fit, leave_out
 from trainwright.plan.fit_iteration import Exchange, Iteration, Machine, Terms, iteration_terms
 
-__all__ = ["MOST_DEVICES", "Scores", "machine", "score"]
+__all__ = ["MOST_DEVICES", "Scores", "data_parallel_mean", "machine", "score"]
 
 MOST_DEVICES = 64  # that constants are fitted on
 MISLABELLED = "resnet50 data+spatial"
@@ -108,6 +108,12 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
         crossed={name: float(cross[places].mean()) for name, places in next_sizes.items() if places},
         rows=[row(run, float(predicted[i]), terms, i, float(theirs[i])) for i, run in enumerate(runs)],
     )
+
+
+def data_parallel_mean(values: Mapping[str, float]) -> float:
+    """Return the mean over the data-parallel series, each over all of its runs."""
+    found = [value for name, value in values.items() if name.endswith(" data")]
+    return mean(found) if found else math.nan
 
 
 def machine(values: Mapping[str, float], nodes: int) -> Machine:

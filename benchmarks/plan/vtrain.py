@@ -1,9 +1,9 @@
 """Iteration times of vTrain's open measurements, each predicted by constants fitted without it.
 
 One server (2, 4, 8 devices): the constants of device, host and links are fitted on three quarters of the model
-configurations (hidden size and layers) and predict the fourth, four times. Many servers (64, 512 devices): those constants
-stay as all single-server rows give them, the network's three are fitted on four fifths of the rows and predict the
-fifth, five times. Folds are drawn by counter-based randomness.
+configurations (hidden size and layers) and predict the fourth, four times. Many servers (64, 512 devices): those
+constants stay as all single-server rows give them, the network's three are fitted on four fifths of the rows and
+predict the fifth, five times. Folds are drawn by counter-based randomness.
 """
 
 import csv
@@ -67,15 +67,17 @@ def rank_agreement(parts: Sequence[Part]) -> float:
     """Return the mean Kendall tau-b of predicted and measured seconds within groups of one model, batch and size."""
     from scipy.stats import kendalltau
 
-    found = []
+    found: list[float] = []
     for part in parts:
         groups: dict[tuple[float, ...], list[int]] = defaultdict(list)
         for place in range(len(part.measured)):
             names = ("hidden", "heads", "layers", "sequence", "batch", "devices")
             groups[tuple(float(getattr(part.runs, name)[place]) for name in names)].append(place)
-        for places in groups.values():
-            if len(places) > 1:
-                found.append(float(kendalltau(part.predicted[places], part.measured[places]).statistic))
+        found += [
+            float(kendalltau(part.predicted[places], part.measured[places]).statistic)
+            for places in groups.values()
+            if len(places) > 1
+        ]
     return float(np.mean(found))
 
 
