@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointVersionError",
     "EngineError",
     "EnsembleError",
+    "ExportError",
     "InfeasibleBudget",
     "InputError",
     "LedgerError",
@@ -178,6 +179,10 @@ class EnsembleError(InputError):
 
 class MixedSplitsError(EnsembleError):
     """Library members whose predictions were made on different rows."""
+
+
+class ExportError(EnsembleError):
+    """An exported ensemble that is incomplete, damaged, of a newer version, or whose networks cannot be built."""
 
 
 class MissingExtra(InputError):

@@ -13,7 +13,7 @@ from trainwright.ensemble.greedy import BudgetedGreedy
 from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import EnsembleError
 
-METRIC_NAMES = sorted(METRICS)
+METRIC_NAMES = sorted(name for name, metric in METRICS.items() if "classes" in metric.outputs)
 
 
 def candidates(seed, members=6, rows=17, classes=3, *, ties=False):

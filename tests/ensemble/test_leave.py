@@ -116,7 +116,7 @@ class TestRefusals:
             (PROBABILITIES, PROBABILITIES.astype(int), r"got shape \(3, 2\); allowed: one class number a row"),
             (PROBABILITIES, np.array(["a", "b", "c"]), "got dtype <U1; allowed: integers"),
             (PROBABILITIES, np.array([], dtype=int), r"got shape \(0,\); allowed: at least one row"),
-            (PROBABILITIES, np.array([0.0, 1.0, 2.0]), r"targets of shape \(3, 1\); allowed: equal shapes"),
+            (np.ones((3, 4)), np.array([0.0, 1.0, 2.0]), r"targets of shape \(3, 1\); allowed: equal shapes"),
             (np.array([1, 2, 3]), np.array([0.0, 1.0, 2.0]), "got dtype int64; allowed: floats"),
             (np.array([1.0, np.inf, 3.0]), np.array([0.0, 1.0, 2.0]), "row 1 is not finite"),
             (np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, np.nan]), "targets.*row 2 is not finite"),

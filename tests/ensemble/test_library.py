@@ -129,8 +129,8 @@ class TestSelect:
             trial = study.trial(number)
             leave(trial, predictions={"selection": truth + shift}, targets={"selection": truth})
         library = study.library()
-        with pytest.raises(EnsembleError, match="have no classes; allowed: squared_error"):
-            library.select(BudgetedGreedy())
+        with pytest.raises(EnsembleError, match="predictions that are values; allowed: squared_error"):
+            library.select(BudgetedGreedy(), metric="cross_entropy")
         best = library.select(BudgetedGreedy(), metric="squared_error").pick()
         assert [member.trial for member in best.members] == [0, 1]
         assert best.score("selection", "squared_error") < 1e-6

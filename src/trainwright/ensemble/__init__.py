@@ -1,5 +1,7 @@
 """Ensembles: what trials leave behind, selection of members under budgets, and held-out scores."""
 
+from trainwright.ensemble.bagging import Bagged
+from trainwright.ensemble.bound import Bound, convex_bound
 from trainwright.ensemble.calibration import (
     Calibration,
     Judged,
@@ -14,6 +16,7 @@ from trainwright.ensemble.cost import Cost
 from trainwright.ensemble.coverage import Coverage, RiskCoverage, auroc, coverage, crps, risk_coverage
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.entry import Member, Split
+from trainwright.ensemble.exhaustive import Beam, Exact
 from trainwright.ensemble.front import Front, Point, Strategy
 from trainwright.ensemble.greedy import BudgetedGreedy, Selection, Step
 from trainwright.ensemble.library import Library
@@ -22,6 +25,9 @@ from trainwright.ensemble.median import Median
 from trainwright.ensemble.metrics import METRICS, Metric, accuracy, cross_entropy, normal_nll, squared_error
 from trainwright.ensemble.mixture import Mixture
 from trainwright.ensemble.offer import leave
+from trainwright.ensemble.online import OnlineSelector
+from trainwright.ensemble.protection import Checked, Protection
+from trainwright.ensemble.retention import Retention
 from trainwright.ensemble.rules import RULES, rule_of
 from trainwright.ensemble.stacking import Stacking
 from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
@@ -29,12 +35,17 @@ from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
 __all__ = [
     "METRICS",
     "RULES",
+    "Bagged",
+    "Beam",
+    "Bound",
     "BudgetedGreedy",
     "Calibration",
+    "Checked",
     "Combined",
     "Cost",
     "Coverage",
     "Ensemble",
+    "Exact",
     "Front",
     "Geometric",
     "Judged",
@@ -44,8 +55,11 @@ __all__ = [
     "Member",
     "Metric",
     "Mixture",
+    "OnlineSelector",
     "Point",
+    "Protection",
     "Reliability",
+    "Retention",
     "RiskCoverage",
     "Rule",
     "Selection",
@@ -61,6 +75,7 @@ __all__ = [
     "auroc",
     "calibrate",
     "combine",
+    "convex_bound",
     "coverage",
     "cross_entropy",
     "crps",

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from trainwright.ensemble.metrics import SMALLEST, Array, Metric
 from trainwright.ensemble.predictions import normalised
 
-__all__ = ["Candidates", "RowScorer", "Scorer", "TrueClassScorer", "scorer_of"]
+__all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "prior_loss", "scorer_of"]
 
 Indices = npt.NDArray[np.intp]
 Picks = tuple[int, ...]  # indices of candidates in the order of picking; repeats count
@@ -21,22 +21,58 @@ _BLOCK_BYTES = 1 << 18  # temporaries that stay in a core's cache
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """Columns over L members, in ascending trial number, for one split of N rows."""
+    """Columns over L members for one split of N rows; the order of members plays no part, trial numbers break ties."""
 
     trials: Array  # [L]
-    targets: Array  # classes [N] or values [N, C]
+    targets: Array  # classes [N], or values [N, C]
     true: Array | None = None  # probability of the true class [L, N], float32; all that cross-entropy needs
-    predictions: Sequence[Array] = ()  # L times [N, C] as kept, may be memory-mapped; empty if `true` is enough
+    predictions: Sequence[Array] = ()  # L times [N, ...] as kept, opened one at a time; empty if `true` is enough
     seconds: Array | None = None  # per row [L]; None if not measured
     sizes: Array | None = None  # weight bytes [L]; None if unknown
+    chosen: Array | None = None  # which rows of `predictions` the targets are of; None for all, in order
 
     def __len__(self) -> int:
         return len(self.trials)
 
-    def rows(self, index: int, start: int = 0, stop: int | None = None) -> Array:
-        """Return rows of one member's predictions in float64; class probabilities sum to 1."""
-        block = self.predictions[index][start:stop]
-        return normalised(block) if self.targets.dtype.kind in "iu" else block.astype(np.float64)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one member's predictions on the rows of this selection."""
+        return (len(self.targets), *self.predictions[0].shape[1:])
+
+    def rows(self, index: int) -> Array:
+        """Return one member's terms: what is summed over members, in float64; see `terms`."""
+        return self.terms(self.predictions[index], 0, len(self.targets))
+
+    def terms(self, kept: Array, start: int, stop: int) -> Array:
+        """Return rows of a member's kept predictions as terms of a sum, of which `combined` makes predictions again.
+
+        Class probabilities that sum to 1, values as they are; of means and variances [N, T, 2] the distance from the
+        target and its second moment, so that sums of them are those of the mixture, and nothing cancels far from 0.
+        """
+        block = kept[start:stop] if self.chosen is None else kept[self.chosen[start:stop]]
+        if self.targets.dtype.kind in "iu":
+            return normalised(block)
+        wide = block.astype(np.float64)
+        if wide.ndim == 2:
+            return wide
+        apart = wide[..., 0] - self.targets[start:stop]
+        return np.stack([apart, apart**2 + wide[..., 1]], axis=-1)
+
+    def combined(self, mean: Array, start: int) -> Array:
+        """Return the predictions of which `mean` is the mean of terms, rows from `start` on."""
+        if mean.ndim == 2:
+            return mean
+        apart, second = mean[..., 0], mean[..., 1]
+        return np.stack([apart + self.targets[start : start + len(mean)], second - apart**2], axis=-1)
+
+    def subset(self, rows: Array) -> "Candidates":
+        """Return the same members on the rows at these positions."""
+        return replace(
+            self,
+            targets=self.targets[rows],
+            true=None if self.true is None else self.true[:, rows],
+            chosen=rows if self.chosen is None else self.chosen[rows],
+        )
 
 
 class Scorer(ABC):
@@ -52,11 +88,22 @@ class Scorer(ABC):
 
     def losses(self, picks: Picks, wanted: Indices) -> Array:
         """Return the float64 losses of `picks` with each wanted candidate added."""
-        kept = self._kept.setdefault(picks, np.full(len(self.candidates), np.nan))
+        kept = self._kept.get(picks)
+        if kept is None or len(kept) < len(self.candidates):  # candidates may have been added since
+            more = np.full(len(self.candidates) - (0 if kept is None else len(kept)), np.nan)
+            kept = self._kept[picks] = more if kept is None else np.concatenate([kept, more])
         missing = wanted[np.isnan(kept[wanted])]
         if len(missing):
             kept[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
         return np.asarray(kept[wanted])
+
+    def loss(self, picks: Picks) -> float:
+        """Return the loss of picks, at least one."""
+        return float(self.losses(picks[:-1], np.array(picks[-1:]))[0])
+
+    @abstractmethod
+    def per_row(self, picks: Picks) -> Array:
+        """Return the loss of each row [N] for picks, at least one; their mean is the loss."""
 
     @abstractmethod
     def _nothing(self) -> Array:
@@ -85,23 +132,30 @@ class Scorer(ABC):
 
 
 class RowScorer(Scorer):
-    """Any metric, from whole rows [N, C] in float64, O(L N C) for a step, read in blocks that fit a cache."""
+    """Any metric, from whole rows [N, C] in float64, O(L N C) a step, in blocks that fit a cache."""
+
+    def per_row(self, picks: Picks) -> Array:
+        """Return the loss of each row [N] for picks."""
+        found = self.candidates.combined(self._total(picks) / len(picks), 0)
+        return np.asarray(self.metric.loss(self.metric.per_row(found, self.candidates.targets)))
 
     def _nothing(self) -> Array:
-        return np.zeros(self.candidates.predictions[0].shape)
+        return np.zeros(self.candidates.shape)
 
     def _add(self, total: Array, index: int) -> Array:
         return np.asarray(total + self.candidates.rows(index))
 
     def _compute(self, total: Array, count: int, wanted: Indices) -> Array:
-        rows, columns = total.shape
-        height = max(1, _BLOCK_BYTES // (8 * columns))
+        rows = len(total)
+        height = max(1, _BLOCK_BYTES // (8 * (total.size // rows)))
         scores = np.empty((len(wanted), rows))
-        for start in range(0, rows, height):
-            part = slice(start, min(start + height, rows))
-            for position, index in enumerate(wanted):
-                mean = (total[part] + self.candidates.rows(int(index), part.start, part.stop)) / count
-                scores[position, part] = self.metric.per_row(mean, self.candidates.targets[part])
+        for position, index in enumerate(wanted):
+            kept = self.candidates.predictions[int(index)]
+            for start in range(0, rows, height):
+                part = slice(start, min(start + height, rows))
+                mean = (total[part] + self.candidates.terms(kept, part.start, part.stop)) / count
+                found = self.candidates.combined(mean, start)
+                scores[position, part] = self.metric.per_row(found, self.candidates.targets[part])
         return np.asarray(self.metric.loss(scores.mean(axis=1)))
 
 
@@ -120,6 +174,20 @@ class TrueClassScorer(Scorer):
         self._true = np.zeros((count, -(-self._rows // TERMS) * TERMS), dtype=np.float32)
         np.maximum(candidates.true, np.float32(SMALLEST), out=self._true[:, : self._rows])
 
+    def per_row(self, picks: Picks) -> Array:
+        """Return the loss of each row [N] for picks."""
+        return np.asarray(-np.log(self._total(picks)[: self._rows] / len(picks)))
+
+    def append(self, candidates: Candidates, true: Array) -> None:
+        """Take over candidates that are the former ones and one more, whose true-class probabilities [N] are given."""
+        count = len(candidates)
+        if count > len(self._true):
+            grown = np.zeros((max(2 * len(self._true), 8), self._true.shape[1]), dtype=np.float32)
+            grown[: count - 1] = self._true[: count - 1]
+            self._true = grown
+        np.maximum(true, np.float32(SMALLEST), out=self._true[count - 1, : self._rows])
+        self.candidates = candidates
+
     def _nothing(self) -> Array:
         total = np.ones(self._true.shape[1])
         total[: self._rows] = 0.0
@@ -137,3 +205,16 @@ def scorer_of(candidates: Candidates, metric: Metric) -> Scorer:
     if metric.of_true is not None and candidates.true is not None:
         return TrueClassScorer(candidates, metric)
     return RowScorer(candidates, metric)
+
+
+def prior_loss(candidates: Candidates, metric: Metric) -> float:
+    """Return the loss of a predictor that knows only the targets' distribution: class shares, or mean and variance."""
+    targets = candidates.targets
+    if targets.dtype.kind in "iu":
+        shares = np.bincount(targets) / len(targets)
+        found = np.broadcast_to(shares, (len(targets), len(shares)))
+    else:
+        mean = np.broadcast_to(targets.mean(axis=0, dtype=np.float64), targets.shape)
+        variance = np.broadcast_to(targets.var(axis=0, dtype=np.float64) + SMALLEST, targets.shape)
+        found = np.stack([mean, variance], axis=-1) if len(candidates.shape) == 3 else mean
+    return float(metric.loss(metric.per_row(found, targets).mean()))

@@ -1,8 +1,8 @@
 """A library entry: one folder of small files that appears whole or not at all, and is verified where it is read.
 
-`member.json` describes; `<split>.f16` or `.f32` holds predictions [N, C] row by row in ascending row id,
-`<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets, and
-`<split>.rows.i64` the ids if given.
+`member.json` describes; `<split>.f16` or `.f32` holds predictions [N, C] or [N, T, 2], rows in ascending row id,
+`<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets,
+`<split>.rows.i64` the ids if given, and `weights.safetensors` the weights if a factory was.
 """
 
 import hashlib
@@ -22,10 +22,12 @@ from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.predictions import Output
 from trainwright.errors import EnsembleError
 
-__all__ = ["MEMBER_FILE", "SCHEMA", "Member", "Split", "read_member", "write_folder"]
+__all__ = ["MEMBER_FILE", "REMOVED_FILE", "SCHEMA", "WEIGHTS_FILE", "Member", "Split", "read_member", "write_folder"]
 
 SCHEMA = 1
 MEMBER_FILE = "member.json"
+WEIGHTS_FILE = "weights.safetensors"
+REMOVED_FILE = "removed"  # beside entries that retention has taken away
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,31 +55,65 @@ class Member:
     seconds_per_row: float | None = None  # at batch 128; None if not measured
     weight_bytes: int | None = None
     parameter_count: int | None = None
+    data: str | None = None  # name of the data set
+    factory: str | None = None  # "module:function" that builds the network from params, if the weights were left
+    link: str = "identity"  # what makes predictions of the network's output
+    takes: Mapping[str, Array] = field(default_factory=dict, repr=False)  # per split the rows meant, if not all
+    kept_rows: Mapping[str, int] = field(default_factory=dict, repr=False)  # per such split how many lie on disk
 
     def predictions(self, split: str) -> Array:
-        """Return the predictions [N, C] of a split as they lie on disk, memory-mapped read-only."""
+        """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
         known = self._split(split)
-        path = self._verified(f"{split}.{known.storage}")
-        return np.memmap(
-            path, dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}", mode="r", shape=(known.rows, known.columns)
+        self._verified(f"{split}.{known.storage}")
+        return self.mapped(split)
+
+    def mapped(self, split: str) -> Array:
+        """Return the same without verifying it again; an open map holds a file open, so keep few."""
+        known = self._split(split)
+        rows = self.kept_rows.get(split, known.rows)
+        kept: Array = np.memmap(
+            self.folder / f"{split}.{known.storage}",
+            dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}",
+            mode="r",
+            shape=(rows, known.columns, 2) if self.output == "moments" else (rows, known.columns),
         )
+        return kept[self.takes[split]] if split in self.takes else kept
 
     def true(self, split: str) -> Array:
         """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
         self._split(split)
-        return np.fromfile(self._verified(f"{split}.true.f32"), dtype="<f4")
+        return self._taken(split, np.fromfile(self._verified(f"{split}.true.f32"), dtype="<f4"))
 
     def targets(self, split: str) -> Array:
         """Return the targets of a split: classes [N] in int32, or values [N, C] in float32."""
         known = self._split(split)
         if self.output == "classes":
-            return np.fromfile(self._verified(f"{split}.targets.i32"), dtype="<i4")
-        return np.fromfile(self._verified(f"{split}.targets.f32"), dtype="<f4").reshape(known.rows, known.columns)
+            return self._taken(split, np.fromfile(self._verified(f"{split}.targets.i32"), dtype="<i4"))
+        kept = np.fromfile(self._verified(f"{split}.targets.f32"), dtype="<f4")
+        return self._taken(split, kept.reshape(-1, known.columns))
+
+    def row_ids(self, split: str) -> Array | None:
+        """Return the row ids [N] of a split, ascending; None if the trial left none."""
+        self._split(split)
+        name = f"{split}.rows.i64"
+        return self._taken(split, np.fromfile(self._verified(name), dtype="<i8")) if name in self.digests else None
+
+    def weights(self) -> bytes:
+        """Return the network's weights as the bytes of a safetensors file."""
+        if WEIGHTS_FILE not in self.digests:
+            raise EnsembleError(
+                f"trial {self.trial}: left no weights, so it cannot predict; allowed: members whose training function "
+                "gives model= and factory= to tw.ensemble.leave"
+            )
+        return self._verified(WEIGHTS_FILE).read_bytes()
+
+    def _taken(self, split: str, kept: Array) -> Array:
+        return kept[self.takes[split]] if split in self.takes else kept
 
     def _split(self, name: str) -> Split:
         if name not in self.splits:
             raise EnsembleError(
-                f"split: got {name!r}; allowed: {', '.join(self.splits)}; trial {self.trial} left no other"
+                f"split: got {name!r}; allowed: {', '.join(self.splits) or 'none'}; trial {self.trial} left no other"
             )
         return self.splits[name]
 
@@ -156,6 +192,8 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Memb
     try:
         content = path.read_bytes()
     except OSError as error:
+        if (folder.parent / REMOVED_FILE).exists():
+            raise EnsembleError(f"trial {trial}: was taken away by a retention rule; run the trial again") from error
         raise EnsembleError(f"{path}: cannot be read ({error.strerror}); run the trial again") from error
     digest = _digest()
     digest.update(content)
@@ -184,4 +222,7 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Memb
         seconds_per_row=cost[0]["seconds"] / cost[0]["rows"] if cost else None,
         weight_bytes=told["weight_bytes"],
         parameter_count=told["parameter_count"],
+        data=told["data"],
+        factory=told.get("factory"),
+        link=told.get("link", "identity"),
     )

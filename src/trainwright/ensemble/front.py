@@ -4,15 +4,21 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from trainwright.ensemble.candidates import Candidates, Picks, Scorer
+from trainwright.ensemble.candidates import Candidates, Picks, Scorer, prior_loss
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.entry import Member
+from trainwright.ensemble.greedy import columns_of
+from trainwright.ensemble.metrics import METRICS, Array
+from trainwright.ensemble.protection import Protection, cross_validated, protect
+from trainwright.ensemble.rules import default_rule
+from trainwright.ensemble.thin import scaled, spanning
 from trainwright.errors import EnsembleError, closest
-from trainwright.pareto import non_dominated
+from trainwright.pareto import hypervolume, non_dominated
 
 __all__ = ["Front", "Point", "Strategy", "point_of", "points_of"]
 
@@ -26,6 +32,15 @@ class Strategy(Protocol):
 
     def pool(self, candidates: Candidates, scorer: Scorer) -> Iterable[tuple[Picks, float]]:
         """Yield picks that keep this strategy's limits, and their loss."""
+
+    def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
+        """Return the one answer at this strategy's own settings."""
+
+    def admits(self, candidates: Candidates, picks: Picks) -> bool:
+        """Say whether picks keep this strategy's limits."""
+
+    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> "Strategy":
+        """Return this strategy with limits at least as tight as those given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +58,8 @@ class Point:
 class Front:
     """Points by rising loss, none of which dominates another, beside the baselines "single best" and "top-k".
 
-    Losses here are of the `split` that selection saw, and so too good; `Ensemble.score` gives those of held-out rows.
+    Losses here are of the `split` that selection saw, and so too good; `protection` says by how much, and
+    `Ensemble.score` gives those of held-out rows.
     """
 
     points: tuple[Point, ...]
@@ -52,14 +68,20 @@ class Front:
     metric: str
     split: str
     excluded: Mapping[int, str] = field(default_factory=dict)
+    strategy: Strategy | None = field(default=None, repr=False)
+    candidates: Candidates | None = field(default=None, repr=False)
 
     def pick(self, how: str = "best", *, max_seconds: float | None = None, max_bytes: float | None = None) -> Ensemble:
-        """Return the "best" (least loss) or "knee" point within the limits, as an ensemble.
+        """Return a point within the limits, as an ensemble: "best" (least loss), "knee", or "fallback".
 
         The knee is the point nearest to the ideal corner when loss, seconds and bytes are each scaled to their range.
+        The fallback is the simplest of single best, top-k and greedy that is within one standard error of the best of
+        them out of fold, all chosen within the limits; see `protection`.
         """
         if how not in _PICKS:
             raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(_PICKS)}{closest(how, _PICKS)}")
+        if how == "fallback" and max_seconds is None and max_bytes is None:
+            return self._fallback(self.protection)
         points = self.points
         for what, limit, costs in (
             ("seconds", max_seconds, [point.seconds_per_row for point in points]),
@@ -87,11 +109,79 @@ class Front:
                 f"Front.pick: got max_seconds={max_seconds!r} and max_bytes={max_bytes!r}, which no point keeps both; "
                 "allowed: limits that one point keeps; raise either"
             )
+        if how == "fallback":
+            return self._fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
         return self.ensemble(within[0] if how == "best" else _knee(within))
 
     def ensemble(self, point: Point) -> Ensemble:
         """Return a point of the front or of the baselines as an ensemble."""
-        return Ensemble(members=tuple(self.library[trial] for trial in point.members), weights=point.weights)
+        members = tuple(self.library[trial] for trial in point.members)
+        return Ensemble(members=members, weights=point.weights, rule=default_rule(members[0].output))
+
+    @cached_property
+    def protection(self) -> Protection:
+        """What 5-fold cross-validation, 5 times, says of the choices single best, top-k and the strategy's own."""
+        return self.protect()
+
+    def protect(
+        self,
+        *,
+        max_seconds: float | None = None,
+        max_bytes: float | None = None,
+        folds: int = 5,
+        repeats: int = 5,
+        seed: int = 0,
+    ) -> Protection:
+        """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
+        strategy, candidates = self._source()
+        limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
+        return protect(
+            candidates,
+            METRICS[self.metric],
+            limited.best,
+            max_members=strategy.max_members,
+            admits=limited.admits,
+            folds=folds,
+            repeats=repeats,
+            seed=seed,
+        )
+
+    def corrected(self, point: Point, *, folds: int = 5, repeats: int = 1, seed: int = 0) -> float:
+        """Return a point's loss plus its optimism: what the best choice at its cost and size loses out of fold."""
+        strategy, candidates = self._source()
+        limits = [None if limit is None else limit * _ROOM for limit in (point.seconds_per_row, point.bytes)]
+        limited = strategy.within(len(point.members), *limits)
+        _, optimism = cross_validated(
+            candidates, METRICS[self.metric], limited.best, folds=folds, repeats=repeats, seed=seed
+        )
+        return point.loss + optimism
+
+    def thinned(self, most: int = 12) -> tuple[Point, ...]:
+        """Return at most `most` points, those that span most hypervolume, the one of least loss among them."""
+        axes = np.array([_axes(point) for point in self.points])
+        return tuple(self.points[at] for at in spanning(axes, self.reference, most))
+
+    @property
+    def reference(self) -> Array:
+        """The worst corner: the loss of the targets' own distribution, seconds and bytes of the whole library."""
+        _, candidates = self._source()
+        seconds, sizes = columns_of(candidates)
+        return np.array([prior_loss(candidates, METRICS[self.metric]), seconds.sum(), sizes.sum()])
+
+    @property
+    def hypervolume(self) -> float:
+        """Share of the box between the ideal corner and `reference` that the points dominate."""
+        axes = np.array([_axes(point) for point in self.points])
+        return hypervolume(*scaled(axes, self.reference))
+
+    def _source(self) -> tuple[Strategy, Candidates]:
+        if self.strategy is None or self.candidates is None:
+            raise EnsembleError("Front: got no candidates; allowed: the front that Library.select returns")
+        return self.strategy, self.candidates
+
+    def _fallback(self, protection: Protection) -> Ensemble:
+        _, candidates = self._source()
+        return self.ensemble(point_of(candidates, protection.picks, protection.checked[protection.chosen].loss))
 
     @property
     def single_best(self) -> Ensemble:
@@ -107,7 +197,8 @@ class Front:
         }
 
 
-_PICKS = ("best", "knee")
+_PICKS = ("best", "knee", "fallback")
+_ROOM = 1.0 + 1e-9  # for sums in another order
 
 
 def point_of(candidates: Candidates, picks: Picks, loss: float) -> Point:

@@ -6,17 +6,18 @@ libraries of models", ICML 2004. Seconds and bytes count each member once: repea
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from trainwright.ensemble.candidates import Candidates, Indices, Picks, Scorer
+from trainwright.ensemble.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.ensemble.cost import summed
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
-__all__ = ["BudgetedGreedy", "Selection", "Step", "ranked"]
+__all__ = ["BudgetedGreedy", "Selection", "Step", "columns_of", "ranked", "top"]
 
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
@@ -40,6 +41,12 @@ class Selection:
 
     steps: tuple[Step, ...]
     length: int
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "Selection":
+        """Return steps, at least one, with their best prefix."""
+        least = min(range(len(steps)), key=lambda step: (round(steps[step].objective, 12), step))
+        return cls(steps=tuple(steps), length=least + 1)
 
     @property
     def picks(self) -> Picks:
@@ -82,28 +89,34 @@ class BudgetedGreedy:
                     f"BudgetedGreedy.{name}: got {value!r}; allowed: a number > 0, or None for no budget"
                 )
 
-    def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
-        """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
+    def run(
+        self,
+        candidates: Candidates,
+        scorer: Scorer,
+        *,
+        among: Indices | None = None,
+        start: Sequence[Step] = (),
+    ) -> Selection:
+        """Return one greedy run; its best prefix is the result (least objective, of equals the shorter).
+
+        `among` limits the candidates; `start` are first steps already taken by the same settings, and stay.
+        """
         self.check(candidates)
-        seconds, sizes = _column(candidates.seconds, len(candidates)), _column(candidates.sizes, len(candidates))
-        best = int(ranked(candidates, scorer)[0])
-        # Without a price the raw loss is compared: a division could turn a tie into a win by rounding.
-        priced = self.cost_weight > 0 or self.bytes_weight > 0
-        scale = max(float(scorer.losses((), np.array([best]))[0]), 1e-12) if priced else 1.0
-        w = self.cost_weight / seconds[best] if self.cost_weight > 0 else 0.0
-        v = self.bytes_weight / max(sizes[best], 1.0)
-        picks: Picks = ()
+        seconds, sizes = columns_of(candidates)
+        objective_of = self.objective(candidates, scorer)
+        steps = list(start)
+        picks: Picks = tuple(step.index for step in steps)
         inside = np.zeros(len(candidates), dtype=bool)
-        steps: list[Step] = []
-        spent, weight = 0.0, 0.0
-        for _ in range(self.max_additions):
+        inside[list(picks)] = True
+        open_ = np.ones(len(candidates), dtype=bool) if among is None else np.isin(np.arange(len(candidates)), among)
+        spent, weight = (steps[-1].seconds, steps[-1].bytes) if steps else (0.0, 0.0)
+        for _ in range(self.max_additions - len(steps)):
             cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
-            wanted = np.flatnonzero(self._allowed(inside, cost, size))
+            wanted = np.flatnonzero(self._allowed(inside, cost, size) & open_)
             if len(wanted) == 0:
                 break
-            price = w * cost[wanted] + v * size[wanted]
             losses = scorer.losses(picks, wanted)
-            objective = losses / scale + price
+            objective = objective_of(losses, cost[wanted], size[wanted])
             # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were summed.
             key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], objective.round(12))
             first = int(np.lexsort(key)[0])
@@ -119,8 +132,38 @@ class BudgetedGreedy:
                     objective=float(objective[first]),
                 )
             )
-        least = min(range(len(steps)), key=lambda step: (round(steps[step].objective, 12), step))
-        return Selection(steps=tuple(steps), length=least + 1)
+        return Selection.of(steps)
+
+    def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
+        """Return the picks of one run with these very weights and budgets."""
+        return self.run(candidates, scorer).picks
+
+    def objective(self, candidates: Candidates, scorer: Scorer) -> Callable[[Array, Array, Array], Array]:
+        """Return what is minimised, as a function of losses, seconds and bytes: scaled by the best single member's.
+
+        A loss that may be negative is scaled by how far the best single member is below the prior's.
+        """
+        if self.cost_weight == 0 and self.bytes_weight == 0:
+            # Without a price the raw loss is compared: a division could turn a tie into a win by rounding.
+            return lambda losses, _seconds, _sizes: losses
+        seconds, sizes = columns_of(candidates)
+        best = int(ranked(candidates, scorer)[0])
+        least = scorer.loss((best,))
+        scale = max(prior_loss(candidates, scorer.metric) - least if scorer.metric.signed else least, 1e-12)
+        w = self.cost_weight / seconds[best] if self.cost_weight > 0 else 0.0
+        v = self.bytes_weight / max(sizes[best], 1.0)
+        return lambda losses, cost, size: losses / scale + (w * cost + v * size)
+
+    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
+        """Return these settings with limits at least as tight as those given, and without prices."""
+        return replace(
+            self,
+            max_members=min(self.max_members, max_members),
+            budget_seconds=_tighter(self.budget_seconds, seconds),
+            budget_bytes=_tighter(self.budget_bytes, sizes),
+            cost_weight=0.0,
+            bytes_weight=0.0,
+        )
 
     def pool(self, candidates: Candidates, scorer: Scorer) -> Iterator[tuple[Picks, float]]:
         """Yield picks and their loss for a front: singles, top-k and every prefix of runs over weights and budgets.
@@ -142,7 +185,7 @@ class BudgetedGreedy:
     def admits(self, candidates: Candidates, picks: Picks) -> bool:
         """Say whether picks keep `max_members` and the budgets."""
         members = np.array(sorted(set(picks)))
-        seconds, sizes = _column(candidates.seconds, len(candidates)), _column(candidates.sizes, len(candidates))
+        seconds, sizes = columns_of(candidates)
         return (
             len(members) <= self.max_members
             and bool(seconds[members].sum() <= _limit(self.budget_seconds))
@@ -173,7 +216,7 @@ class BudgetedGreedy:
             )
 
     def _affordable(self, candidates: Candidates) -> Array:
-        seconds, sizes = _column(candidates.seconds, len(candidates)), _column(candidates.sizes, len(candidates))
+        seconds, sizes = columns_of(candidates)
         return np.asarray((seconds <= _limit(self.budget_seconds)) & (sizes <= _limit(self.budget_bytes)))
 
     def _allowed(self, inside: Array, cost: Array, size: Array) -> Array:
@@ -200,7 +243,7 @@ class BudgetedGreedy:
 def ranked(candidates: Candidates, scorer: Scorer) -> Indices:
     """Return the candidates by rising loss alone; ties: cheaper, then lower trial number."""
     losses = scorer.losses((), np.arange(len(candidates))).round(12)
-    return np.lexsort((candidates.trials, _column(candidates.seconds, len(candidates)), losses))
+    return np.lexsort((candidates.trials, columns_of(candidates)[0], losses))
 
 
 def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
@@ -208,11 +251,20 @@ def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[
     order = ranked(candidates, scorer)
     for count in range(1, min(largest, len(order)) + 1):
         picks = tuple(int(index) for index in order[:count])
-        yield picks, float(scorer.losses(picks[:-1], order[count - 1 : count])[0])
+        yield picks, scorer.loss(picks)
 
 
-def _column(column: Array | None, count: int) -> Array:
-    return np.zeros(count) if column is None else column
+def columns_of(candidates: Candidates) -> tuple[Array, Array]:
+    """Return seconds per row and weight bytes [L], 0 where they are not known."""
+    nothing = np.zeros(len(candidates))
+    return (
+        nothing if candidates.seconds is None else candidates.seconds,
+        nothing if candidates.sizes is None else candidates.sizes,
+    )
+
+
+def _tighter(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)
 
 
 def _limit(budget: float | None) -> float:

@@ -1,15 +1,20 @@
 """The library: what the trials of a study have left, checked to be of the same rows, ready for selection."""
 
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
 from trainwright.ensemble.candidates import Candidates, scorer_of
-from trainwright.ensemble.entry import Member, read_member
+from trainwright.ensemble.common import on_common_rows
+from trainwright.ensemble.entry import REMOVED_FILE, Member, read_member
 from trainwright.ensemble.front import Front, Strategy, point_of, points_of
-from trainwright.ensemble.greedy import top
-from trainwright.ensemble.metrics import Array, Metric, metric_of
+from trainwright.ensemble.greedy import columns_of, top
+from trainwright.ensemble.metrics import Array, Metric, default_metric, metric_of
+from trainwright.ensemble.predictions import Output
+from trainwright.ensemble.retention import Retention, Standing
 from trainwright.errors import EnsembleError, MixedSplitsError
 from trainwright.ledger import State, open_ledger, state_of
 
@@ -19,24 +24,33 @@ __all__ = ["Library"]
 class Library:
     """Members in ascending trial number; `excluded` maps the trials that were left out to the reason."""
 
-    def __init__(self, members: Iterable[Member], excluded: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, members: Iterable[Member], excluded: Mapping[int, str] | None = None, *, common_rows: bool = False
+    ) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.trial))
         self.excluded = dict(excluded or {})
+        self.dropped_rows: Mapping[str, int] = {}
         if not self.members:
             reason = "; ".join(f"trial {trial}: {why}" for trial, why in list(self.excluded.items())[:1])
             raise EnsembleError(
                 "Library: got no member; allowed: at least one trial that left its predictions; call tw.ensemble.leave "
                 f"in the training function{f' (left out: {len(self.excluded)}, {reason})' if reason else ''}"
             )
+        if common_rows:
+            self.members, self.dropped_rows = on_common_rows(self.members)
         _refuse_mixed(self.members)
 
     @classmethod
-    def open(cls, directory: str | Path) -> "Library":
-        """Return the library of the study in a folder; damaged members are left out, mixed splits refused."""
-        return cls.of(state_of(open_ledger(directory)), directory)
+    def open(cls, directory: str | Path, *, common_rows: bool = False) -> "Library":
+        """Return the library of the study in a folder; damaged members are left out, mixed splits refused.
+
+        With `common_rows` members that left different rows are cut to those they share, by row id; `dropped_rows`
+        then says per split how many went.
+        """
+        return cls.of(state_of(open_ledger(directory)), directory, common_rows=common_rows)
 
     @classmethod
-    def of(cls, state: State, directory: str | Path) -> "Library":
+    def of(cls, state: State, directory: str | Path, *, common_rows: bool = False) -> "Library":
         """Return the library of a study's state: of each trial the entry of the highest lease's latest epoch."""
         members: list[Member] = []
         excluded: dict[int, str] = {}
@@ -47,11 +61,43 @@ class Library:
                     members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number))
                 except EnsembleError as error:
                     excluded[number] = str(error)
-        return cls(members, excluded)
+        return cls(members, excluded, common_rows=common_rows)
 
-    def select(self, strategy: Strategy, metric: str = "cross_entropy", split: str = "selection") -> Front:
-        """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions."""
-        chosen = metric_of(metric, self.members[0].output)
+    @property
+    def output(self) -> Output:
+        """Kind of the predictions: "classes", "values", or "moments" (mean and variance)."""
+        return self.members[0].output
+
+    def top(self, count: int, metric: str | None = None, split: str = "selection") -> "Library":
+        """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""
+        policy = Retention(library_top=count, rung_share=1.0)
+        keep = policy.keep(self._standings(metric, split))
+        return Library([member for member in self.members if member.trial in keep], self.excluded)
+
+    def retain(
+        self, policy: Retention, metric: str | None = None, split: str = "selection", pinned: Collection[int] = ()
+    ) -> tuple[int, ...]:
+        """Delete from disk the entries that a policy does not keep; returns their trials.
+
+        Trials named in `pinned`, such as the members of an ensemble in use, stay. Do it when no trial is running.
+        """
+        known = self._standings(metric, split)
+        gone_trials = {one.trial for one in known} - policy.keep(known, pinned)
+        gone = [member for member in self.members if member.trial in gone_trials]
+        for member in gone:
+            (member.folder.parent / REMOVED_FILE).touch()  # first, so that what is missing is never taken for damage
+            shutil.rmtree(member.folder)
+        self.members = tuple(member for member in self.members if member.trial not in gone_trials)
+        return tuple(member.trial for member in gone)
+
+    def select(self, strategy: Strategy, metric: str | None = None, split: str = "selection") -> Front:
+        """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions.
+
+        Without a name the metric is the likelihood that fits the predictions: "cross_entropy", "normal_nll" for means
+        and variances, "squared_error" for values.
+        """
+        metric = metric or default_metric(self.output)
+        chosen = metric_of(metric, self.output)
         candidates, excluded = self.candidates(chosen, split)
         scorer = scorer_of(candidates, chosen)
         baselines = {
@@ -65,14 +111,30 @@ class Library:
             metric=metric,
             split=split,
             excluded={**self.excluded, **excluded},
+            strategy=strategy,
+            candidates=candidates,
         )
+
+    def _standings(self, metric: str | None, split: str) -> list[Standing]:
+        chosen = metric_of(metric or default_metric(self.output), self.output)
+        candidates, _ = self.candidates(chosen, split)
+        losses = scorer_of(candidates, chosen).losses((), np.arange(len(candidates)))
+        seconds, sizes = columns_of(candidates)
+        epochs = {member.trial: member.epoch for member in self.members}
+        return [
+            Standing(trial=trial, epoch=epochs[trial], loss=loss, seconds=cost, bytes=size)
+            for trial, loss, cost, size in zip(
+                candidates.trials.tolist(), losses.tolist(), seconds.tolist(), sizes.tolist(), strict=True
+            )
+        ]
 
     def candidates(self, metric: Metric, split: str) -> tuple[Candidates, dict[int, str]]:
         """Return what selection by a metric needs of the members, and why some were left out.
 
-        Cross-entropy reads the true class's probability alone; other metrics memory-map the predictions.
+        Cross-entropy reads the true class's probability alone; for other metrics predictions are mapped one at a time.
         """
-        kept: list[tuple[Member, Array]] = []
+        members: list[Member] = []
+        true: list[Array] = []
         excluded: dict[int, str] = {}
         timed = any(member.seconds_per_row is not None for member in self.members)
         sized = any(member.weight_bytes is not None for member in self.members)
@@ -83,25 +145,49 @@ class Library:
                 )
                 continue
             try:
-                kept.append((member, member.predictions(split) if metric.of_true is None else member.true(split)))
+                if metric.of_true is None:
+                    member.predictions(split)  # verified here, and closed again
+                else:
+                    true.append(member.true(split))
             except EnsembleError as error:
                 if split not in member.splits:
                     raise
                 excluded[member.trial] = str(error)
-        if not kept:
+                continue
+            members.append(member)
+        if not members:
             trial, why = next(iter(excluded.items()))
             raise EnsembleError(f"Library.select: got no usable member (trial {trial}: {why}); allowed: at least one")
-        members = [member for member, _ in kept]
         _refuse_mixed_devices(members)
-        arrays = [array for _, array in kept]
         return Candidates(
             trials=np.array([member.trial for member in members]),
             targets=members[0].targets(split),
-            true=None if metric.of_true is None else np.stack(arrays),
-            predictions=() if metric.of_true is not None else arrays,
+            true=np.stack(true) if true else None,
+            predictions=() if true else Mapped(members, split),
             seconds=_column([member.seconds_per_row for member in members]),
             sizes=_column([member.weight_bytes for member in members]),
         ), excluded
+
+
+class Mapped(Sequence[Array]):
+    """Predictions of members on a split, each mapped when it is asked for: thousands would exhaust the open files."""
+
+    def __init__(self, members: Sequence[Member], split: str) -> None:
+        self._members, self._split = members, split
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Mapped": ...
+
+    def __getitem__(self, index: int | slice) -> "Array | Mapped":
+        if isinstance(index, slice):
+            return Mapped(self._members[index], self._split)
+        return self._members[index].mapped(self._split)
 
 
 def _column(values: list[float | None] | list[int | None]) -> Array | None:

@@ -16,6 +16,7 @@ __all__ = [
     "Metric",
     "accuracy",
     "cross_entropy",
+    "default_metric",
     "metric_of",
     "normal_nll",
     "squared_error",
@@ -66,7 +67,8 @@ class Metric:
     name: str
     per_row: Callable[[Array, Array], Array]
     direction: Literal["min", "max"] = "min"  # a metric to be maximised lies in [0, 1]
-    classes_only: bool = False
+    outputs: tuple[str, ...] = ("classes", "values", "moments")  # kinds of prediction that it can score
+    signed: bool = False  # may be negative, so that nothing can be measured in multiples of it
     of_true: Callable[[Array], Array] | None = None  # per row from the true class's probability [N] alone, where enough
 
     def score(self, predictions: Array, targets: Array) -> float:
@@ -81,9 +83,10 @@ class Metric:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric(name="cross_entropy", per_row=cross_entropy, classes_only=True, of_true=_negative_log),
-        Metric(name="accuracy", per_row=accuracy, direction="max", classes_only=True),
+        Metric(name="cross_entropy", per_row=cross_entropy, outputs=("classes",), of_true=_negative_log),
+        Metric(name="accuracy", per_row=accuracy, direction="max", outputs=("classes",)),
         Metric(name="squared_error", per_row=squared_error),
+        Metric(name="normal_nll", per_row=normal_nll, outputs=("moments",), signed=True),
     )
 }
 
@@ -93,9 +96,15 @@ def metric_of(name: str, output: str) -> Metric:
     if name not in METRICS:
         raise EnsembleError(f"metric: got {name!r}; allowed: {', '.join(METRICS)}{closest(name, METRICS)}")
     metric = METRICS[name]
-    if metric.classes_only and output != "classes":
-        allowed = ", ".join(other.name for other in METRICS.values() if not other.classes_only)
-        raise EnsembleError(
-            f"metric: got {name!r} for real-valued predictions, which have no classes; allowed: {allowed}"
-        )
+    if output not in metric.outputs:
+        allowed = ", ".join(other.name for other in METRICS.values() if output in other.outputs)
+        raise EnsembleError(f"metric: got {name!r} for predictions that are {output}; allowed: {allowed}")
     return metric
+
+
+def default_metric(output: str) -> str:
+    """Return the name of the metric to select by: a likelihood wherever the predictions have one.
+
+    For classes cross-entropy even if accuracy is what counts: selection by accuracy overfits few rows.
+    """
+    return {"classes": "cross_entropy", "moments": "normal_nll"}.get(output, "squared_error")

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainwright.ensemble.cost import Cost, measure
-from trainwright.ensemble.entry import MEMBER_FILE, SCHEMA, write_folder
+from trainwright.ensemble.entry import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, write_folder
 from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.predictions import SplitRows, check_split
+from trainwright.ensemble.weights import LINKS, factory_name, weights_of
 from trainwright.errors import EnsembleError
 
 __all__ = ["leave"]
@@ -62,21 +63,37 @@ def leave(
     sample: object | Callable[[], object] | None = None,
     rows: Mapping[str, Any] | None = None,
     data: str | None = None,
+    factory: str | Callable[..., Any] | None = None,
+    link: str | None = None,
 ) -> Path:
     """Leave this trial's predictions to the library, in place of what it left before; returns the entry's folder.
 
     `predictions` holds per split ("selection", "test", ...) class probabilities [N, C] for integer `targets` [N], or
-    real values [N] or [N, T] for float targets of that shape; numpy arrays or torch tensors. `rows` gives the row ids
-    [N] per split, unique over all splits; `data` names the data set. All trials must leave the same rows. With a torch
-    `model` its parameters and bytes are recorded, and with a `sample` batch (or a function that makes one) its seconds
-    per row at batch 128, once per trial. Of a trial on several devices rank 0 leaves it. The entry is visible to others
-    once the ledger has it; killed at any moment, this leaves either the new entry or the one before.
+    real values [N] or [N, T] for float targets of that shape, or for those targets means and variances [N, 2] or
+    [N, T, 2]; numpy arrays or torch tensors. `rows` gives the row ids [N] per split, unique over all splits; `data`
+    names the data set. All trials must leave the same rows. With a torch `model` its parameters and bytes are recorded,
+    and with a `sample` batch (or a function that makes one) its seconds per row at batch 128, once per trial.
+
+    With `factory`, a function of the trial's parameters (or its "module:function") that builds the network, the weights
+    are kept too, so that an ensemble can predict. `link` says what makes predictions of the network's output:
+    "softmax" (the default for classes) or "identity".
+
+    Of a trial on several devices rank 0 leaves it. The entry is visible to others once the ledger has it; killed at any
+    moment, this leaves either the new entry or the one before.
     """
     if data is not None and not isinstance(data, str):
         raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
     if sample is not None and model is None:
         raise EnsembleError("leave, sample: got a batch but no model; allowed: both; pass the model as second argument")
     splits = _checked(predictions, targets, rows or {})
+    output = splits[0].output
+    link = link or ("softmax" if output == "classes" else "identity")
+    if link not in LINKS or (link == "softmax" and output != "classes"):
+        allowed = ", ".join(LINKS) if output == "classes" else "identity"
+        raise EnsembleError(f"leave, link: got {link!r} for predictions that are {output}; allowed: {allowed}")
+    if factory is not None and model is None:
+        raise EnsembleError("leave, factory: got one but no model; allowed: both; pass the model as second argument")
+    builder = None if factory is None else factory_name(factory)
     cost = _cost(trial, model, sample)
     epoch = trial.next_epoch
     files, described = _files(splits, data)
@@ -86,17 +103,22 @@ def leave(
         "epoch": epoch,
         "params": dict(trial.params),
         "seed": trial.seed,
-        "output": splits[0].output,
+        "output": output,
         "data": data,
         "splits": described,
         "parameter_count": cost.parameter_count if cost else None,
         "weight_bytes": cost.weight_bytes if cost else None,
         "cost": [_measured(cost)] if cost and cost.seconds is not None else [],
-        "files": {name: content.nbytes for name, content in files.items()},
+        "factory": builder,
+        "link": link,
     }
     parent, name = trial.library_directory(), f"epoch-{epoch:06d}"
     if trial.rank:
         return parent / name
+    if builder is not None:
+        files[WEIGHTS_FILE] = weights_of(model)
+    sizes = {name: len(one) if isinstance(one, bytes) else one.nbytes for name, one in files.items()}
+    member["files"] = sizes
     text = json.dumps(member, indent=1, allow_nan=False).encode()
     folder, digests = write_folder(parent, name, {**files, MEMBER_FILE: text})
     trial.offer(folder, digests, epoch=epoch)
@@ -158,8 +180,8 @@ def _measured(cost: Cost) -> dict[str, Any]:
     return table
 
 
-def _files(splits: list[SplitRows], data: str | None) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
-    files: dict[str, Array] = {}
+def _files(splits: list[SplitRows], data: str | None) -> tuple[dict[str, Array | bytes], dict[str, dict[str, Any]]]:
+    files: dict[str, Array | bytes] = {}
     described: dict[str, dict[str, Any]] = {}
     for split in splits:
         storage, values = split.stored()
@@ -169,6 +191,6 @@ def _files(splits: list[SplitRows], data: str | None) -> tuple[dict[str, Array],
         files[f"{split.name}.targets.{'i32' if split.output == 'classes' else 'f32'}"] = split.targets
         if split.ids is not None:
             files[f"{split.name}.rows.i64"] = split.ids
-        count, columns = values.shape
+        count, columns = values.shape[:2]
         described[split.name] = {"rows": count, "columns": columns, "storage": storage, "digest": split.digest(data)}
     return files, described

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, squared_error
+from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
 from trainwright.errors import EnsembleError
 
-__all__ = ["TOLERANCE", "Output", "SplitRows", "check_split", "normalised"]
+__all__ = ["TOLERANCE", "Output", "SplitRows", "check_split", "digest_of", "normalised"]
 
-Output = Literal["classes", "values"]
+Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
 TOLERANCE = (
     1e-2  # how far a row of class probabilities may sum from 1: float16 and bfloat16 outputs pass, logits do not
@@ -22,7 +22,7 @@ _FLOAT16_DRIFT = 1e-4  # relative change of the loss from which on rounding to f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitRows:
-    """One split in ascending order of row id: predictions [N, C], targets [N] or [N, C], ids [N] or None."""
+    """One split in ascending order of row id: predictions [N, C] or [N, T, 2], targets [N] or [N, T], ids or None."""
 
     name: str
     output: Output
@@ -37,25 +37,30 @@ class SplitRows:
 
     def digest(self, data: str | None) -> str:
         """Return the BLAKE2b-128 of data name, split name, row count, row ids and targets: equal for equal rows."""
-        head = json.dumps([data, self.name, self.output, len(self.targets), self.ids is not None])
-        digest = hashlib.blake2b(head.encode(), digest_size=16)
-        if self.ids is not None:
-            digest.update(self.ids.data)
-        digest.update(self.targets.reshape(-1).data)
-        return digest.hexdigest()
+        return digest_of(data, self.name, self.output, self.targets, self.ids)
 
     def stored(self) -> tuple[str, Array]:
         """Return ("f16" or "f32", predictions in it): float32 where rounding would move the loss by over 1e-4."""
         with np.errstate(over="ignore"):  # values beyond float16 become infinite, which the comparison refuses
             rounded = self.predictions.astype("<f2")
-        classes = self.output == "classes"
-        loss = cross_entropy if classes else squared_error
-        exact = float(loss(self.predictions.astype(np.float64), self.targets).mean())
-        kept = normalised(rounded) if classes else rounded.astype(np.float64)
-        drift = abs(float(loss(kept, self.targets).mean()) - exact)
-        if drift <= _FLOAT16_DRIFT * max(exact, SMALLEST):
+        metric = METRICS[default_metric(self.output)]
+        exact = metric.score(self.predictions.astype(np.float64), self.targets)
+        kept = normalised(rounded) if self.output == "classes" else rounded.astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a variance may round to 0: refused too
+            drift = abs(metric.score(kept, self.targets) - exact)
+        if drift <= _FLOAT16_DRIFT * max(abs(exact), SMALLEST):
             return "f16", rounded
         return "f32", self.predictions.astype("<f4")
+
+
+def digest_of(data: str | None, name: str, output: str, targets: Array, ids: Array | None) -> str:
+    """Return the BLAKE2b-128 of data name, split name, kind, row count, row ids and targets."""
+    head = json.dumps([data, name, "classes" if output == "classes" else "values", len(targets), ids is not None])
+    digest = hashlib.blake2b(head.encode(), digest_size=16)
+    if ids is not None:
+        digest.update(np.ascontiguousarray(ids).data)
+    digest.update(np.ascontiguousarray(targets).reshape(-1).data)
+    return digest.hexdigest()
 
 
 def normalised(probabilities: Array) -> Array:
@@ -75,7 +80,7 @@ def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRow
         output: Output = "classes"
     elif truth.dtype.kind == "f":
         values, truth = _check_values(where, name, values, truth)
-        output = "values"
+        output = "values" if values.ndim == 2 else "moments"
     else:
         raise EnsembleError(f"leave, targets[{name!r}]: got dtype {truth.dtype}; allowed: integers (classes) or floats")
     if ids is None:
@@ -134,22 +139,32 @@ def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple
 
 
 def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[Array, Array]:
-    values, truth = (array[:, None] if array.ndim == 1 else array for array in (values, truth))
-    if values.ndim != 2 or values.shape != truth.shape:
+    paired = values.shape == (*truth.shape, 2)  # mean and variance
+    values, truth = (
+        values[:, None] if values.ndim == 1 + paired else values,
+        truth[:, None] if truth.ndim == 1 else truth,
+    )
+    if truth.ndim != 2 or values.shape != (*truth.shape, 2)[: 2 + paired]:
         raise EnsembleError(
             f"{where}: got shape {values.shape} for targets of shape {truth.shape}; allowed: equal shapes (N,) or "
-            "(N, T) for real values; classes need integer targets"
+            "(N, T) for real values, a last axis of 2 more for means and variances; classes need integer targets"
         )
     if values.dtype.kind != "f":
         raise EnsembleError(f"{where}: got dtype {values.dtype}; allowed: floats")
     _first(
-        np.logical_not(np.isfinite(values).all(axis=1)),
+        np.logical_not(np.isfinite(values).reshape(len(values), -1).all(axis=1)),
         f"{where}: row {{}} is not finite; allowed: finite values; mend the model",
     )
     _first(
         np.logical_not(np.isfinite(truth).all(axis=1)),
         f"leave, targets[{name!r}]: row {{}} is not finite; allowed: finite values",
     )
+    if paired:
+        _first(
+            np.any(values[..., 1] <= 0, axis=1),
+            f"{where}: row {{}} has a variance that is not above 0; allowed: (mean, variance) in the last axis; pass "
+            "softplus or exp of the network's output",
+        )
     return values, truth.astype("<f4")
 
 
