@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, ExchangeTimes, Storage, collective_seconds
+from trainwright.cluster import Cluster, ExchangeTimes, Storage, collective_seconds, contention
 from trainwright.cluster.calibrated import Figures, Level, fitted
 from trainwright.errors import InputError
 
@@ -37,7 +37,7 @@ def figures(**options):
         "kind": "device",
         "products": {"fp32": [(each, each / 1e12) for each in work], "bf16": [(each, each / 4e12) for each in work]},
         "convolutions": [(each, 1e-6 + each / 5e11) for each in work],
-        "copies": [(size, 2e-6 + size / 1e11) for size in (1e6, 1e7, 1e8)],
+        "copies": [(size, size / 1e11) for size in (1e6, 1e7, 1e8)],
         "launch_seconds": 5e-6,
     }
     return Figures(**given | options)
@@ -55,7 +55,7 @@ def test_links_come_out(alpha, bandwidth):
 
 def test_devices_come_out():
     """Peaks by precision, shares of the peak by kind of layer, memory and host bandwidth."""
-    cluster = fitted(figures(host_copies=[(size, 1e-5 + size / 2e10) for size in (1e6, 1e8)], memory_bytes=10**10))
+    cluster = fitted(figures(host_copies=[(size, size / 2e10) for size in (1e6, 1e8)], memory_bytes=10**10))
     device = cluster.device
     assert device.flops == {"fp32": pytest.approx(1e12), "bf16": pytest.approx(4e12)}
     assert device.efficiency == {"linear": pytest.approx(1.0), "conv": pytest.approx(0.5)}
@@ -99,17 +99,27 @@ def test_two_levels_and_storage(tmp_path):
     )
     assert [(tier.name, tier.devices) for tier in cluster.tiers] == [("node", 4), ("network", 32)]
     assert [tier.bandwidth for tier in cluster.tiers] == [pytest.approx(1e11), pytest.approx(1e10)]
+    assert [tier.links_per_node for tier in cluster.tiers] == [1, 4]
     assert (cluster.storage, cluster.errors["storage"]) == (storage, 0.2)
     cluster.save(tmp_path / "made-up.toml")
     assert Cluster.load(tmp_path / "made-up.toml") == cluster
+
+
+@pytest.mark.parametrize(("flows", "links"), [(1.0, 4), (1.1, 4), (1.9, 2), (4.0, 1), (5.0, 1)])
+def test_links_of_a_node_from_what_flows_do_to_each_other(flows, links):
+    """Four flows at once that take twice as long as one have two links, and phi says so."""
+    levels = (level(1e-6, 1e-11, devices=4, worlds=(2, 4)), level(1e-5, 1e-10, name="network", devices=8, flows=flows))
+    cluster = fitted(figures(nodes=2, devices_per_node=4, levels=levels))
+    assert cluster.tiers[1].links_per_node == links
+    assert contention(cluster, ranks=2, stride=4) == 4 / links
 
 
 def test_a_clock_set_back_is_refused():
     """And times that do not grow with the work, which have no rate."""
     with pytest.raises(InputError, match=r"measured times: got -1.0"):
         fitted(figures(copies=[(1e6, -1.0), (1e7, 1.0)]))
-    with pytest.raises(InputError, match="copies: got times that do not grow with the work"):
-        fitted(figures(copies=[(1e6, 1.0), (1e7, 0.5)]))
+    with pytest.raises(InputError, match="convolutions: got times that do not grow with the work"):
+        fitted(figures(convolutions=[(1e6, 1.0), (1e7, 0.5)]))
     falling = dataclasses.replace(level(1.0, 0.0, worlds=(2,)))
     with pytest.raises(InputError, match="tier node: got times that do not grow with the bytes"):
         fitted(figures(devices_per_node=8, levels=(falling,)))

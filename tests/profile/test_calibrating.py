@@ -20,7 +20,7 @@ SLURM = {
     "SLURM_STEP_NODELIST": "node[003-005,009]",
 }  # fmt: skip
 MPI = {
-    "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
 }  # fmt: skip
 
@@ -38,7 +38,13 @@ MPI = {
 def test_launchers_tell_a_process_its_place(launcher, environment, address, nodes):
     """Rank, world, how many on a node, and where rank 0 is."""
     here = place(launcher, environment)
-    assert (here.rank, here.world, here.local_rank, here.address, here.nodes) == (3, 8, 1, address, nodes)
+    assert (here.rank, here.world, here.local_rank, here.address, here.nodes) == (
+        3,
+        8,
+        3 % here.on_node,
+        address,
+        nodes,
+    )
 
 
 def test_without_a_launcher_a_process_is_alone():
@@ -57,6 +63,7 @@ def test_without_a_launcher_a_process_is_alone():
             {**TORCHRUN, "WORLD_SIZE": "7"},
             "got rank 3 of 7, 1 of 2 on its node; allowed: as many processes",
         ),
+        ("slurm", {**SLURM, "SLURM_LOCALID": "0"}, "allowed: as many processes on every node, numbered node by node"),
         ("mpi", {**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "MASTER_ADDR is not set"),
     ],
 )
@@ -123,7 +130,7 @@ def test_a_clock_that_goes_backwards_is_no_measurement(monkeypatch):
 PROGRAM = """
 import sys
 from trainwright.profile.calibrating import calibrate, place
-cluster = calibrate(place("torchrun"), name="ranks", repeats=2, largest=1 << 16)
+cluster = calibrate(place("torchrun"), name="ranks", repeats=4, largest=1 << 22)
 if cluster is not None:
     cluster.save(sys.argv[1])
 """
@@ -163,6 +170,7 @@ def test_ranks_measure_their_links(tmp_path, world, on_node):
     assert {(each.operation, each.tier) for each in cluster.measured} == {
         (op, name) for op in OPERATIONS for name in levels
     }
+    assert all(1 <= tier.links_per_node <= on_node for tier in cluster.tiers)
     assert all(error < 10 for error in cluster.errors.values())
     for stride in (1, on_node)[: len(levels)]:
         cost = collective_seconds(cluster, "all_reduce", 65_536, ranks=2, stride=stride)

@@ -1,5 +1,6 @@
 """`trainwright plan calibrate`: measure this machine with all ranks that were started, and write a cluster file."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from trainwright.profile.calibrating import Place
 
 __all__ = ["add", "calibrate"]
+
+_BUSY = 0.5  # load a core from which other work is likely to have lengthened every time
 
 
 def add(app: typer.Typer) -> None:
@@ -78,6 +81,9 @@ def _notes(cluster: "Cluster", here: "Place") -> list[str]:
             "one rank: compute, memory and storage only; links need two ranks or more, started by torchrun, srun or "
             "mpirun"
         )
+    load, cores = float(cluster.conditions.get("load_before", 0.0)), os.cpu_count() or 1
+    if load > _BUSY * cores:
+        notes.append(f"load of {load:g} on {cores} cores before the start: measure again on a quiet machine")
     worlds = sorted({ranks for tier in cluster.tiers for ranks in tier.worlds})
     if worlds:
         notes.append(

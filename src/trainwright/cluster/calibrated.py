@@ -27,6 +27,8 @@ class Level:
     devices: int
     exchanges: tuple[ExchangeTimes, ...]
     spreads: tuple[float, ...] = ()
+    flows: float = 1.0
+    """How much longer an exchange between nodes takes when every rank of a node is in one of its own."""
     only_these_sizes: bool = False
     """Whether the ranks share processors, so that nothing follows for groups of other sizes."""
 
@@ -59,14 +61,15 @@ def fitted(figures: Figures) -> Cluster:
     """Return the cluster with these figures.
 
     A device's peak is the best rate seen; what a kind of layer reaches of it comes from a fit of its whole sweep,
-    seconds = latency + work / rate. Latency and bandwidth of a link come from all rings and messages on it together:
-    `ranks` enters as in `hockney`. Raises `InputError` for times that are none or do not grow with the work.
+    seconds = latency + work / rate; copies are large, and fitted by their rate alone. Latency and bandwidth of a link
+    come from all rings and messages on it together: `ranks` enters as in `hockney`. Raises `InputError` for times that
+    are none or do not grow with the work.
     """
     residuals: dict[str, tuple[float, ...]] = {}
     single = [fit_rate("matrix products", figures.products["fp32"])]
     single += [fit_rate("convolutions", figures.convolutions)] if figures.convolutions else []
     peak = max(work / seconds for work, seconds in (*figures.products["fp32"], *figures.convolutions))
-    copies = fit_rate("copies", figures.copies)
+    copies = _fit_large(figures.copies)
     residuals["compute"] = tuple(value for fit in single for value in fit.residuals)
     residuals["copies"] = copies.residuals
     device = Device(
@@ -80,7 +83,7 @@ def fitted(figures: Figures) -> Cluster:
         },
         memory_bandwidth=_rate(copies),
         launch_seconds=figures.launch_seconds,
-        host_bandwidth=_rate(fit_rate("host copies", figures.host_copies)) if figures.host_copies else 0.0,
+        host_bandwidth=_rate(_fit_large(figures.host_copies)) if figures.host_copies else 0.0,
         efficiency={kind: min(1.0, _rate(fit) / peak) for kind, fit in zip(("linear", "conv"), single, strict=False)},
     )
     errors = {name: _rms(values) for name, values in residuals.items()}
@@ -93,6 +96,7 @@ def fitted(figures: Figures) -> Cluster:
                 devices=level.devices,
                 alpha=link.values[0],
                 bandwidth=_rate(link),
+                links_per_node=_links(figures, level),
                 worlds=tuple(sorted({each.ranks for each in level.exchanges})) if level.only_these_sizes else (),
             )
         )
@@ -144,8 +148,18 @@ def fit_link(level: Level) -> Fit:
     return fit
 
 
+def _fit_large(rows: Sequence[Row]) -> Fit:
+    """Fit seconds = work / rate, of work so much that no latency shows."""
+    return least_relative([[work] for work, _ in rows], [seconds for _, seconds in rows])
+
+
+def _links(figures: Figures, level: Level) -> int:
+    """Return the links of a node that carry as many flows at once as it has devices in that many times the time."""
+    return max(1, round(figures.devices_per_node / level.flows)) if level.devices > figures.devices_per_node else 1
+
+
 def _rate(fit: Fit) -> float:
-    return 1.0 / fit.values[1]
+    return 1.0 / fit.values[-1]
 
 
 def _rms(values: Iterable[float]) -> float:

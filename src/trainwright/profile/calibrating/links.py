@@ -75,20 +75,36 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
                     exchanges=tuple(exchanges),
                     spreads=tuple(spreads),
                     only_these_sizes=device.type == "cpu",
+                    flows=_flows(here, device, exchanges, repeats) if name == "network" else 1.0,
                 )
             )
     return tuple(levels)
 
 
-def _timed(group: _Group, operation: str, sizes: list[int], repeats: int) -> list[list[float]]:
-    """Return this rank's seconds of every repeat, by size."""
+def _flows(here: Place, device: torch.device, exchanges: list[ExchangeTimes], repeats: int) -> float:
+    """Return how much longer the largest all-reduce takes when one group for every rank of a node is active at once."""
+    alone = next(each for each in exchanges if (each.operation, each.ranks) == ("all_reduce", here.nodes))
+    handles = [dist.new_group(list(range(each, here.world, here.on_node))) for each in range(here.on_node)]
+    members = tuple(range(here.local_rank, here.world, here.on_node))
+    group = _Group(members, handles[here.local_rank], True, device)
+    together = _slowest(_gathered(_timed(group, "all_reduce", [alone.bytes[-1]], repeats, among=dist.group.WORLD)))
+    dist.destroy_process_group(group.handle)
+    return max(1.0, together[0] / alone.seconds[-1])
+
+
+def _timed(
+    group: _Group, operation: str, sizes: list[int], repeats: int, *, among: dist.ProcessGroup | None = None
+) -> list[list[float]]:
+    """Return this rank's seconds of every repeat, by size; all ranks `among` which it is done start together."""
     works = [_exchange(group, operation, size) for size in sizes]
     for work in works:
         work()
     times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
         for series, work in zip(times, works, strict=True):
-            dist.barrier(group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None)
+            dist.barrier(
+                among or group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None
+            )
             series.append(_once(work, group.device))
     return times
 

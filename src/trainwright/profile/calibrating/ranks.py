@@ -76,10 +76,10 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
     rank, world, local_rank, on_node = (
         _number(name, known, names, environment) for names in (known.rank, known.world, known.local_rank, known.on_node)
     )
-    if not (0 <= rank < world and 0 <= local_rank < on_node) or world % on_node:
+    if not 0 <= rank < world or not 1 <= on_node <= world or world % on_node or local_rank != rank % on_node:
         raise InputError(
             f"launch {name}: got rank {rank} of {world}, {local_rank} of {on_node} on its node; allowed: as many "
-            "processes on every node"
+            "processes on every node, numbered node by node"
         )
     return Place(
         rank=rank, world=world, local_rank=local_rank, on_node=on_node, address=_address(world, on_node, environment)
