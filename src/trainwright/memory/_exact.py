@@ -1,0 +1,187 @@
+"""Kernel of the exact search: A* over which values are alive and which gradient has arrived; see `exact`."""
+
+import numpy as np
+
+from trainwright.memory._compile import Floats, Ints, compiled
+from trainwright.memory.sizes import Sizes
+
+__all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_KEEP", "search"]
+
+FORWARD_ALL, FORWARD_KEEP, BACKWARD, DELETE = 0, 1, 3, 4
+_EMPTY = np.int64(-1)
+
+
+@compiled
+def _slot(keys: Ints, key: int) -> np.int64:
+    """Return where a key stands, or would stand, in an open table whose size is a power of two."""
+    mask = keys.size - 1
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    place = np.int64(mixed >> np.uint64(20)) & mask
+    while keys[place] not in (_EMPTY, key):
+        place = (place + 1) & mask
+    return place
+
+
+@compiled
+def _push(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
+    child = size
+    while child:
+        parent = (child - 1) >> 1
+        if heap[parent] <= value:
+            break
+        heap[child], nodes[child] = heap[parent], nodes[parent]
+        child = parent
+    heap[child], nodes[child] = value, node
+    return size + 1
+
+
+@compiled
+def _pop(heap: Floats, nodes: Ints, size: int) -> int:
+    """Remove the least entry, which the caller has read."""
+    size -= 1
+    value, node = heap[size], nodes[size]
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[parent], nodes[parent] = heap[child], nodes[child]
+        parent = child
+    heap[parent], nodes[parent] = value, node
+    return size
+
+
+@compiled
+def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[Ints, float, float]:
+    """Return the operations (kind, stage from 1, option), their seconds (inf: none below `bound`), a lower bound.
+
+    A state holds a digit for each stage (0 nothing, 1 the bare output, 2 + o saved by option o) and the gradient's
+    stage. `limit` is the number of states, beyond which the search ends with the lower bound that it has reached.
+    """
+    out, delta, plain_temporary, plain, cheapest, first = (
+        z.out,
+        z.delta,
+        z.plain_temporary,
+        z.plain,
+        z.cheapest,
+        z.first,
+    )
+    forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
+    n = plain.size
+    powers = np.ones(n + 2, np.int64)
+    for i in range(1, n + 2):
+        powers[i] = powers[i - 1] * base
+    capacity = 1024
+    table, holder = np.full(4 * capacity, _EMPTY), np.zeros(4 * capacity, np.int64)
+    states, cost, closed = np.zeros(capacity, np.int64), np.zeros(capacity), np.zeros(capacity, np.bool_)
+    came = np.zeros((capacity, 4), np.int64)  # parent, kind, stage, option
+    heap, nodes, size = np.zeros(capacity), np.zeros(capacity, np.int64), 0
+    top = powers[n]  # state = digits + top * gradient; the digit of stage i has weight powers[i - 1]
+    states[0] = top * n
+    count = 1
+    place = _slot(table, states[0])
+    table[place], holder[place] = states[0], 0
+    size = _push(heap, nodes, size, cheapest.sum(), 0)
+    digit = np.zeros(n + 1, np.int64)
+    proven = 0.0
+    while size:
+        proven, node = heap[0], nodes[0]
+        size = _pop(heap, nodes, size)
+        if closed[node]:
+            continue
+        closed[node] = True
+        gradient = states[node] // top
+        if gradient == 0:
+            length, at = 0, node
+            while at:
+                length, at = length + 1, came[at, 0]
+            path, at = np.empty((length, 3), np.int64), node
+            while at:
+                length -= 1
+                path[length] = came[at, 1:]
+                at = came[at, 0]
+            return path, cost[node], cost[node]
+        if proven >= bound or count > limit:
+            break
+        code, used, rest = states[node] - top * gradient, delta[gradient], 0.0
+        for i in range(1, n + 1):
+            digit[i] = (code // powers[i - 1]) % base
+            if digit[i] == 1:
+                used += out[i]
+            elif digit[i] > 1:
+                used += saved[first[i - 1] + digit[i] - 2]
+            if i <= gradient:
+                rest += back[first[i - 1] + digit[i] - 2] if digit[i] > 1 else cheapest[i - 1]
+        if size + 4 * n * base + 8 > heap.size:
+            heap = np.concatenate((heap, np.zeros(heap.size + 4 * n * base)))
+            nodes = np.concatenate((nodes, np.zeros(nodes.size + 4 * n * base, np.int64)))
+        if count + 4 * n * base + 8 > states.size:
+            more = states.size + 4 * n * base
+            states = np.concatenate((states, np.zeros(more, np.int64)))
+            cost = np.concatenate((cost, np.zeros(more)))
+            closed = np.concatenate((closed, np.zeros(more, np.bool_)))
+            came = np.concatenate((came, np.zeros((more, 4), np.int64)))
+        if 2 * (count + 4 * n * base) > table.size:
+            table, holder = np.full(4 * table.size, _EMPTY), np.zeros(4 * table.size, np.int64)
+            for each in range(count):
+                place = _slot(table, states[each])
+                table[place], holder[place] = states[each], each
+        # The backward that can run now: where it frees as much as it takes, nothing is gained by waiting.
+        alone = False
+        if digit[gradient] > 1 and (gradient == 1 or digit[gradient - 1]):
+            o = first[gradient - 1] + digit[gradient] - 2
+            if used + delta[gradient - 1] + back_temporary[o] <= room:
+                alone = delta[gradient - 1] <= saved[o] + delta[gradient]
+        for kind in (BACKWARD, FORWARD_ALL, FORWARD_KEEP, DELETE):
+            if alone and kind != BACKWARD:
+                break
+            for i in range(gradient if kind == BACKWARD else 1, gradient + 1):
+                ready = i == 1 or digit[i - 1] > 0
+                options = first[i] - first[i - 1] if kind == FORWARD_ALL else 1
+                for option in range(options):
+                    state, spent, left = states[node], 0.0, rest
+                    o = first[i - 1] + option
+                    if kind == BACKWARD:
+                        o = first[i - 1] + digit[i] - 2
+                        if digit[i] < 2 or not ready or used + delta[i - 1] + back_temporary[o] > room:
+                            continue
+                        state -= digit[i] * powers[i - 1] + top
+                        if i > 1 and digit[i - 1] == 1:  # nobody reads it any more
+                            state -= powers[i - 2]
+                        spent, left = back[o], rest - back[o]
+                    elif kind == FORWARD_ALL:
+                        bare = out[i] if digit[i] == 1 else 0  # dropped first
+                        if digit[i] > 1 or not ready or used - bare + saved[o] + temporary[o] > room:
+                            continue
+                        state += (2 + option - digit[i]) * powers[i - 1]
+                        spent, left = forward[o], rest - cheapest[i - 1] + back[o]
+                    elif kind == FORWARD_KEEP:
+                        if i == gradient or digit[i] or not ready or used + out[i] + plain_temporary[i - 1] > room:
+                            continue
+                        state += powers[i - 1]
+                        spent = plain[i - 1]
+                    else:
+                        if not digit[i]:
+                            continue
+                        state -= digit[i] * powers[i - 1]
+                        if digit[i] > 1:
+                            left = rest + cheapest[i - 1] - back[first[i - 1] + digit[i] - 2]
+                    reached = cost[node] + spent
+                    if reached + left >= bound:
+                        continue
+                    place = _slot(table, state)
+                    known = table[place] != _EMPTY
+                    other = holder[place] if known else count
+                    if known and (closed[other] or cost[other] <= reached):
+                        continue
+                    if not known:
+                        table[place], holder[place], states[other] = state, count, state
+                        count += 1
+                    cost[other] = reached
+                    came[other] = (node, kind, i, option)
+                    size = _push(heap, nodes, size, reached + left, other)
+    return np.empty((0, 3), np.int64), np.inf, min(proven, bound) if size else bound

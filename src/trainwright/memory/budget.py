@@ -1,0 +1,51 @@
+"""Budgets as people write them: "8 GiB", a number of bytes, or a fraction of what a step takes without a plan."""
+
+import math
+import re
+
+from trainwright.errors import BudgetError
+
+__all__ = ["read_budget", "readable"]
+
+_UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)},
+          **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}}  # fmt: skip
+_ALLOWED = "a size such as '8 GiB' or '500 MB', a whole number of bytes > 0, or a fraction in (0, 1]"
+_BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
+
+
+def read_budget(budget: object, full_bytes: int) -> int:
+    """Return a budget in bytes; a float, or a string such as "0.5" or "50%", is a fraction of `full_bytes`."""
+    if isinstance(budget, str):
+        found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([A-Za-z]*|%)", budget.strip())
+        if found is None or (found[2] != "%" and found[2].lower() not in _BY_LOWER):
+            raise BudgetError(f"budget: got {budget!r}; allowed: {_ALLOWED}")
+        number = float(found[1])
+        if found[2] == "%":
+            return _fraction(number / 100, full_bytes, budget)
+        if not found[2] and "." in found[1]:
+            return _fraction(number, full_bytes, budget)
+        budget_bytes = int(number * _BY_LOWER[found[2].lower()])
+    elif isinstance(budget, float):
+        return _fraction(budget, full_bytes, budget)
+    elif isinstance(budget, bool) or not isinstance(budget, int):
+        raise BudgetError(f"budget: got {budget!r}; allowed: {_ALLOWED}")
+    else:
+        budget_bytes = budget
+    if budget_bytes <= 0:
+        raise BudgetError(f"budget: got {budget!r}; allowed: {_ALLOWED}")
+    return budget_bytes
+
+
+def readable(count: float) -> str:
+    """Return bytes in binary units: 512 B, 1.43 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"
+
+
+def _fraction(value: float, full_bytes: int, given: object) -> int:
+    if not math.isfinite(value) or not 0 < value <= 1:
+        raise BudgetError(f"budget: got {given!r}; allowed: {_ALLOWED}")
+    return math.floor(value * full_bytes)

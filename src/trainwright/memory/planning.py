@@ -1,0 +1,116 @@
+"""How a plan is made: the dynamic programme, moves beyond it, and exact searches on short chains, all simulated."""
+
+from typing import Literal, get_args
+
+from trainwright.errors import ChainError, InfeasibleBudget, closest
+from trainwright.memory.baselines import keep_all
+from trainwright.memory.budget import read_budget, readable
+from trainwright.memory.chain import Chain
+from trainwright.memory.exact import solve_exact
+from trainwright.memory.improve import improve
+from trainwright.memory.operations import Operation
+from trainwright.memory.persistent import lowest_plan, solve_persistent
+from trainwright.memory.plan_record import Plan
+from trainwright.memory.simulate import simulate
+
+__all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
+
+Solver = Literal["auto", "dp", "exact"]
+_GAP = 1e-3
+_FINE = 4  # times the slots, where rounding may cost more than _GAP
+_LONGEST_FINE = 150  # stages
+_STATES = 200_000  # of an exact search that was not asked for
+
+
+def plan_chain(
+    chain: Chain,
+    *,
+    budget: str | float,
+    solver: Solver = "auto",
+    slots: int = 500,
+) -> Plan:
+    """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
+
+    `dp` is the best persistent plan improved by moves; `exact` goes on until nothing better can exist; `auto` is
+    `dp`, and an exact search of bounded size. Raises InfeasibleBudget.
+    """
+    if solver not in get_args(Solver):
+        allowed = get_args(Solver)
+        raise ChainError(f"solver: got {solver!r}; allowed: {', '.join(allowed)}{closest(str(solver), allowed)}")
+    budget_bytes = read_budget(budget, full_bytes(chain))
+    everything = keep_all(chain)
+    least = sum(min(each.forward_seconds + each.backward_seconds for each in step.choices) for step in chain.steps)
+    if simulate(chain, everything, budget_bytes=budget_bytes).fits:
+        return Plan.of(chain, everything, budget_bytes=budget_bytes, solver="none", lower_seconds=least)
+    operations = _persistent(chain, budget_bytes, slots)
+    if operations is not None:
+        operations = improve(chain, budget_bytes, operations)
+    found, lower = "dp", least
+    if solver in {"auto", "exact"}:
+        known = float("inf")
+        if operations is not None:
+            known = simulate(chain, operations, budget_bytes=budget_bytes).seconds
+        states = _STATES if solver == "auto" else 20_000_000
+        searched = solve_exact(chain, budget_bytes, better_than_seconds=known * (1 - 1e-9), states=states)
+        if searched.operations is not None:
+            operations = searched.operations
+        lower = max(lower, min(known, searched.seconds) if searched.finished else searched.lower_seconds)
+        found = "exact" if searched.finished else "dp"
+        if solver == "exact" and not searched.finished:
+            raise ChainError(
+                f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
+                "about 14 stages; take 'auto'"
+            )
+    if operations is None:
+        raise _infeasible(chain, budget_bytes)
+    return Plan.of(chain, operations, budget_bytes=budget_bytes, solver=found, lower_seconds=lower)
+
+
+def full_bytes(chain: Chain) -> int:
+    """Return the peak of a step that keeps everything."""
+    return simulate(chain, keep_all(chain)).peak_bytes
+
+
+def minimal_bytes(chain: Chain) -> int:
+    """Return the least budget in which a persistent plan of the chain exists, to the byte."""
+    return lowest_plan(chain)[1]
+
+
+def _persistent(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation, ...] | None:
+    """Return the best of the persistent plans that the simulator accepts, over roundings and slots."""
+    lowest, needed = lowest_plan(chain)
+    if needed > budget_bytes:
+        return None
+    found: list[tuple[float, tuple[Operation, ...]]] = []
+
+    def offer(operations: tuple[Operation, ...]) -> None:
+        simulation = simulate(chain, operations, budget_bytes=budget_bytes)
+        if simulation.fits:
+            found.append((simulation.seconds, operations))
+
+    offer(lowest)
+    counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
+    for count in counts:
+        for rounding in ("up", "nearest"):
+            solved = solve_persistent(chain, budget_bytes, slots=count, rounding=rounding)
+            if solved is not None:
+                offer(solved.operations)
+        if budget_bytes - chain.fixed_bytes <= count:
+            break  # one byte a slot
+        bound = solve_persistent(chain, budget_bytes, slots=count, rounding="down")
+        if bound is not None and min(found)[0] <= bound.seconds * (1 + _GAP):
+            break
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _infeasible(chain: Chain, budget_bytes: int) -> InfeasibleBudget:
+    operations, needed = lowest_plan(chain)
+    owners = dict(simulate(chain, operations).peak_owners)
+    largest = sorted(owners.items(), key=lambda each: -each[1])[:4]
+    parts = ", ".join(f"{owner} {readable(size)}" for owner, size in largest)
+    return InfeasibleBudget(
+        f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(needed)} ({needed} "
+        f"bytes), the least possible for this chain ({parts}); raise the budget or shrink the batch",
+        minimal_bytes=needed,
+        owners=owners,
+    )
