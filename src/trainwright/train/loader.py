@@ -122,6 +122,11 @@ class Loader:
         """
         self._plan.batch, self._arranged = batch, True
 
+    def move(self, rank: int, world_size: int) -> None:
+        """Let the next pass take the samples of another rank; `Trial.prepare` does so for ranks that take the same."""
+        self._plan.rank, self._plan.world = rank, world_size
+        self._share = 1 / world_size
+
     def __iter__(self) -> Iterator[Any]:
         if not self._arranged:
             self._check_shares()

@@ -8,6 +8,7 @@ from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
 from trainwright.train.batching import Batching, BatchRule, Step
 from trainwright.train.cutting import cut, samples_in
+from trainwright.train.planned import planned
 from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.sharing import Batches, batches_of
 from trainwright.train.slots import Slots
@@ -15,6 +16,8 @@ from trainwright.train.slots import Slots
 if TYPE_CHECKING:
     import torch
 
+    from trainwright.plan import ParallelPlan
+    from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial
 
 __all__ = ["Run"]
@@ -42,6 +45,8 @@ class Run:
         learning_rate: RateRule = "auto",
         warmup_steps: int | None = None,
         slots: int | None = None,
+        plan: "ParallelPlan | None" = None,
+        sync_bn: bool = False,
     ) -> None:
         self.device = trial.device
         self.optimizer = optimizer
@@ -58,8 +63,18 @@ class Run:
         self._slots: Slots | None = None
         self._hooked = hasattr(optimizer, "register_step_post_hook")
         self._count: Callable[[], None] = lambda: None
+        self._parallel: Parallel | None = None
+        if plan is not None:
+            if slots is not None:
+                raise TrialError(f"prepare: slots={slots} and a plan; give one of them: slots are data parallel")
+            self._micro_batch = micro_batch or plan.micro_batch
+            self._parallel = planned(self._bare, optimizer, plan, sync_bn=sync_bn)
+            self._bare = self._parallel.module
+        place, places = self._place
         if loader is not None:
-            self._batches, size = batches_of(loader, rank=trial.rank, world=trial.world_size)
+            self._batches, size = batches_of(loader, rank=place, world=places, ranks=trial.world_size)
+            if plan is not None and size is not None and size != plan.batch:
+                raise TrialError(f"prepare: the plan is for batches of {plan.batch}, the loader gives {size}")
             self._batching = self._batching_of(size, batch)
         if self._batching is None and batch != "constant":
             raise TrialError(
@@ -73,7 +88,11 @@ class Run:
                     "batch over the slots"
                 )
             self._slots = Slots(model, count=slots, trial=trial)
-        self.model = model if trial.world_size == 1 or slots is not None else self._replicated()
+        self.model: torch.nn.Module
+        if self._parallel is not None:
+            self.model = self._parallel
+        else:
+            self.model = model if trial.world_size == 1 or slots is not None else self._replicated()
         self._depth = 0  # of steps in one another: of an optimizer that calls its base's torch hooks both
         if self._hooked:
             optimizer.register_step_pre_hook(self._before)
@@ -102,6 +121,11 @@ class Run:
     def accumulate(self) -> int:
         """How many times it does so in a step."""
         return self._arranged().accumulate
+
+    @property
+    def place(self) -> int:
+        """The number of this rank among those that take different samples, from 0."""
+        return self._place[0]
 
     @property
     def learning_rate_scale(self) -> float:
@@ -176,16 +200,23 @@ class Run:
         return Batching(
             rule=rule,
             reference=size,
-            processes=self._trial.world_size,
+            processes=self._place[1],
             devices=self._trial.devices,
             start_devices=self._trial.assignment.start_devices,
             micro_batch=self._micro_batch,
         )
 
     @property
+    def _place(self) -> tuple[int, int]:
+        """Which samples this rank takes: of that place among so many."""
+        if self._parallel is None:
+            return self._trial.rank, self._trial.world_size
+        return self._parallel.data_rank, self._parallel.data_ranks
+
+    @property
     def _share(self) -> float:
         """The part of the global batch that this rank's batch is."""
-        return 1 / self._trial.world_size if self._batches is None else self._batches.share
+        return 1 / self._place[1] if self._batches is None else self._batches.share
 
     def _arranged(self) -> Step:
         if self._step is None:
@@ -218,6 +249,8 @@ class Run:
 
         assert self._loss is not None  # noqa: S101 -- `step` has seen to it
         alone = self._trial.world_size == 1
+        if self._parallel is not None:
+            return self._parallel.backward(self._loss, self._even(batch))
         parts = self._parts(batch)
         total: Any = 0.0
         for number, (weight, part) in enumerate(parts, 1):
@@ -229,6 +262,17 @@ class Run:
             total = total * self._share
             dist.all_reduce(total)
         return total  # type: ignore[no-any-return]
+
+    def _even(self, batch: Any) -> list[tuple[float, Any]]:
+        """Return the micro-batches of a plan; shares of a batch are equal, else their mean is another."""
+        assert self._parallel is not None  # noqa: S101 -- asked only then
+        places = self._parallel.data_ranks
+        if abs(self._share * places - 1) > 1e-9:
+            raise TrialError(
+                f"prepare: a batch cannot be shared evenly by {places} data parallel ranks of the plan; give the "
+                "loader drop_last=True"
+            )
+        return [(1.0, batch)] if self._parallel.plan.degrees.pipeline > 1 else self._parts(batch)
 
     def _parts(self, batch: Any) -> list[tuple[float, Any]]:
         """Return the micro-batches of a batch, each with the part of it that it is."""

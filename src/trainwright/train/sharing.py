@@ -27,14 +27,17 @@ class Batches(Protocol):
         """Return how many steps a pass has."""
 
 
-def batches_of(loader: Any, *, rank: int, world: int) -> tuple[Batches, int | None]:
+def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> tuple[Batches, int | None]:
     """Return the batches of a loader for this rank, and how many samples each has over all ranks, if that is known.
 
-    Raises `TrialError` for a loader whose batches cannot be shared by several ranks.
+    `ranks` processes go through them together, more than `world` where several take the same samples. Raises
+    `TrialError` for a loader whose batches cannot be shared by several ranks.
     """
     from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+    ranks = world if ranks is None else ranks
     if isinstance(loader, Loader):
+        loader.move(rank, world)
         return loader, loader.global_batch
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise TrialError(
@@ -43,10 +46,10 @@ def batches_of(loader: Any, *, rank: int, world: int) -> tuple[Batches, int | No
         )
     mapped = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
     if mapped and loader.batch_sampler is not None:
-        return _Shared(loader, rank=rank, world=world), loader.batch_size
-    if world > 1:
+        return _Shared(loader, rank=rank, world=world, ranks=ranks), loader.batch_size
+    if ranks > 1:
         raise TrialError(
-            f"prepare: the batches of {_named(loader)} cannot be shared by {world} processes; give tw.train.Loader, or "
+            f"prepare: the batches of {_named(loader)} cannot be shared by {ranks} processes; give tw.train.Loader, or "
             "a DataLoader with a batch_size over a data set with __len__ and __getitem__"
         )
     return _AsTheyAre(loader), None
@@ -77,9 +80,9 @@ class _Shared:
     part of every batch. So the samples of a step are the same on any number of ranks, whatever sampler there is.
     """
 
-    def __init__(self, loader: Any, *, rank: int, world: int) -> None:
+    def __init__(self, loader: Any, *, rank: int, world: int, ranks: int) -> None:
         self._loader = loader
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._ranks = rank, world, ranks
         self._batch: int | None = loader.batch_size
         self._parts = _Parts()
         self._inner: Any = None  # made when the DataLoader itself does not do
@@ -96,7 +99,7 @@ class _Shared:
         return samples // self._batch if self._loader.drop_last else -(-samples // self._batch)  # type: ignore[operator]  # known, or equal
 
     def __iter__(self) -> Iterator[Any]:
-        if self._world == 1 and self._batch == self._loader.batch_size:
+        if self._ranks == 1 and self._batch == self._loader.batch_size:
             yield from self._loader
             return
         if self._inner is None:
@@ -118,11 +121,13 @@ class _Shared:
 
         generator = self._loader.generator
         said: list[Any] = [None]
-        if self._rank == 0:  # first the seed, then the order: as a DataLoader draws them
+        if (
+            self._ranks == 1 or torch.distributed.get_rank() == 0
+        ):  # first the seed, then the order: as a DataLoader draws them
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
             order = self._drawn()
             said = [(seed, order, None if generator is None else generator.get_state())]
-        if self._world > 1:
+        if self._ranks > 1:
             torch.distributed.broadcast_object_list(said, 0, device=torch.device("cpu"))
         seed, order, state = said[0]
         if generator is not None:

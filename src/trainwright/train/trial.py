@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Owner, Restored
 from trainwright.checkpoint.differences import settle
-from trainwright.errors import CheckpointError, TrialError
+from trainwright.errors import CheckpointError, TrialError, UnsupportedPlan
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
 from trainwright.train.batching import BatchRule
@@ -25,6 +25,8 @@ from trainwright.train.seeding import seed_all
 
 if TYPE_CHECKING:
     import torch
+
+    from trainwright.plan import ParallelPlan
 
 __all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "as_number"]
 
@@ -201,6 +203,8 @@ class Trial:
         learning_rate: RateRule = "auto",
         warmup_steps: int | None = None,
         slots: int | None = None,
+        plan: "ParallelPlan | None" = None,
+        sync_bn: bool = False,
     ) -> Run:
         """Make ready to train on the trial's devices, from the newest good checkpoint if there is one.
 
@@ -214,6 +218,9 @@ class Trial:
         rate follows the batch: "linear", "sqrt", "none", or "auto" by the optimizer; it grows over `warmup_steps`, by
         default an epoch's. With `slots` gradients are equal to the last bit on any number of devices: see `Slots`.
         Raises `TrialError` for a batch that the devices cannot share.
+
+        With a `plan` of the oracle the model is set up as `parallelise` does it, one rank for each of its devices; its
+        batch is the loader's. `sync_bn` is for batch normalisation. Raises `UnsupportedPlan`, naming the strategy.
         """
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
@@ -229,10 +236,17 @@ class Trial:
             learning_rate=learning_rate,
             warmup_steps=warmup_steps,
             slots=slots,
+            plan=plan,
+            sync_bn=sync_bn,
         )
-        if self.rank:
-            seed_all(int(rng(self.seed, "rank", self.rank).integers(2**63)))  # dropout draws something else on each
+        if run.place:  # dropout draws something else where other samples are
+            seed_all(int(rng(self.seed, "rank", run.place).integers(2**63)))
         if self.assignment.directory is not None:
+            if plan is not None and plan.degrees.pipeline > 1:
+                raise UnsupportedPlan.of(
+                    plan.strategy,
+                    "the stages of a pipeline are not kept in checkpoints; give a study without a directory",
+                )
             manager = Manager(self, config=_PREPARED, **run.items())
             run.count_steps(manager)
             restored = manager.restore(mode="best_effort")

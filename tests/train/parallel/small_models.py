@@ -67,3 +67,96 @@ class UNet(nn.Module):
         skipped = torch.relu(self.first(x))
         low = torch.relu(self.down(nn.functional.max_pool2d(skipped, 2)))
         return self.last(torch.cat([self.up(low), skipped], 1))
+
+
+class Attention(nn.Module):
+    """Causal attention; queries, keys and values from one layer or three, taken apart in one of several ways."""
+
+    def __init__(self, width, heads, how):
+        super().__init__()
+        self.how, self.heads = how, heads
+        if how == "separate":
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
+        else:
+            self.qkv = nn.Linear(width, 3 * width)
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        if self.how == "separate":
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        elif self.how == "chunk":
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        elif self.how == "split":
+            q, k, v = torch.split(self.qkv(x), width, dim=-1)
+        if self.how == "view":
+            taken = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+            q, k, v = taken.permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in (q, k, v))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out_proj(found.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, how):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, how)
+        if how == "separate":
+            self.mlp = Gated(width)
+        else:
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Gated(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, 2 * width, bias=False)
+        self.down_proj = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Transformer(nn.Module):
+    """What goes in and comes out are vectors: (batch, length, 6)."""
+
+    def __init__(self, how="separate", depth=2):
+        super().__init__()
+        self.embedding = nn.Linear(6, 16)
+        self.blocks = nn.ModuleList([Block(16, 4, how) for _ in range(depth)])
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 6)
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def chain():
+    return nn.Sequential(
+        nn.Linear(6, 16), Block(16, 4, "chunk"), Block(16, 4, "chunk"), nn.LayerNorm(16), nn.Linear(16, 6)
+    )
+
+
+class Encoder(nn.Module):
+    """Torch's own encoder layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Linear(6, 16)
+        self.layers = nn.ModuleList(
+            [nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True) for _ in range(2)]
+        )
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x

@@ -8,7 +8,10 @@ import torch
 from rank_group import on_ranks, plan_of
 from serial import distance
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
+]
 
 IMAGE, VOLUME = (3, 18, 16), (1, 9, 8, 8)
 
@@ -28,6 +31,11 @@ CNN = (small_models.convolutions, IMAGE, (5,))
 CNN_BN = (partial(small_models.convolutions, norm=True), IMAGE, (5,))
 CNN3D = (small_models.volumes, VOLUME, (4,))
 UNET = (small_models.UNet, (3, 16, 12), (4, 16, 12))
+TEXT = ((8, 6), (8, 6))
+BLOCKS = {how: (partial(small_models.Transformer, how), *TEXT) for how in ("separate", "chunk", "split", "view")}
+ENCODER = (small_models.Encoder, (8, 6), (8, 16))
+CHAIN = (small_models.chain, *TEXT)
+SEQUENCE = {"sequence": True}
 
 ON_TWO = {
     "data": case(*MLP, data=2),
@@ -53,6 +61,17 @@ ON_TWO = {
     "spatial, volumes": case(*CNN3D, spatial=2),
     "spatial, synchronised norms": case(*CNN_BN, spatial=2, sync_bn=True),
     "spatial, U-Net": case(*UNET, spatial=2),
+    **{f"tensor, {how}": case(*model, tensor=2) for how, model in BLOCKS.items()},
+    **{f"tensor+sequence, {how}": case(*model, tensor=2, plan=SEQUENCE) for how, model in BLOCKS.items()},
+    "tensor, torch's encoder": case(*ENCODER, tensor=2),
+    "tensor+sequence, torch's encoder": case(*ENCODER, tensor=2, plan=SEQUENCE),
+    "tensor, micro-batches": case(*BLOCKS["separate"], tensor=2, parts=2),
+    "tensor, single precision": case(*BLOCKS["chunk"], tensor=2, dtype=torch.float32),
+    "pipeline, gpipe": case(*MLP, pipeline=2, plan={"schedule": "gpipe", "microbatches": 4}),
+    "pipeline, 1f1b": case(*MLP, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "stages": (2, 3)}),
+    "pipeline, interleaved": case(
+        *MLP, pipeline=2, plan={"schedule": "interleaved", "microbatches": 4, "chunks": 2, "stages": (1, 2, 1, 1)}
+    ),
     "spatial, single precision": case(*CNN, spatial=2, dtype=torch.float32),
     "filter, single precision": case(*CNN, filter=2, dtype=torch.float32),
     "channel, single precision": case(*CNN, channel=2, dtype=torch.float32),
@@ -65,6 +84,21 @@ ON_FOUR = {
     "spatial": case(*CNN, spatial=4),
     "spatial, volumes": case(*CNN3D, spatial=4),
     "spatial, U-Net": case(*UNET, spatial=4),
+    "tensor": case(*BLOCKS["chunk"], tensor=4),
+    "tensor+sequence": case(*BLOCKS["separate"], tensor=4, plan=SEQUENCE),
+    "data+tensor": case(*BLOCKS["view"], data=2, tensor=2),
+    "data+tensor+sequence": case(*BLOCKS["chunk"], data=2, tensor=2, plan=SEQUENCE),
+    "ZeRO 3+tensor": case(*BLOCKS["chunk"], data=2, tensor=2, plan={"zero": 3}),
+    "ZeRO 3+tensor+sequence": case(*BLOCKS["separate"], data=2, tensor=2, plan={"zero": 3, **SEQUENCE}),
+    "ZeRO 1+tensor, micro-batches": case(*BLOCKS["separate"], data=2, tensor=2, plan={"zero": 1}, parts=2),
+    "pipeline": case(*CHAIN, pipeline=4, plan={"schedule": "1f1b", "microbatches": 4}),
+    "data+pipeline": case(*MLP, data=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2}),
+    "tensor+pipeline": case(
+        *CHAIN, tensor=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "stages": (2, 3)}
+    ),
+    "tensor+sequence+pipeline": case(
+        *CHAIN, tensor=2, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "stages": (2, 3), **SEQUENCE}
+    ),
     "data+filter": case(*CNN, data=2, filter=2),
     "data+filter, norms": case(*CNN_BN, data=2, filter=2, sync_bn=True),
     "data+filter, micro-batches": case(*MLP, data=2, filter=2, parts=2),
@@ -76,21 +110,47 @@ ON_FOUR = {
 }
 
 
+QUICK = (
+    "data",
+    "ZeRO 3",
+    "filter, norms",
+    "channel, convolutions",
+    "spatial",
+    "spatial, volumes",
+    "spatial, synchronised norms",
+    "tensor, separate",
+    "tensor+sequence, chunk",
+    "pipeline, 1f1b",
+)
+GROUPS = {
+    "two": (2, {name: ON_TWO[name] for name in QUICK}),
+    "two, more": (2, {name: check for name, check in ON_TWO.items() if name not in QUICK}),
+    "four": (4, ON_FOUR),
+}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder, known = tmp_path_factory.mktemp("ranks"), {}
+    known = {}
 
-    def get(world):
-        if world not in known:
-            known[world] = on_ranks(world, {2: ON_TWO, 4: ON_FOUR}[world], folder)
-        return known[world]
+    def get(group):
+        if group not in known:
+            known[group] = on_ranks(*GROUPS[group], tmp_path_factory.mktemp("ranks"))
+        return known[group]
 
     return get
 
 
-@pytest.mark.parametrize(("world", "name"), [(2, name) for name in ON_TWO] + [(4, name) for name in ON_FOUR])
-def test_equal_to_one_device(found, world, name):
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        pytest.param(group, name, marks=[] if group == "two" else pytest.mark.slow)
+        for group, (_, checks) in GROUPS.items()
+        for name in checks
+    ],
+)
+def test_equal_to_one_device(found, group, name):
     """To 1e-10 in double precision, to 1e-5 in single."""
-    for worst in found(world)[name]:
+    for worst in found(group)[name]:
         assert isinstance(worst, float), worst
         assert worst <= (1e-5 if "single" in name else 1e-10)

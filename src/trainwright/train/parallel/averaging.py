@@ -14,18 +14,19 @@ _BUCKET_BYTES = 25 * 2**20
 
 
 class Averaging:
-    """Averages the gradients of parameters over the ranks of `group` when a backward pass has ended.
+    """Averages the gradients of parameters over the ranks of `group`, by itself when a backward pass has ended.
 
     Buckets of 25 MiB in the order of the parameters, all on their way at once, none beside the computation. A parameter
     without a gradient on this rank counts as zero: all ranks send the same.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, *, by_itself: bool = True) -> None:
         self._parameters = [each for each in parameters if each.requires_grad]
         self._group = group
         self._on, self._queued = True, False
-        for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._noticed)
+        if by_itself:
+            for parameter in self._parameters:
+                parameter.register_post_accumulate_grad_hook(self._noticed)
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:

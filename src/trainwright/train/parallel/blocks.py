@@ -24,11 +24,11 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def chain_of(model: nn.Module) -> list[nn.Module] | None:
-    """Return modules that, one after the other, are the model: those of an `nn.Sequential`, nested ones opened."""
+def chain_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
+    """Return modules that, one after the other, are the model, with their paths: those of nested `nn.Sequential`s."""
     if not isinstance(model, nn.Sequential):
-        return None
-    return [each for child in model for each in (chain_of(child) or [child])]
+        return [(path, model)]
+    return [each for name, child in model.named_children() for each in chain_of(child, f"{path}.{name}".lstrip("."))]
 
 
 def _composed(sequence: nn.Sequential) -> bool:

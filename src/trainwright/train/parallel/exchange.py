@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-__all__ = ["copy", "gather", "narrow", "reduce", "total"]
+__all__ = ["copy", "gather", "narrow", "reduce", "scatter", "total"]
 
 Group = dist.ProcessGroup
 # Renamed in torch 2.13; 2.11 knows the old names only.
@@ -41,6 +41,11 @@ def copy(whole: torch.Tensor, group: Group) -> torch.Tensor:
     return _Copy.apply(whole, group)  # type: ignore[no-any-return]
 
 
+def scatter(term: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Return this rank's part of the sum over the ranks (reduce-scatter); backward, the parts are gathered."""
+    return _Scatter.apply(term, group, dim, sizes)  # type: ignore[no-any-return]
+
+
 def total(term: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over the ranks, for ranks that do different things with it: backward, gradients are summed too."""
     return _Copy.apply(_Reduce.apply(term, group), group)  # type: ignore[no-any-return]
@@ -66,6 +71,17 @@ class _Narrow(Function):
     def forward(ctx: Any, whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
         ctx.settings = group, dim, sizes
         return _own(whole, group, dim, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _gathered(gradient, *ctx.settings), None, None, None
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx: Any, term: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+        ctx.settings = group, dim, sizes
+        return _scattered(term, group, dim, sizes)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from trainwright.errors import UnsupportedPlan
 from trainwright.plan import ParallelPlan
 from trainwright.train.parallel.mesh import data_place
 
-__all__ = ["Parallel", "Setup"]
+__all__ = ["Loss", "Parallel", "Setup"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -29,6 +30,8 @@ class Setup:
     """The forward pass; backward through what it returns leaves the gradient of the whole batch, or its part."""
     alone: Callable[[], AbstractContextManager[Any]] = nullcontext
     """A context in which gradients only accumulate."""
+    backward: Callable[[Loss, Any], torch.Tensor] | None = None
+    """Forward and backward pass of a batch in one, where they cannot be told apart; its mean loss."""
 
 
 class Parallel(nn.Module):
@@ -59,12 +62,19 @@ class Parallel(nn.Module):
 
     def backward(self, loss: Loss, parts: list[tuple[float, Any]]) -> torch.Tensor:
         """Leave the gradient of a batch, given in micro-batches with their weights; return its mean loss, detached."""
+        if self._setup.backward is not None:
+            if len(parts) > 1:
+                raise UnsupportedPlan.of(self.plan.strategy, "micro-batches are the plan's; give one part, the batch")
+            return self._mean(self._setup.backward(loss, parts[0][1]))
         total: Any = 0.0
         for number, (weight, part) in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else self.no_sync():
                 value = loss(self, part) * weight
                 value.backward()
             total = total + value.detach()
+        return self._mean(total)
+
+    def _mean(self, value: Any) -> torch.Tensor:
         if self.plan.devices > 1:
-            dist.all_reduce(total)
-        return total / self.plan.devices  # type: ignore[no-any-return]
+            dist.all_reduce(value)
+        return value / self.plan.devices  # type: ignore[no-any-return]

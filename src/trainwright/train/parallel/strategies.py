@@ -1,7 +1,7 @@
 """Which strategies are set up, and how: one function each."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,13 @@ from trainwright.train.parallel.channel import ChannelParallel
 from trainwright.train.parallel.filter import FilterNorm, FilterParallel
 from trainwright.train.parallel.layers import LAYERS, replace_layers
 from trainwright.train.parallel.mesh import mesh_of
-from trainwright.train.parallel.model import Parallel, Setup
+from trainwright.train.parallel.model import Loss, Parallel, Setup
 from trainwright.train.parallel.norm import SynchronisedNorm
 from trainwright.train.parallel.part import wholes
+from trainwright.train.parallel.pipeline import Pipeline
 from trainwright.train.parallel.sharding import shard
 from trainwright.train.parallel.spatial import SpatialParallel
+from trainwright.train.parallel.tensor import divide_blocks
 
 __all__ = ["set_up"]
 
@@ -32,29 +34,58 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     if plan.devices == 1:
         mesh_of(plan, device.type)
-        return Parallel(Setup(module=model, call=model), plan, None)
+        return Parallel(_cast(Setup(module=model, call=model), plan, device.type), plan, None)
     mesh = mesh_of(plan, device.type)
     _equalise(model)
     if sync_bn:
         model = _synchronised(model, plan, mesh)
-    return Parallel(_SETUPS[inner](model, plan, mesh), plan, mesh)
+    return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
 
 
 def _checked(plan: ParallelPlan) -> str:
-    """Return the degree beside data, or "data"."""
+    """Return the degree that says how a plan is set up: that beside data, of pipelines "pipeline", else "data"."""
     inner = [name for each in fields(plan.degrees) if (name := each.name) != "data" and getattr(plan.degrees, name) > 1]
-    if len(inner) > 1:
-        raise UnsupportedPlan.of(plan.strategy, f"{' and '.join(inner)} together; allowed: one of them, and data")
-    name = inner[0] if inner else "data"
+    if len(inner) > 1 and set(inner) != {"tensor", "pipeline"}:
+        raise UnsupportedPlan.of(
+            plan.strategy, f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline, and data"
+        )
+    name = inner[-1] if inner else "data"
     if name not in _SETUPS:
         raise UnsupportedPlan.of(
             plan.strategy, f"there is no module for {name} parallelism; allowed: {', '.join(_SETUPS)}"
         )
-    if plan.zero and name != "data":
+    if plan.zero and name not in {"data", "tensor"}:
         raise UnsupportedPlan.of(
-            plan.strategy, f"ZeRO {plan.zero} divides the state of data parallel ranks, not of {name}"
+            plan.strategy, f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data and tensor parallelism"
+        )
+    if plan.recompute != "none":
+        raise UnsupportedPlan.of(
+            plan.strategy, f"recompute={plan.recompute!r} is a memory plan's; give trial.prepare(..., memory=) or none"
+        )
+    if plan.precision not in _AUTOCAST:
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"precision {plan.precision!r}; allowed: {', '.join(_AUTOCAST)}; cast model and batches yourself",
         )
     return name
+
+
+def _cast(setup: Setup, plan: ParallelPlan, device_type: str) -> Setup:
+    """Return a setup whose forward pass runs in the plan's precision."""
+    kind = _AUTOCAST[plan.precision]
+    if kind is None:
+        return setup
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, kind):
+            return setup.call(*args, **kwargs)
+
+    def backward(loss: Loss, batch: Any) -> torch.Tensor:
+        assert setup.backward is not None  # noqa: S101 -- it is used only then
+        with torch.autocast(device_type, kind):  # backward passes within it are not cast: theirs are as forward was
+            return setup.backward(loss, batch)
+
+    return replace(setup, call=call, backward=None if setup.backward is None else backward)
 
 
 def _equalise(model: nn.Module) -> None:
@@ -126,6 +157,34 @@ def _spatial(model: nn.Module, _: ParallelPlan, mesh: DeviceMesh) -> Setup:
     return Setup(module=model, call=replicated, alone=replicated.no_sync)
 
 
+def _tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
+    if plan.degrees.data == 1:
+        return Setup(module=model, call=model)
+    if plan.zero:
+        names = tuple(name for name in mesh.mesh_dim_names or () if name != "tensor")
+        return shard(model, mesh[names], zero=plan.zero)
+    averaging = Averaging(list(model.parameters()), mesh.get_group("data"))
+    return Setup(module=model, call=model, alone=averaging.off)
+
+
+def _pipeline(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    if plan.degrees.tensor > 1:
+        divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
+    stages = Pipeline(model, plan, mesh)
+    averaging = None
+    if plan.degrees.data > 1:
+        averaging = Averaging(list(stages.module.parameters()), mesh.get_group("data"), by_itself=False)
+
+    def backward(loss: Loss, batch: Any) -> torch.Tensor:
+        value = stages.backward(loss, batch)
+        if averaging is not None:
+            averaging.average()
+        return value
+
+    return Setup(module=stages.module, call=stages, backward=backward)
+
+
 def _divisible(model: nn.Module) -> list[nn.Module]:
     """Return the convolutions and linear layers, but for a classifier at the end, whose few outputs all ranks need.
 
@@ -147,4 +206,8 @@ _SETUPS: dict[str, Callable[[nn.Module, ParallelPlan, DeviceMesh], Setup]] = {
     "filter": _filter,
     "channel": _channel,
     "spatial": _spatial,
+    "tensor": _tensor,
+    "pipeline": _pipeline,
 }
+_AUTOCAST = {"fp32": None, "amp-bf16": torch.bfloat16}
+"""Precisions that are set up, and to what operations are cast."""

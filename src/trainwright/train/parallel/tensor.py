@@ -1,0 +1,148 @@
+"""Tensor parallelism of transformer blocks by torch's DTensor, with or without sequence parallelism.
+
+Source: Shoeybi et al., arXiv 1909.08053, section 3; Korthikanti et al., arXiv 2205.05198, section 4.2. Within attention
+and feed-forward part tensors are DTensors, outside they are plain: whole, or this rank's part of the sequence.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from trainwright.errors import UnsupportedPlan
+from trainwright.train.parallel.attention import FusedColumns, MultiheadParallel, teach_attention
+from trainwright.train.parallel.blocks import blocks_of
+from trainwright.train.parallel.exchange import gather, narrow
+from trainwright.train.parallel.roles import Stretch, stretches_of
+
+__all__ = ["divide_blocks"]
+
+
+def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Module]:
+    """Divide the linear layers of a model's transformer blocks over a mesh of one axis; return the blocks.
+
+    Raises `UnsupportedPlan` if there are none, or heads that cannot be divided.
+    """
+    strategy = "tensor+sequence" if sequence else "tensor"
+    found = [(block, stretches) for block in blocks_of(model) if (stretches := stretches_of(block))]
+    if not found:
+        raise UnsupportedPlan.of(
+            strategy,
+            f"{type(model).__name__} has no list of transformer blocks with linear layers that can be told apart; see "
+            "the guide on parallel plans for how they are recognised",
+        )
+    if mesh.device_type == "cpu":
+        teach_attention()
+    for _, stretches in found:
+        for stretch in stretches:
+            _fits(stretch, mesh.size(), strategy)
+            _divide(stretch, mesh, sequence=sequence)
+    blocks = [block for block, _ in found]
+    if sequence:
+        _divide_sequence(blocks, mesh)
+    return blocks
+
+
+def _fits(stretch: Stretch, world: int, strategy: str) -> None:
+    wrong = [name for name, layer in stretch.columns.items() if layer.out_features % world]
+    heads = next((found for each in _HEADS if isinstance(found := getattr(stretch.parent, each, None), int)), world)
+    if wrong or heads % world:
+        what = f"{heads} attention heads" if heads % world else f"the outputs of {wrong[0]}"
+        raise UnsupportedPlan.of(strategy, f"{what} cannot be divided by {world}")
+
+
+_HEADS = ("num_heads", "n_heads", "n_head", "heads", "nhead")
+
+
+def _divide(stretch: Stretch, mesh: DeviceMesh, *, sequence: bool) -> None:
+    """Divide what lies between the layers that divide and the one that sums."""
+    around = Shard(1) if sequence else Replicate()
+    parent = stretch.parent
+    if stretch.attention is not None:
+        attention = MultiheadParallel(getattr(parent, stretch.attention), mesh, sequence=sequence)
+        setattr(parent, stretch.attention, attention)
+        _settled(attention)
+        return
+    for name, layer in stretch.columns.items():
+        if stretch.fused:
+            setattr(parent, name, FusedColumns(layer, mesh))
+        else:
+            style = ColwiseParallel(input_layouts=around, use_local_output=False)
+            parallelize_module(parent, mesh, {name: style})
+    parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=around)})
+    if stretch.alone:
+        for module in parent.modules():
+            _equal_everywhere(module, mesh)
+        parent.register_forward_pre_hook(_entering(mesh, around), with_kwargs=True)
+    _settled(parent)
+
+
+def _equal_everywhere(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Make DTensors of what else a stretch holds, such as norms of each head or a mask."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if not isinstance(parameter, DTensor):
+            whole = distribute_tensor(parameter.detach(), mesh, [Replicate()])
+            setattr(module, name, nn.Parameter(whole, parameter.requires_grad))
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if not isinstance(buffer, DTensor):
+            setattr(module, name, distribute_tensor(buffer, mesh, [Replicate()]))
+
+
+def _entering(mesh: DeviceMesh, around: Any) -> Callable[..., Any]:
+    """Return a hook that hands tensors to a stretch once, whole: so their gradients are summed once too."""
+
+    def whole(each: Any) -> Any:
+        if not isinstance(each, torch.Tensor) or isinstance(each, DTensor):
+            return each
+        placed = [around if each.is_floating_point() and each.requires_grad else Replicate()]
+        return DTensor.from_local(each, mesh, placed, run_check=False).redistribute(mesh, [Replicate()])
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(whole(each) for each in args), {name: whole(each) for name, each in kwargs.items()}
+
+    return hook
+
+
+def _settled(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if isinstance(parameter, DTensor) and all(placement.is_replicate() for placement in parameter.placements):
+            parameter.register_post_accumulate_grad_hook(_settle)
+
+
+def _settle(parameter: torch.Tensor) -> None:
+    """Sum what each rank found for a parameter that all hold."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+        parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
+def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Divide the sequence before the first block and gather it after the last."""
+    group, world = mesh.get_group(), mesh.size()
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        size = args[0].shape[1]
+        if size % world:
+            raise UnsupportedPlan.of("tensor+sequence", f"a sequence of {size} cannot be divided by {world}")
+        return narrow(args[0], group, dim=1, sizes=(size // world,) * world), *args[1:]
+
+    def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
+        return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=False)
+
+    blocks[0].register_forward_pre_hook(enter)
+    blocks[-1].register_forward_hook(leave)
+    for block in blocks:
+        for path, module in block.named_modules():
+            plain = [name for name, each in module.named_parameters(recurse=False) if not isinstance(each, DTensor)]
+            if plain and any(True for _ in module.children()):
+                raise UnsupportedPlan.of(
+                    "tensor+sequence",
+                    f"{type(module).__name__} has a parameter of its own, {plain[0]}; move it to a layer",
+                )
+            if plain:  # such as a norm: each rank sees its part of the sequence
+                parallelize_module(block, mesh, {path: SequenceParallel(use_local_output=True)})
+                _settled(module)
