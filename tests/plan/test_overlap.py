@@ -60,6 +60,12 @@ def test_equals_a_clock(events, slowdown):
     assert makespan(events, slowdown=slowdown) == pytest.approx(ticks / 2, abs=len(events))
 
 
+@given(event_lists())
+def test_no_slowdown_is_a_slowdown_of_one(events):
+    """The way through time that slowdowns need gives the same as the short one, in the limit."""
+    assert makespan(events, slowdown=1 + 1e-12) == pytest.approx(makespan(events))
+
+
 def test_known_cases():
     """A bucket hides behind the next layer; with nothing to hide behind, the sum; a slowdown stretches."""
     layers = [Event("compute", 4.0), Event("communication", 3.0, (0,)), Event("compute", 4.0)]

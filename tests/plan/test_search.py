@@ -45,9 +45,11 @@ def estimates(oracle, profile, *, batch, devices, precision, axes):
 
 
 CASES = [
-    (make_transformer(layers=2), ("tensor", "data", "pipeline"), 4, 4),
+    # Small ones, for everything is tried; a larger one is among the slow tests.
+    (make_transformer(layers=2), ("tensor", "data", "pipeline"), 2, 4),
+    pytest.param(make_transformer(layers=3), ("tensor", "context", "data", "pipeline"), 8, 8, marks=pytest.mark.slow),
     (make_convolutions((3, 8, 8), 8), ("filter", "data", "pipeline"), 2, 6),
-    (make_convolutions((3, 8, 8), 4), ("channel", "spatial", "data"), 2, 8),
+    (make_convolutions((3, 8, 8), 4), ("channel", "spatial", "data"), 2, 4),
 ]
 
 
@@ -105,7 +107,7 @@ def test_bounds_are_bounds():
         )
         prices = pricer.price(choice)
         assert (prices.total >= seconds * (1 - 1e-12)).all()
-        assert (prices.memory.peak >= size * (1 - 1e-12)).all()
+        assert (prices.memory.peak >= size[zero] * (1 - 1e-12)).all()
 
 
 def test_modes_and_axes_are_all_named():

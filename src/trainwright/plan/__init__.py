@@ -2,8 +2,12 @@
 
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.collective import Collective
-from trainwright.plan.oracle import Oracle, Ranking
+from trainwright.plan.oracle import NoPlan, Oracle
 from trainwright.plan.parallel_plan import Bottleneck, Breakdown, Degrees, ParallelPlan, Rejection
+from trainwright.plan.ranking import Ranking
+from trainwright.plan.scaling_curve import ScalingCurve
+from trainwright.plan.surroundings import Input, Saving
+from trainwright.plan.verdict import Verdict, judge, verdicts
 
 __all__ = [
     "Assumptions",
@@ -11,8 +15,15 @@ __all__ = [
     "Breakdown",
     "Collective",
     "Degrees",
+    "Input",
+    "NoPlan",
     "Oracle",
     "ParallelPlan",
     "Ranking",
     "Rejection",
+    "Saving",
+    "ScalingCurve",
+    "Verdict",
+    "judge",
+    "verdicts",
 ]

@@ -10,12 +10,13 @@ from trainwright.plan.request import Request
 from trainwright.plan.strategies import STRATEGIES
 from trainwright.plan.work import Work
 
-__all__ = ["CHUNKS", "EXCLUSIVE", "MODES", "Shapes", "choices_of", "family_name", "shapes"]
+__all__ = ["CHUNKS", "EXCLUSIVE", "LEVELS", "MODES", "Shapes", "choices_of", "family_name", "shapes"]
 
 CHUNKS = (1, 2, 4, 8)
 """Model chunks of a pipeline stage that are tried."""
-MODES = ("data", "zero1", "zero2", "fsdp", "hsdp")
-"""What the ranks of the data axis divide besides samples."""
+LEVELS = {"data": 0, "zero1": 1, "zero2": 2, "fsdp": 3, "hsdp": 3}
+"""ZeRO level by what the ranks of the data axis divide besides samples."""
+MODES = tuple(LEVELS)
 
 EXCLUSIVE = ("filter", "channel", "spatial")
 """Ways to divide the same layers, of which a plan has one at most."""
@@ -89,7 +90,7 @@ def _with_microbatches(rows: Ints, work: Work, request: Request) -> Mesh:
 def choices_of(mesh: Mesh, mode: str, per_node: int) -> tuple[Mesh, Bools]:
     """Return shapes in one of `MODES`, and for which of them it means something that the others do not."""
     data = mesh.axis("data")
-    level = {"data": 0, "zero1": 1, "zero2": 2, "fsdp": 3, "hsdp": 3}[mode]
+    level = LEVELS[mode]
     shard = data if level else np.ones_like(data)
     fits = data > 1 if level else np.ones(mesh.rows, dtype=np.bool_)
     if mode == "hsdp":

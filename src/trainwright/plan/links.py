@@ -8,7 +8,7 @@ from trainwright.cluster import OPERATIONS, Cluster, collective_times, contentio
 from trainwright.plan.mesh import Floats
 from trainwright.plan.strategies import Exchange
 
-__all__ = ["all_seconds", "flows_of"]
+__all__ = ["all_seconds"]
 
 _RANKS, _STRIDE = 2**40, 2**20  # room for an operation, ranks and stride in one number
 
@@ -43,9 +43,3 @@ def all_seconds(cluster: Cluster, exchanges: Sequence[Exchange]) -> list[Floats]
             flows=contention(cluster, ranks=among, stride=apart),
         )
     return np.split(seconds, np.cumsum(rows)[:-1])
-
-
-def flows_of(cluster: Cluster, exchange: Exchange, row: int) -> float:
-    """Return how many groups share a link during one candidate's exchange."""
-    ranks, stride = int(exchange.ranks[row]), int(exchange.stride[row])
-    return contention(cluster, ranks=ranks, stride=stride) if ranks > 1 else 1.0

@@ -77,6 +77,11 @@ class Mesh:
         """Micro-batches of an iteration."""
         return self.batch // (self.replicas * self.micro)
 
+    def microbatches_of(self, row: int) -> int:
+        """Return those of one candidate."""
+        parts = self.degrees[row, AXES.index("data")] * self.degrees[row, AXES.index("expert")] * self.micro[row]
+        return int(self.batch // parts)
+
     def group(self, axes: Sequence[str]) -> tuple[Ints, Ints]:
         """Return (ranks, stride) of the groups that these axes, adjacent but for degrees of one, form together."""
         places = sorted(AXES.index(name) for name in axes)
@@ -93,6 +98,10 @@ class Mesh:
     def inner(self) -> tuple["Mesh", Ints]:
         """Return the different ways in which one pipeline stage works on a micro-batch, and each candidate's place."""
         ways = [*(self.axis(name) for name in (*_INNER, "expert")), self.micro, self.sequence.astype(np.int64)]
-        table = np.stack(ways, axis=1)
-        _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        code = np.zeros(self.rows, dtype=np.int64)
+        for column in ways:
+            # Numbered anew after each column, so that codes stay small however many columns there are.
+            values, numbers = np.unique(column, return_inverse=True)
+            _, code = np.unique(code * len(values) + numbers, return_inverse=True)
+        _, first, place = np.unique(code, return_index=True, return_inverse=True)
         return self.take(first), np.asarray(place, dtype=np.int64).ravel()

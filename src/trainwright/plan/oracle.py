@@ -1,51 +1,40 @@
 """Oracle: which strategy, how fast, how much memory, what limits it, for a model on a cluster."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any
 
 import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
+from trainwright.plan.assembly import assemble
 from trainwright.plan.assumptions import Assumptions
-from trainwright.plan.candidates import CHUNKS, EXCLUSIVE, family_name, shapes
-from trainwright.plan.collective import Collective
+from trainwright.plan.candidates import CHUNKS, EXCLUSIVE, shapes
 from trainwright.plan.exposure import exposed_seconds
-from trainwright.plan.footprint import reserved_bytes
+from trainwright.plan.intervals import with_ties
 from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
-from trainwright.plan.parallel_plan import Breakdown, Degrees, ParallelPlan, Rejection
-from trainwright.plan.pricing import Pricer, Prices
+from trainwright.plan.parallel_plan import Degrees, ParallelPlan, Rejection
+from trainwright.plan.pricing import Pricer
+from trainwright.plan.ranking import Ranking
 from trainwright.plan.request import Request
-from trainwright.plan.search import search
+from trainwright.plan.scaling_curve import ScalingCurve
+from trainwright.plan.search import Found, search
 from trainwright.plan.strategies import STRATEGIES
+from trainwright.plan.surroundings import Input, Saving
 from trainwright.plan.work import Work
 from trainwright.profile import Profile
 
-__all__ = ["Oracle", "Ranking"]
+__all__ = ["NoPlan", "Oracle"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranking(Sequence[ParallelPlan]):
-    """The best plan of every strategy, best first, and the strategies that are left out with their reasons."""
+class NoPlan(InputError):
+    """No strategy fits; `rejected` says why of each."""
 
-    plans: tuple[ParallelPlan, ...]
-    rejected: tuple[Rejection, ...]
-    priced: int = 0
-    """Candidates whose times were computed."""
-
-    @overload
-    def __getitem__(self, place: int) -> ParallelPlan: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[ParallelPlan, ...]: ...
-    def __getitem__(self, place: int | slice) -> ParallelPlan | tuple[ParallelPlan, ...]:
-        return self.plans[place]
-
-    def __len__(self) -> int:
-        return len(self.plans)
-
-    def __iter__(self) -> Iterator[ParallelPlan]:
-        return iter(self.plans)
+    def __init__(self, message: str, rejected: tuple[Rejection, ...] = ()) -> None:
+        super().__init__(message)
+        self.rejected = rejected
 
 
 @dataclass(frozen=True)
@@ -67,6 +56,8 @@ class Oracle:
         micro: int | None = None,
         max_memory_bytes: float | None = None,
         goal: str = "time",
+        input: Input | None = None,  # noqa: A002 (the option's word)
+        saving: Saving | None = None,
     ) -> Ranking:
         """Return the best plan of every strategy for `batch` samples an iteration on at most `devices` devices.
 
@@ -82,38 +73,60 @@ class Oracle:
             micro=micro,
             max_memory_bytes=max_memory_bytes,
             goal=goal,
+            input=input,
+            saving=saving,
         )
         work = Work(profile, request.plan_precision)
         possible = shapes(work, request)
         parts = min(work.runs, request.devices * max(CHUNKS))
         pricer = Pricer(work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=parts)
         found = search(pricer, possible, request)
-        plans, rejected = [], list(possible.rejected)
-        for each in found:
-            name = "+".join([*([each.mode] if each.mode else []), *each.axes]) or "serial"
-            if each.prices is None:
-                rejected.append(
-                    Rejection(
-                        strategy=name,
-                        reason="memory: the least that a device would need",
-                        value=f"{each.least_bytes / 1e9:.1f} GB",
-                        allowed=f"{request.memory_bytes / 1e9:.1f} GB",
-                    )
-                )
-                continue
-            plans.append(
-                (
-                    each.score,
-                    self._plan(
-                        pricer, each.prices, each.row, exposed=each.exposed, mode=each.mode or "data", request=request
-                    ),
-                )
+        rejected = (*possible.rejected, *(_refused(each, request) for each in found if each.prices is None))
+        plans = [
+            (
+                each.score,
+                assemble(
+                    pricer, each.prices, each.row, exposed=each.exposed, mode=each.mode or "data", request=request
+                ),
+            )
+            for each in found
+            if each.prices is not None
+        ]
+        if not plans:
+            least = min(found, key=lambda each: each.least_bytes)
+            raise NoPlan(
+                f"no strategy fits: each needs more than {request.memory_bytes / 1e9:.2f} GB a device, the least "
+                f"{least.least_bytes / 1e9:.2f} GB ({_name(least)}); give more devices, more memory or a smaller batch",
+                rejected,
             )
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
         return Ranking(
-            plans=tuple(plan for _, plan in plans),
-            rejected=tuple(rejected),
+            plans=with_ties([plan for _, plan in plans]),
+            rejected=rejected,
             priced=sum(each.priced for each in found),
+        )
+
+    def scaling_curve(
+        self, profile: Profile, *, batch: int, devices: Sequence[int] = (1, 2, 4, 8, 16), **choices: Any
+    ) -> ScalingCurve:
+        """Return the seconds of an iteration of the best plan on so many devices each; `choices` are those of `rank`.
+
+        Where nothing fits into memory the seconds are infinite.
+        """
+        numbers = tuple(sorted(set(devices)))
+        best: list[ParallelPlan | None] = []
+        for number in numbers:
+            try:
+                best.append(self.rank(profile, batch=batch, devices=number, **choices)[0])
+            except NoPlan:
+                best.append(None)
+        return ScalingCurve(
+            devices=numbers,
+            seconds=tuple(plan.seconds_per_iteration if plan else math.inf for plan in best),
+            low=tuple(plan.interval[0] if plan else math.inf for plan in best),
+            high=tuple(plan.interval[1] if plan else math.inf for plan in best),
+            feasible=tuple(plan is not None for plan in best),
+            strategies=tuple(plan.strategy if plan else "" for plan in best),
         )
 
     def estimate(
@@ -131,6 +144,8 @@ class Oracle:
         chunks: int = 1,
         precision: str = "fp32",
         optimizer: str = "adamw",
+        input: Input | None = None,  # noqa: A002 (the option's word)
+        saving: Saving | None = None,
     ) -> ParallelPlan:
         """Return what one given plan comes to, whether or not it fits into memory.
 
@@ -141,7 +156,13 @@ class Oracle:
         fall into micro-batches.
         """
         request = Request(
-            cluster=self.cluster, batch=batch, devices=degrees.devices, precision=precision, optimizer=optimizer
+            cluster=self.cluster,
+            batch=batch,
+            devices=degrees.devices,
+            precision=precision,
+            optimizer=optimizer,
+            input=input,
+            saving=saving,
         )
         work = Work(profile, request.plan_precision)
         _check(work, degrees, batch)
@@ -173,43 +194,20 @@ class Oracle:
         prices = pricer.price(mesh)
         exposed = max(float(prices.exposed[0]), exposed_seconds(prices.stage_times(0), self.assumptions.slowdown))
         mode = ("data", "zero1", "zero2", "fsdp")[zero]
-        return self._plan(pricer, prices, 0, exposed=exposed, mode=mode, request=request)
+        return assemble(pricer, prices, 0, exposed=exposed, mode=mode, request=request)
 
-    def _plan(
-        self, pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, request: Request
-    ) -> ParallelPlan:
-        mesh, memory = prices.mesh, prices.memory
-        degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in AXES})
-        peak = float(memory.peak[row])
-        stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
-        return ParallelPlan(
-            strategy=family_name(degrees, mode),
-            degrees=degrees,
-            batch=request.batch,
-            micro_batch=int(mesh.micro[row]),
-            microbatches=int(mesh.microbatches[row]),
-            zero=int(mesh.zero[row]),
-            shard=int(mesh.shard[row]),
-            sequence=bool(mesh.sequence[row]),
-            recompute=RECOMPUTE[int(mesh.recompute[row])],
-            schedule=SCHEDULES[int(mesh.schedule[row])],
-            chunks=int(mesh.chunks[row]),
-            stages=stages.lengths if degrees.pipeline > 1 else (),
-            precision=request.precision,
-            optimizer=request.optimizer,
-            breakdown=Breakdown(
-                compute=float(prices.compute[row]),
-                communication=float(prices.exchange[row] + prices.transfer[row]) + exposed,
-                bubble=float(prices.bubble[row]),
-                update=float(prices.update[row]),
-                framework=self.cluster.overhead_seconds + pricer.work.profile.framework_seconds,
-            ),
-            peak_bytes=round(peak),
-            reserved_bytes=round(float(reserved_bytes(np.array([peak]), self.assumptions.fragmentation)[0])),
-            state_bytes=round(float(memory.state[row])),
-            activation_bytes=round(float(memory.activations[row])),
-            collectives=_collectives(prices, row),
-        )
+
+def _name(found: Found) -> str:
+    return "+".join([*([found.mode] if found.mode else []), *found.axes]) or "serial"
+
+
+def _refused(found: Found, request: Request) -> Rejection:
+    return Rejection(
+        strategy=_name(found),
+        reason="memory: the least that a device would need",
+        value=f"{found.least_bytes / 1e9:.2f} GB",
+        allowed=f"{request.memory_bytes / 1e9:.2f} GB",
+    )
 
 
 def _check(work: Work, degrees: Degrees, batch: int) -> None:
@@ -233,23 +231,3 @@ def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: st
     most = max(1, work.runs // degrees.pipeline) if degrees.pipeline > 1 else 1
     if not 1 <= chunks <= most:
         raise InputError(f"chunks: got {chunks} with {degrees.pipeline} stages; allowed: 1 to {most} for this model")
-
-
-def _collectives(prices: Prices, row: int) -> tuple[Collective, ...]:
-    """Return every exchange of an iteration that a device of the heaviest stage takes part in."""
-    found = []
-    for exchange, at, times in prices.all_exchanges(row):
-        count = round(float(exchange.count[at]) * times)
-        if count and exchange.ranks[at] > 1:
-            found.append(
-                Collective(
-                    operation=exchange.operation,
-                    axis=exchange.axis,
-                    bytes=round(float(exchange.bytes[at])),
-                    count=count,
-                    phase=exchange.phase,
-                    layer=exchange.layer,
-                    overlaps=exchange.overlaps,
-                )
-            )
-    return tuple(found)

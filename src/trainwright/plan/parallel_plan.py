@@ -102,6 +102,8 @@ class ParallelPlan:
     breakdown: Breakdown = field(default_factory=Breakdown)
     interval: tuple[float, float] = (0.0, 0.0)
     """Low and high end of seconds_per_iteration, 5 to 95 %."""
+    tie: bool = False
+    """Whether more than half of the interval is shared with that of the best plan."""
     peak_bytes: int = 0
     """Allocated, per device."""
     reserved_bytes: int = 0
@@ -111,6 +113,8 @@ class ParallelPlan:
     """What micro-batches in flight keep for their backward passes, on the stage that keeps most of them."""
     most_devices: int = 0
     """How many devices this strategy can use at most."""
+    inflation: float = 1.0
+    """How many times as long as its iterations a job takes, with what failures lose."""
     collectives: tuple[Collective, ...] = ()
     bottlenecks: tuple[Bottleneck, ...] = ()
 
@@ -123,3 +127,12 @@ class ParallelPlan:
     def seconds_per_iteration(self) -> float:
         """Predicted seconds of an iteration."""
         return self.breakdown.total
+
+    def device_hours(self, samples: int) -> float:
+        """Return the device-hours of so many samples, those of an epoch for instance."""
+        return math.ceil(samples / self.batch) * self.seconds_per_iteration * self.devices / 3600
+
+    def seconds_to_solution(self, samples: int) -> float:
+        """Return the seconds until so many samples have been trained on, with checkpoints and failures."""
+        seconds = self.seconds_per_iteration - self.breakdown.checkpoint
+        return math.ceil(samples / self.batch) * seconds * self.inflation

@@ -69,7 +69,7 @@ class Prices:
                 inside[exchange.phase][exchange.block] += each
             elif exchange.overlaps and each:
                 number, seconds = max(number, int(exchange.count[row])), seconds + each
-        slots, every = int(mesh.microbatches[row]), int(mesh.zero[row]) == 2
+        slots, every = mesh.microbatches_of(row), int(mesh.zero[row]) == 2
         rounds = slots if every else 1
         return StageTimes(
             runs=self.slowest[row],
@@ -85,14 +85,23 @@ class Prices:
             every=every,
         )
 
-    def all_exchanges(self, row: int) -> list[tuple[Exchange, int, float]]:
-        """Return (exchange, its row, how often an iteration has it) on a device of one candidate's heaviest stage."""
-        place, slots = int(self.place[row]), float(self.mesh.microbatches[row])
-        inside = [(each, place) for each in self.costs.exchanges] + [(each, row) for each in self.exchanges]
-        return [
-            (each, at, 1.0 if each.block is None else slots * float(self.load.runs[row, each.block]))
-            for each, at in inside
-        ]
+    def all_exchanges(self, row: int) -> list[tuple[Exchange, float]]:
+        """Return the exchanges of a device of one candidate's heaviest stage, and how often an iteration has each."""
+        place, slots = int(self.place[row]), float(self.mesh.microbatches_of(row))
+        inside = [each.at(place) for each in self.costs.exchanges] + [each.at(row) for each in self.exchanges]
+        found = []
+        for each in inside:
+            runs = 1.0 if each.block is None else slots * float(self.load.runs[row, each.block])
+            if each.count[0] * runs > 0 and each.ranks[0] > 1:
+                found.append((each, float(each.count[0]) * runs))
+        return found
+
+    def balance(self, row: int, counts: Ints) -> tuple[float, float]:
+        """Return the seconds of the slowest stage of one candidate, and of the mean one, for a micro-batch."""
+        times = self.stage_times(row)
+        seconds = times.forward + times.backward
+        stages = float(self.mesh.axis("pipeline")[row])
+        return float(times.runs @ seconds), float(counts @ seconds) / stages
 
 
 class Pricer:
@@ -170,22 +179,25 @@ class Pricer:
         )
 
     def bounds(self, mesh: Mesh) -> tuple[Floats, Floats]:
-        """Return (seconds, bytes) below which no choice of ZeRO level, sequence and recomputation can come."""
+        """Return seconds, and bytes by ZeRO level (4, candidates), that no sequence and recomputation comes below."""
         thrifty = replace(mesh, sequence=mesh.axis("tensor") > 1, recompute=np.full(mesh.rows, RECOMPUTE.index("full")))
         ways, place = thrifty.inner()
         costs = block_costs(self.work, self.cluster, self.assumptions, ways)
-        seconds, size = np.zeros(mesh.rows), np.zeros(mesh.rows)
+        seconds, size = np.zeros(mesh.rows), np.zeros((4, mesh.rows))
         precision = self.work.precision
-        a_parameter = precision.weight_bytes + precision.gradient_bytes + self.optimizer.state_bytes(precision)
+        optimizing = self.optimizer.state_bytes(precision)
         for rows, stages in self._by_cut(mesh):
             part, where = thrifty.take(rows), place[rows]
             slot = ((costs.forward + costs.backward)[where] @ stages.runs.T).max(axis=1)
             seconds[rows] = (part.microbatches + bubble_slots(part)) * slot
-            state = costs.weights[where] @ stages.runs.T * (a_parameter / part.axis("data")[:, None])
+            elements, data = costs.weights[where] @ stages.runs.T, part.axis("data")[:, None]
             kept = in_flight(part, stages.first) * (costs.kept[-1, where] @ stages.runs.T)
-            # While gradients come activations go: at one time there is at least the larger of the two.
-            alone = state * ((a_parameter - precision.gradient_bytes) / a_parameter)
-            size[rows] = np.maximum(state, alone + kept).max(axis=1)
+            for level in range(4):
+                divided = [data if level >= least else 1 for least in (1, 2, 3)]
+                gradients = elements * precision.gradient_bytes / divided[1]
+                others = elements * (optimizing / divided[0] + precision.weight_bytes / divided[2])
+                # While gradients come activations go: at one time there is at least the larger of the two.
+                size[level, rows] = (others + np.maximum(gradients, kept)).max(axis=1)
         return seconds, size
 
     def _by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError, closest
+from trainwright.plan.mesh import Floats, Mesh
 from trainwright.plan.state import Optimizer, Precision, optimizer_of, precision_of
+from trainwright.plan.surroundings import Input, Saving, inflation, input_seconds
 
 __all__ = ["FAMILIES", "GOALS", "Request"]
 
@@ -33,6 +37,8 @@ class Request:
     micro: int | None = None
     max_memory_bytes: float | None = None
     goal: str = "time"
+    input: Input | None = None
+    saving: Saving | None = None
     allowed: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +70,30 @@ class Request:
                     f"{closest(name, FAMILIES)}"
                 )
         object.__setattr__(self, "allowed", frozenset(names))
+
+    def around(self, mesh: Mesh, seconds: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return exposed input seconds, checkpoint seconds and the whole job's inflation, for steps of `seconds`."""
+        waited, saved, factor = np.zeros(mesh.rows), np.zeros(mesh.rows), np.ones(mesh.rows)
+        if self.input is not None:
+            read = input_seconds(self.input, self.cluster, mesh)
+            waited = np.maximum(0.0, read - seconds) if self.input.prefetch else read
+        if self.saving is not None:
+            saves, factor = inflation(self.saving, self.cluster, mesh.devices.astype(np.float64))
+            saved = (seconds + waited) * (saves - 1)
+        return waited, saved, factor
+
+    def score(self, mesh: Mesh, seconds: Floats, size: Floats) -> Floats:
+        """Return what the goal makes of steps of `seconds` and devices of `size` bytes: lower is better.
+
+        It never falls where seconds or bytes rise, so that bounds stay bounds.
+        """
+        if self.goal == "memory":
+            return size
+        waited, saved, factor = self.around(mesh, seconds)
+        if self.goal == "time-to-solution":
+            return (seconds + waited) * factor
+        total = seconds + waited + saved
+        return total * mesh.devices if self.goal == "device-hours" else total
 
     @property
     def memory_bytes(self) -> float:

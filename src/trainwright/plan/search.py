@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from trainwright.plan.candidates import MODES, Shapes, choices_of
+from trainwright.plan.candidates import LEVELS, MODES, Shapes, choices_of
 from trainwright.plan.exposure import exposed_seconds
 from trainwright.plan.mesh import AXES, RECOMPUTE, Floats, Ints, Mesh
 from trainwright.plan.pricing import Pricer, Prices
@@ -50,14 +50,16 @@ class _Family:
 def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
     """Return what was found for every strategy that some shape allows."""
     mesh = shapes.mesh
-    seconds, size = pricer.bounds(mesh)
-    score = scores(request, mesh.devices, seconds, size)
+    seconds, sizes = pricer.bounds(mesh)
+    devices = mesh.devices
     divided = mesh.degrees > 1
     divided[:, AXES.index("data")] = False
     codes = divided @ (1 << np.arange(len(AXES)))
     families = []
     for mode in MODES:
         _, fits = choices_of(mesh, mode, request.cluster.devices_per_node)
+        size = sizes[LEVELS[mode]]
+        score = request.score(mesh, seconds, size)
         data = mesh.axis("data") > 1
         wanted = fits & ((data & (mode in request.allowed)) | (~data & (mode == "data")))
         for code in np.unique(codes[wanted]):
@@ -68,20 +70,13 @@ def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
                 axes = tuple(name for place, name in enumerate(AXES) if code >> place & 1)
                 found = Found(mode=mode if with_data else "", axes=axes, least_bytes=float(size[rows].min()))
                 rows = rows[size[rows] <= request.memory_bytes]
-                order = rows[np.lexsort((rows, mesh.devices[rows], score[rows]))]
+                order = rows[np.lexsort((rows, devices[rows], score[rows]))]
                 families.append(_Family(found, order, score[order]))
     width = _FIRST_ROUND
     while any(each.at < len(each.order) for each in families):
         _round(pricer, mesh, families, request, width)
         width *= 4
     return [each.found for each in families]
-
-
-def scores(request: Request, devices: Ints, seconds: Floats, size: Floats) -> Floats:
-    """Return what the goal makes of candidates, lower is better; never falls where seconds or bytes rise."""
-    if request.goal == "device-hours":
-        return seconds * devices
-    return size if request.goal == "memory" else seconds
 
 
 def _round(pricer: Pricer, mesh: Mesh, families: list[_Family], request: Request, width: int) -> None:
@@ -112,7 +107,7 @@ def _round(pricer: Pricer, mesh: Mesh, families: list[_Family], request: Request
         owning.append(owner[rows])
     every, owner = _joined(meshes), np.concatenate(owning)
     prices = pricer.price(every)
-    total = scores(request, every.devices, prices.total, prices.memory.peak)
+    total = request.score(every, prices.total, prices.memory.peak)
     for number, family in enumerate(families):
         rows = np.flatnonzero(owner == number)
         if len(rows):
@@ -127,7 +122,8 @@ def _settle(
     found.least_bytes = min(found.least_bytes, float(prices.memory.peak[rows].min()))
     rows = rows[prices.memory.peak[rows] <= request.memory_bytes]
     keys = [mesh.degrees[rows, place] for place in range(len(AXES))]
-    order = rows[np.lexsort((mesh.recompute[rows], mesh.micro[rows], *keys, mesh.devices[rows], bound[rows]))]
+    devices = mesh.degrees[rows].prod(axis=1)
+    order = rows[np.lexsort((mesh.recompute[rows], mesh.micro[rows], *keys, devices, bound[rows]))]
     for row in order:
         if bound[row] > found.score:
             break
@@ -135,7 +131,7 @@ def _settle(
         exposed = max(exposed, float(prices.exposed[row]))
         seconds = float(prices.total[row] - prices.exposed[row]) + exposed
         size = prices.memory.peak[row : row + 1]
-        score = float(scores(request, mesh.devices[row : row + 1], np.array([seconds]), size)[0])
+        score = float(request.score(mesh.take(np.array([row])), np.array([seconds]), size)[0])
         if score < found.score or (score == found.score and _order(prices, row) < found.order):
             found.score, found.exposed, found.prices, found.row = score, exposed, prices, int(row)
             found.order = _order(prices, row)
@@ -145,7 +141,7 @@ def _order(prices: Prices, row: int) -> tuple[int, ...]:
     """Return the order among equals: fewer devices, then simpler choices."""
     mesh = prices.mesh
     return (
-        int(mesh.devices[row]),
+        int(mesh.degrees[row].prod()),
         int(mesh.recompute[row]),
         int(mesh.sequence[row]),
         int(mesh.chunks[row]),

@@ -1,6 +1,6 @@
 """Strategy: what dividing along one axis makes of work, memory and communication, for candidates in columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,13 @@ class Exchange:
     block: int | None = None
     layer: str = ""
     overlaps: bool = False
+
+    def at(self, row: int) -> "Exchange":
+        """Return that of one candidate."""
+        one = slice(row, row + 1)
+        return replace(
+            self, ranks=self.ranks[one], stride=self.stride[one], bytes=self.bytes[one], count=self.count[one]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,91 @@
+"""Assembly: a priced candidate becomes a `ParallelPlan`, with what surrounds its steps and what limits it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from trainwright.plan.bottlenecks import Case, bottlenecks_of
+from trainwright.plan.candidates import family_name
+from trainwright.plan.collective import Collective
+from trainwright.plan.footprint import reserved_bytes
+from trainwright.plan.intervals import interval_of
+from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES
+from trainwright.plan.parallel_plan import Breakdown, Degrees, ParallelPlan
+from trainwright.plan.pricing import Pricer, Prices
+from trainwright.plan.request import Request
+from trainwright.plan.strategies import STRATEGIES
+
+__all__ = ["assemble"]
+
+
+def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, request: Request) -> ParallelPlan:
+    """Return the plan of one candidate, whose exposed seconds of gradients and weights are given."""
+    mesh, memory = prices.mesh, prices.memory
+    degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in AXES})
+    peak = float(memory.peak[row])
+    stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
+    breakdown = Breakdown(
+        compute=float(prices.compute[row]),
+        communication=float(prices.exchange[row] + prices.transfer[row]) + exposed,
+        bubble=float(prices.bubble[row]),
+        update=float(prices.update[row]),
+        framework=pricer.cluster.overhead_seconds + pricer.work.profile.framework_seconds,
+    )
+    waited, saved, factor = request.around(mesh.take(np.array([row])), np.array([breakdown.total]))
+    breakdown = replace(breakdown, input=float(waited[0]), checkpoint=float(saved[0]))
+    plan = ParallelPlan(
+        strategy=family_name(degrees, mode),
+        degrees=degrees,
+        batch=request.batch,
+        micro_batch=int(mesh.micro[row]),
+        microbatches=mesh.microbatches_of(row),
+        zero=int(mesh.zero[row]),
+        shard=int(mesh.shard[row]),
+        sequence=bool(mesh.sequence[row]),
+        recompute=RECOMPUTE[int(mesh.recompute[row])],
+        schedule=SCHEDULES[int(mesh.schedule[row])],
+        chunks=int(mesh.chunks[row]),
+        stages=stages.lengths if degrees.pipeline > 1 else (),
+        precision=request.precision,
+        optimizer=request.optimizer,
+        breakdown=breakdown,
+        interval=interval_of(breakdown, pricer.cluster),
+        peak_bytes=math.ceil(peak),
+        reserved_bytes=math.ceil(float(reserved_bytes(np.array([peak]), pricer.assumptions.fragmentation)[0])),
+        state_bytes=round(float(memory.state[row])),
+        activation_bytes=round(float(memory.activations[row])),
+        most_devices=_most(pricer, degrees, request),
+        inflation=float(factor[0]),
+        collectives=_collectives(prices, row),
+    )
+    return replace(
+        plan,
+        bottlenecks=bottlenecks_of(Case(plan=plan, prices=prices, row=row, pricer=pricer, request=request)),
+    )
+
+
+def _most(pricer: Pricer, degrees: Degrees, request: Request) -> int:
+    """Return the product of the limits of all that is divided."""
+    limits = [
+        strategy.limit(pricer.work, request.batch).most
+        for strategy in STRATEGIES
+        if getattr(degrees, strategy.axis) > 1
+    ]
+    return math.prod(limits)
+
+
+def _collectives(prices: Prices, row: int) -> tuple[Collective, ...]:
+    """Return every exchange of an iteration that a device of the heaviest stage takes part in."""
+    return tuple(
+        Collective(
+            operation=exchange.operation,
+            axis=exchange.axis,
+            bytes=round(float(exchange.bytes[0])),
+            count=round(times),
+            phase=exchange.phase,
+            layer=exchange.layer,
+            overlaps=exchange.overlaps,
+        )
+        for exchange, times in prices.all_exchanges(row)
+    )
