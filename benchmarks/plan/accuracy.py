@@ -64,8 +64,7 @@ class Scores:
 
 
 def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
-    """Fit on the runs with few devices and score all."""
-    runs = [run for run in runs if run.model in models]
+    """Fit on the runs with few devices and score all, of models that are known."""
     iterations = [describe(models[run.model], run, seconds_of(models[run.model], runs)) for run in runs]
     measured = np.array([run.seconds_per_iteration for run in runs])
     nodes = max(1, max(run.devices for run in runs) // NODE)

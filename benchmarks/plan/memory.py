@@ -79,8 +79,8 @@ def megatron(path: Path) -> Golden:
             peak, state = _golden_bytes(row)
         except _NotDescribedError as reason:
             left_out[str(reason)] += 1
-        except InputError as error:
-            left_out[str(error).split(":")[0]] += 1
+        except InputError as refusal:
+            left_out[str(refusal).split(":")[0]] += 1
         else:
             predictions.append((row, peak, state))
     beyond = [

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +125,6 @@ def _read(path: Path) -> tuple[TransformerSteps, Floats]:
     }
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    columns = {ours: np.array([float(row[theirs]) for row in rows]) for theirs, ours in names.items()}
+    columns: dict[str, Any] = {ours: np.array([float(row[theirs]) for row in rows]) for theirs, ours in names.items()}
     assert set(columns) == set(COLUMNS)
     return TransformerSteps(**columns), np.array([float(row["iteration time (ms)"]) / 1e3 for row in rows])
