@@ -56,8 +56,8 @@ class Scores:
     noise: Mapping[str, float]
     counts: Mapping[str, tuple[int, int]]
     """Runs of a series: fitted on, and only predicted."""
-    beyond: Mapping[str, float]
-    """Accuracy on runs with more devices than were fitted on."""
+    held_out: Mapping[str, float]
+    """Accuracy on the runs that were only predicted."""
     crossed: Mapping[str, float]
     """Accuracy on runs with 32 or 64 devices if constants are fitted on at most 16."""
     rows: Sequence[Mapping[str, Any]]
@@ -103,7 +103,7 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
         paradl=paradl,
         noise={name: noise([runs[place] for place in places]) for name, places in series.items()},
         counts={name: (len(places) - len(held[name]), len(held[name])) for name, places in series.items()},
-        beyond={name: float(ours[places].mean()) for name, places in held.items() if places},
+        held_out={name: float(ours[places].mean()) for name, places in held.items() if places},
         crossed={name: float(cross[places].mean()) for name, places in next_sizes.items() if places},
         rows=[row(run, float(predicted[i]), terms, i, float(theirs[i])) for i, run in enumerate(runs)],
     )

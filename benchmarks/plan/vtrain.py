@@ -1,9 +1,9 @@
 """Iteration times of vTrain's open measurements, each predicted by constants fitted without it.
 
 One server (2, 4, 8 devices): the constants of device, host and links are fitted on three quarters of the model
-configurations (hidden size and layers) and predict the fourth, four times. Many servers (64, 512 devices): those
-constants stay as all single-server rows give them, the network's three are fitted on four fifths of the rows and
-predict the fifth, five times. Folds are drawn by counter-based randomness.
+configurations (hidden size and layers) and predict the fourth, four times; harder, on one hidden size for the other.
+Many servers (64, 512 devices): those constants stay as all single-server rows give them, the network's three are
+fitted on four fifths of the rows and predict the fifth, five times. Folds are drawn by counter-based randomness.
 """
 
 import csv
@@ -49,10 +49,10 @@ class Part:
         return found
 
 
-def one_server(path: Path, *, folds: int = 4, seed: int = 0) -> Part:
-    """Predict every row of a single server by constants fitted on other model configurations."""
+def one_server(path: Path, *, by: str = "shape", folds: int = 4, seed: int = 0) -> Part:
+    """Predict every row of a single server by constants fitted on other shapes, or on other hidden sizes alone."""
     runs, measured = _read(path)
-    shapes = np.stack([runs.hidden, runs.layers], axis=1)
+    shapes = np.stack([runs.hidden, runs.layers if by == "shape" else runs.hidden], axis=1)
     _, shape = np.unique(shapes, axis=0, return_inverse=True)
     fold = _folds(int(shape.max()) + 1, folds, seed)[shape.ravel()]
     return _part(SERVER_CONSTANTS, {}, runs, measured, fold)

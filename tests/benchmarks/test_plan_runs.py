@@ -80,7 +80,7 @@ def test_logs_of_a_known_machine(data, capsys):
     scores = result["summary"]
     assert set(scores["abci_accuracy"]) == {"resnet50 data", "resnet50 data up to 64", "resnet50 data+spatial"}
     assert min(scores["abci_accuracy"].values()) > 0.98
-    assert min(scores["abci_accuracy_beyond_64"].values()) > 0.97
+    assert min(scores["abci_accuracy_held_out"].values()) > 0.97
     assert scores["abci_noise"]["resnet50 data"] == pytest.approx(1.0)
     assert scores["abci_accuracy_paradl"]["resnet50 data"] < 1
     rows = {row[0]: row[-1] for row in result["table"]["rows"]}
