@@ -7,6 +7,7 @@ from trainwright.train.parallelise import parallelise
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.slots import Slots
+from trainwright.train.streaming import StreamLoader
 from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, as_number
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "OptunaObjective",
     "Run",
     "Slots",
+    "StreamLoader",
     "Trial",
     "TrialEnd",
     "as_number",

@@ -20,7 +20,7 @@ from trainwright.train.sampling import InOrder, Order, Shuffled, Weighted
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "as_it_is", "place_of"]
 
 
 class Loader:
@@ -61,7 +61,7 @@ class Loader:
             raise TrialError("Loader needs one seed: give trial=trial, or seed=0")
         self._seed = int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
         at_once = trial is None and rank is not None  # else `prepare` may yet arrange other batches
-        rank, world = _place(rank, world_size)
+        rank, world = place_of(rank, world_size)
         if global_batch < 1:
             raise TrialError(f"global_batch must be a positive multiple of the world size {world}, got {global_batch}")
         self.global_batch = global_batch
@@ -84,7 +84,7 @@ class Loader:
             Samples(dataset, self._seed, collate),  # type: ignore[arg-type]  # asked by request, not by number
             sampler=self._plan,
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             num_workers=workers,
             pin_memory=pin_memory and torch.cuda.is_available(),
             persistent_workers=persistent_workers and workers > 0,
@@ -227,8 +227,8 @@ def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: i
         size = len(dataset)
     except TypeError as error:
         raise TrialError(
-            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}; give a list of its "
-            "samples, or loop over it without a Loader"
+            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}; give "
+            "tw.train.StreamLoader, which takes iterable ones, or a list of its samples"
         ) from error
     if size < 1:
         raise TrialError("Loader got a data set without samples; give one with at least one")
@@ -239,7 +239,8 @@ def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: i
     return Weighted(weights, seed)
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and world size: those of torch.distributed where it is in use, or as given."""
     import torch.distributed as dist
 
     if rank is None and world_size is None and dist.is_available() and dist.is_initialized():
@@ -252,5 +253,6 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """Return the batch: it is collated already."""
     return batch

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from trainwright.errors import TrialError
 from trainwright.train.batching import portion
 from trainwright.train.loader import Loader
+from trainwright.train.streaming import StreamLoader
 
 __all__ = ["Batches", "batches_of"]
 
@@ -39,6 +40,8 @@ def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) 
     if isinstance(loader, Loader):
         loader.move(rank, world)
         return loader, loader.global_batch
+    if isinstance(loader, StreamLoader):
+        return loader, None
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise TrialError(
             "prepare: the loader has a DistributedSampler, but prepare shares its batches itself; give "
