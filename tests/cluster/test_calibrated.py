@@ -114,6 +114,17 @@ def test_links_of_a_node_from_what_flows_do_to_each_other(flows, links):
     assert contention(cluster, ranks=2, stride=4) == 4 / links
 
 
+def test_groups_with_several_ranks_a_node_tell_nothing_of_one_link():
+    """Their times are kept, and left out of the fit."""
+    one = level(1e-5, 1e-10, name="network", devices=32, worlds=(2, 4))
+    many = [dataclasses.replace(each, ranks=8, on_node=4, seconds=(1.0,) * 10) for each in one.exchanges]
+    cluster = fitted(
+        figures(nodes=8, devices_per_node=4, levels=(dataclasses.replace(one, exchanges=(*one.exchanges, *many)),))
+    )
+    assert cluster.tiers[0].bandwidth == pytest.approx(1e10)
+    assert len(cluster.measured) == 2 * len(one.exchanges)
+
+
 def test_a_clock_set_back_is_refused():
     """And times that do not grow with the work, which have no rate."""
     with pytest.raises(InputError, match=r"measured times: got -1.0"):

@@ -33,6 +33,7 @@ def tables(draw, tier):
         operation=draw(st.sampled_from(OPERATIONS)),
         tier=tier,
         ranks=draw(st.integers(2, 64)),
+        on_node=draw(st.integers(0, 4)),
         bytes=tuple(sizes),
         seconds=tuple(draw(st.floats(1e-9, 1e3)) for _ in sizes),
     )

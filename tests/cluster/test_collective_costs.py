@@ -237,6 +237,20 @@ def test_measured_times_come_first():
         )
 
 
+def test_measured_times_hold_for_groups_that_lie_alike():
+    """Two ranks of each node are not one of each, and a table that says which is not read for the other."""
+    cluster = dataclasses.replace(
+        abci(),
+        measured=tuple(
+            ExchangeTimes(operation="all_reduce", tier="leaf", ranks=8, on_node=k, bytes=(100,), seconds=(float(k),))
+            for k in (1, 4)
+        ),
+    )
+    for stride, seconds in ((1, 4.0), (4, 1.0), (8, 1.0)):
+        assert collective_seconds(cluster, "all_reduce", 100, ranks=8, stride=stride).seconds == seconds
+    assert collective_seconds(cluster, "all_reduce", 100, ranks=8, stride=2).algorithm != "measured"
+
+
 def test_figures_of_other_sizes_are_not_asked_for():
     """A tier that was measured with two ranks on shared processors says nothing of four."""
     tier = Tier(name="cores", devices=8, alpha=1e-4, bandwidth=1e9, worlds=(2,))

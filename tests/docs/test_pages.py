@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PACKAGES = ("space", "cluster", "ledger", "search", "schedule", "checkpoint", "train", "engine", "study", "ensemble", "report")
+PACKAGES = (
+    "space", "cluster", "ledger", "search", "schedule", "checkpoint", "train", "engine", "study", "ensemble", "report",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("package", ["", *PACKAGES, "errors"])

@@ -1,5 +1,6 @@
 """Measuring this machine: alone, as ranks of gloo, and what is refused."""
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -74,10 +75,10 @@ def test_a_launcher_that_is_none(launcher, environment, sentence):
 
 
 def test_sizes_of_messages_and_groups():
-    """256 B to 64 MB in powers of 4; every power of two of ranks, and all."""
+    """256 B to 64 MB in powers of 4; every power of two of ranks, and every divisor."""
     assert message_sizes(64 * 2**20) == [256 * 4**k for k in range(10)]
     assert message_sizes(256) == [256]
-    assert [group_sizes(most) for most in (1, 2, 6, 8)] == [[], [2], [2, 4, 6], [2, 4, 8]]
+    assert [group_sizes(most) for most in (1, 2, 6, 8)] == [[], [2], [2, 3, 4, 6], [2, 4, 8]]
 
 
 def test_alone_measures_compute_and_storage(tmp_path):
@@ -166,7 +167,7 @@ def test_ranks_measure_their_links(tmp_path, world, on_node):
     cluster = Cluster.load(tmp_path / "ranks.toml")
     levels = ["node", "network"][: 1 + (world > on_node)]
     assert (cluster.nodes, cluster.devices_per_node) == (world // on_node, on_node)
-    assert [(tier.name, tier.worlds) for tier in cluster.tiers] == [(name, (2,)) for name in levels]
+    assert [(tier.name, tier.worlds) for tier in cluster.tiers] == list(zip(levels, [(2,), (2, 4)], strict=False))
     assert {(each.operation, each.tier) for each in cluster.measured} == {
         (op, name) for op in OPERATIONS for name in levels
     }
@@ -177,5 +178,9 @@ def test_ranks_measure_their_links(tmp_path, world, on_node):
         assert cost.algorithm == "measured"
         assert 1e-6 < cost.seconds < 10
     if world == 4:
-        with pytest.raises(InputError, match="got a group of 4 ranks; allowed: 2, at which it was measured"):
-            collective_seconds(cluster, "all_reduce", 65_536, ranks=4)
+        assert collective_seconds(cluster, "all_reduce", 65_536, ranks=4).algorithm == "measured"
+        wider = dataclasses.replace(
+            cluster, nodes=3, tiers=(cluster.tiers[0], dataclasses.replace(cluster.tiers[1], devices=6))
+        )
+        with pytest.raises(InputError, match="got a group of 6 ranks; allowed: 2, 4, at which it was measured"):
+            collective_seconds(wider, "all_reduce", 65_536, ranks=6)

@@ -130,9 +130,15 @@ def fit_rate(what: str, rows: Sequence[Row]) -> Fit:
 
 
 def fit_link(level: Level) -> Fit:
-    """Fit alpha and beta to all rings and messages of a level."""
+    """Fit alpha and beta to the rings and messages of a level, of groups that it alone joins.
+
+    Groups that have several ranks on each of several nodes are left out: a library may send over all links of a node
+    at once for them, which a ring does not tell.
+    """
     columns, seconds = [], []
     for each in level.exchanges:
+        if 1 < each.on_node < each.ranks:
+            continue
         for size, time in zip(each.bytes, each.seconds, strict=True):
             if each.operation == "send":
                 columns.append((1.0, float(size)))

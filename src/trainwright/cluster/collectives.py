@@ -83,7 +83,8 @@ def _candidates(
     if ranks == 1:
         return {"none": size * 0.0}
     tier = _tier(cluster, ranks, stride)
-    times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks)), None)
+    on_node = min(ranks, max(1, cluster.devices_per_node // stride))
+    times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks, on_node)), None)
     if times is not None:
         return {"measured": times.at(size, flows)}
     if tier.worlds and ranks not in tier.worlds:

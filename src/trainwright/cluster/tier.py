@@ -53,21 +53,24 @@ class ExchangeTimes:
     operation: str
     tier: str
     ranks: int
+    on_node: int = 0
+    """How many of these ranks share a node; 0: any number, the times hold however they lie."""
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
         one_of("ExchangeTimes.operation", self.operation, OPERATIONS)
         whole("ExchangeTimes.ranks", self.ranks, least=2)
+        whole("ExchangeTimes.on_node", self.on_node, least=0)
         if not self.bytes or len(self.bytes) != len(self.seconds):
             raise refuse("ExchangeTimes.seconds", self.seconds, f"as many numbers as bytes ({len(self.bytes)}, >= 1)")
         for place, (size, seconds) in enumerate(zip(self.bytes, self.seconds, strict=True)):
             whole(f"ExchangeTimes.bytes[{place}]", size, least=self.bytes[place - 1] + 1 if place else 1)
             positive(f"ExchangeTimes.seconds[{place}]", seconds)
 
-    def matches(self, operation: str, tier: str, ranks: int) -> bool:
-        """Return whether these are the times of that exchange."""
-        return (self.operation, self.tier, self.ranks) == (operation, tier, ranks)
+    def matches(self, operation: str, tier: str, ranks: int, on_node: int) -> bool:
+        """Return whether these are the times of that exchange, among a group of which so many ranks share a node."""
+        return (self.operation, self.tier, self.ranks) == (operation, tier, ranks) and self.on_node in {0, on_node}
 
     def at(self, size: float | NDArray[np.float64], flows: float = 1.0) -> float | NDArray[np.float64]:
         """Return seconds of messages of other sizes, or where `flows` groups share a link.

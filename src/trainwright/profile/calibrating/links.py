@@ -38,20 +38,27 @@ def message_sizes(largest: int) -> list[int]:
 
 
 def group_sizes(most: int) -> list[int]:
-    """Return 2, 4, 8, ... below `most`, and `most` itself."""
-    return sorted({2**k for k in range(1, most.bit_length()) if 2**k <= most} | ({most} if most > 1 else set()))
+    """Return 2, 4, 8, ... up to `most`, and its divisors, for into such groups the ranks of a plan fall."""
+    return [ranks for ranks in range(2, most + 1) if most % ranks == 0 or ranks.bit_count() == 1]
 
 
 def measure_links(here: Place, device: torch.device, *, repeats: int, largest: int) -> tuple[Level, ...]:
-    """Measure the level inside a node, and the one between nodes with one rank of each; all ranks must call it.
+    """Measure the level inside a node, and the one between nodes with one and with all ranks of each.
+
+    All ranks must call it.
 
     Every size of message is timed in turn, `repeats` times over, so that what disturbs a machine for a while does not
     fall on one size; of each the shortest counts, on the rank that takes longest.
     """
     levels = []
-    for name, most, stride in (("node", here.on_node, 1), ("network", here.nodes, here.on_node)):
+    inside = [(ranks, 1) for ranks in group_sizes(here.on_node)]
+    across = [(nodes, here.on_node) for nodes in group_sizes(here.nodes)]
+    if here.on_node > 1:
+        across += [(nodes * here.on_node, 1) for nodes in group_sizes(here.nodes)]
+    for name, listed in (("node", inside), ("network", across)):
         exchanges, spreads = [], []
-        for ranks in group_sizes(most):
+        for ranks, stride in listed:
+            on_node = min(ranks, here.on_node // stride)
             members = tuple(range(0, ranks * stride, stride))
             handle = dist.new_group(list(members))  # every rank takes part in making every group
             group = _Group(members, handle, here.rank in members, device)
@@ -60,7 +67,12 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
                 series = _gathered(_timed(group, operation, sizes, repeats) if group.here else None)
                 exchanges.append(
                     ExchangeTimes(
-                        operation=operation, tier=name, ranks=ranks, bytes=tuple(sizes), seconds=_slowest(series)
+                        operation=operation,
+                        tier=name,
+                        ranks=ranks,
+                        on_node=on_node,
+                        bytes=tuple(sizes),
+                        seconds=_slowest(series),
                     )
                 )
                 halves = (_slowest([[each[half::2] for each in rank] for rank in series]) for half in (0, 1))
@@ -83,7 +95,9 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
 
 def _flows(here: Place, device: torch.device, exchanges: list[ExchangeTimes], repeats: int) -> float:
     """Return how much longer the largest all-reduce takes when one group for every rank of a node is active at once."""
-    alone = next(each for each in exchanges if (each.operation, each.ranks) == ("all_reduce", here.nodes))
+    alone = next(
+        each for each in exchanges if (each.operation, each.on_node) == ("all_reduce", 1) and each.ranks == here.nodes
+    )
     handles = [dist.new_group(list(range(each, here.world, here.on_node))) for each in range(here.on_node)]
     members = tuple(range(here.local_rank, here.world, here.on_node))
     group = _Group(members, handles[here.local_rank], True, device)
