@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trainwright.engine.simulated import Parametric, Scaling, Simulated, tables
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
+    from trainwright.plan import Oracle
+    from trainwright.profile import Profile
     from trainwright.schedule import (
         ASHA,
         PASHA,
@@ -108,11 +110,13 @@ _HOME = {
     "MultiObjectiveASHA": "schedule",
     "Normal": "space",
     "OptunaSearcher": "search",
+    "Oracle": "plan",
     "PASHA": "schedule",
     "RASDA": "schedule",
     "Parametric": "engine.simulated",
     "Patience": "schedule",
     "Plateau": "schedule",
+    "Profile": "profile",
     "PyCOMPSs": "engine.pycompss",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
@@ -178,9 +182,11 @@ __all__ = [
     "MultiObjectiveASHA",
     "Normal",
     "OptunaSearcher",
+    "Oracle",
     "Parametric",
     "Patience",
     "Plateau",
+    "Profile",
     "PyCOMPSs",
     "QuasiRandomSearcher",
     "RandomSearcher",

@@ -1,0 +1,113 @@
+"""What `trainwright plan` is given: a model or a profile, a cluster, numbers of devices, costs of input and saves."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainwright.errors import InputError, MissingExtra, TrainwrightError
+
+if TYPE_CHECKING:
+    from trainwright.cluster import Cluster
+    from trainwright.plan import Input
+    from trainwright.profile import Profile
+
+__all__ = ["cluster_of", "devices_of", "input_of", "profile_of"]
+
+
+def profile_of(model: str, sample: str | None, *, precision: str, optimizer: str) -> "Profile":
+    """Return the profile in a .json file, or that of a factory, traced on its sample without running it."""
+    from trainwright.profile import Profile
+
+    if model.endswith(".json"):
+        return Profile.load(model)
+    if sample is None:
+        raise InputError("--sample: got none; allowed: MODULE:FUNCTION that returns the model's arguments (or a dict)")
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra.of("tracing a model", "torch", "torch") from error
+    build = _function("MODEL", model)
+    with torch.device("meta"):
+        built = _made("MODEL", model, build)
+    if not isinstance(built, torch.nn.Module):
+        raise InputError(
+            f"MODEL: {model} returned {type(built).__name__}; allowed: a function that returns a nn.Module"
+        )
+    batch = _made("--sample", sample, _function("--sample", sample))
+    known = optimizer if "=" not in optimizer else "adamw"
+    return Profile.trace(built, batch, optimizer=known, precision=precision, name=model)
+
+
+def _function(option: str, text: str) -> Callable[[], Any]:
+    module_name, _, name = text.partition(":")
+    if not all(module_name.split(".")) or not name:
+        raise InputError(f"{option}: got {text!r}; allowed: MODULE:FUNCTION, such as my_project.models:build")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"{option}: module {module_name!r} cannot be imported: {error}") from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise InputError(f"{option}: {module_name} has no function {name!r}; allowed: MODULE:FUNCTION")
+    function: Callable[[], Any] = found
+    return function
+
+
+def _made(option: str, text: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except TrainwrightError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise InputError(f"{option}: {text} failed with {kind}: {error}; it is called without arguments") from error
+
+
+def cluster_of(text: str, nodes: int | None, *, force_units: bool) -> "Cluster":
+    """Return a preset by its name, or the cluster of a file."""
+    from dataclasses import replace
+
+    from trainwright.cluster import Cluster
+
+    path = Path(text)
+    if path.suffix not in {".toml", ".yaml", ".yml"}:
+        return Cluster.preset(text, nodes=nodes)
+    if not path.is_file():
+        raise InputError(f"--cluster: there is no file {path}; give a preset's name or a .toml or .yaml file")
+    cluster = Cluster.load(path, force_units=force_units)
+    return cluster if nodes is None else replace(cluster, nodes=nodes)
+
+
+def devices_of(text: str, cluster: "Cluster") -> list[int]:
+    """Return the numbers of devices that "64", "8,16,32" or "max" mean."""
+    found = []
+    for part in text.split(","):
+        if part.strip() == "max":
+            found.append(cluster.devices)
+            continue
+        if not part.strip().isdigit() or not 1 <= int(part) <= cluster.devices:
+            raise InputError(
+                f"--devices: got {text!r}; allowed: numbers from 1 to {cluster.devices} with commas between, or max"
+            )
+        found.append(int(part))
+    return sorted(set(found))
+
+
+def input_of(text: str) -> "Input":
+    """Return the costs of input that "bytes=110e3,decode=8e-3" says."""
+    from trainwright.plan import Input
+
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        try:
+            given[name.strip()] = float(number)
+        except ValueError:
+            raise InputError(f"--input: got {part!r}; allowed: such as bytes=110e3,decode=8e-3,workers=8") from None
+    unknown = sorted(set(given) - {"bytes", "decode", "workers"})
+    if unknown:
+        raise InputError(f"--input: got {unknown[0]!r}; allowed: bytes, decode, workers")
+    return Input(bytes=given.get("bytes", 0.0), decode=given.get("decode", 0.0), workers=int(given.get("workers", 8)))

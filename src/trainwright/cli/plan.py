@@ -1,0 +1,227 @@
+"""`trainwright plan MODEL`: parallel strategies, their speed, memory and limits; `plan calibrate` measures a machine."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from trainwright.cli import _plan_calibrate
+from trainwright.cli._json import print_json
+from trainwright.cli._words import print_table, size
+
+if TYPE_CHECKING:
+    from click import Context
+
+    from trainwright.cluster import Cluster
+    from trainwright.plan import ParallelPlan, Ranking
+
+__all__ = ["app", "model"]
+
+_SCHEMA = 1
+_BARS = 40  # characters of the longest bar of a chart
+
+
+class _Group(TyperGroup):
+    """Takes `plan MODEL` for `plan model MODEL`."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = ["model", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    name="plan",
+    help="Predict every parallel strategy for a model on a cluster; measure a machine.",
+    cls=_Group,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_plan_calibrate.add(app)
+
+
+@app.command()
+def model(
+    model: Annotated[str, typer.Argument(help="MODULE:FUNCTION that returns a nn.Module, or a profile's .json file.")],
+    *,
+    sample: Annotated[
+        str | None, typer.Option("--sample", help="MODULE:FUNCTION that returns the model's arguments.")
+    ] = None,
+    cluster: Annotated[str, typer.Option("--cluster", help="A preset's name, or a .toml or .yaml file.")] = "laptop",
+    nodes: Annotated[int | None, typer.Option("--nodes", help="So many nodes of it.")] = None,
+    devices: Annotated[str, typer.Option("--devices", help="A number, several with commas, or max.")] = "max",
+    batch: Annotated[int, typer.Option("--batch", help="Samples of an iteration over all devices.")],
+    micro: Annotated[int | None, typer.Option("--micro", help="Samples that a device works on at a time.")] = None,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="sgd, momentum, adam, adamw, or bytes_per_parameter=N.")
+    ] = "adamw",
+    given_input: Annotated[
+        str | None, typer.Option("--input", help="Costs of a sample: bytes=110e3,decode=8e-3,workers=8.")
+    ] = None,
+    checkpoint: Annotated[float | None, typer.Option("--checkpoint", help="Bytes of one checkpoint.")] = None,
+    strategies: Annotated[
+        str | None, typer.Option("--strategies", help="Only these and what they make together: data,tensor.")
+    ] = None,
+    max_memory: Annotated[float | None, typer.Option("--max-memory", help="Bytes a device may use.")] = None,
+    goal: Annotated[str, typer.Option("--goal", help="time, device-hours, time-to-solution or memory.")] = "time",
+    samples: Annotated[int | None, typer.Option("--samples", help="Samples of an epoch, for device-hours.")] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Rows of the table.")] = 10,
+    force_units: Annotated[bool, typer.Option("--force-units", help="Accept figures of unlikely size.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
+    from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
+    from trainwright.plan import Oracle, Ranking, Saving
+
+    machine = cluster_of(cluster, nodes, force_units=force_units)
+    numbers = devices_of(devices, machine)
+    choices: dict[str, Any] = {
+        "batch": batch,
+        "micro": micro,
+        "precision": precision,
+        "optimizer": optimizer,
+        "strategies": strategies.split(",") if strategies is not None else None,
+        "max_memory_bytes": max_memory,
+        "goal": goal,
+        "input": input_of(given_input) if given_input is not None else None,
+        "saving": Saving(bytes=checkpoint) if checkpoint is not None else None,
+    }
+    profile = profile_of(model, sample, precision=precision, optimizer=optimizer)
+    oracle = Oracle(machine)
+    found: dict[int, Ranking] = {number: oracle.rank(profile, devices=number, **choices) for number in numbers}
+    state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
+    print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, batch {batch}, {precision}, {optimizer}")
+    print(f"cluster {machine.name} ({state})")
+    for number, ranking in found.items():
+        _show(number, ranking, top, samples)
+    if len(found) > 1:
+        _chart(found, top)
+    if json:
+        print_json(
+            {
+                "cluster": _cluster(machine),
+                "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
+                "plans": [_content(plan, samples) for ranking in found.values() for plan in ranking],
+                "rejected": [
+                    {"devices": number, **asdict(each)}
+                    for number, ranking in found.items()
+                    for each in ranking.rejected
+                ],
+                "schema": _SCHEMA,
+            }
+        )
+
+
+def _cluster(machine: "Cluster") -> dict[str, Any]:
+    return {"name": machine.name, "devices": machine.devices, "verified": machine.verified, "source": machine.source}
+
+
+def _content(plan: "ParallelPlan", samples: int | None) -> dict[str, Any]:
+    hours = None if samples is None else plan.device_hours(samples)
+    solution = None if samples is None else plan.seconds_to_solution(samples)
+    return {
+        **asdict(plan),
+        "devices": plan.devices,
+        "seconds_per_iteration": plan.seconds_per_iteration,
+        "device_hours_per_epoch": hours,
+        "seconds_to_solution_per_epoch": solution,
+    }
+
+
+def _show(number: int, ranking: "Ranking", top: int, samples: int | None) -> None:
+    """Print the table of one number of devices, the best plan's reasons, and what is left out."""
+    print(f"\nat most {number} device{'s' * (number > 1)}\n")
+    header = ["strategy", "divided", "micro", "s/iteration", "low - high", "compute", "comm", "bubble", "input",
+              "update", "saves", "peak", "reserved", "most"]  # fmt: skip
+    rows = []
+    for plan in ranking[:top]:
+        parts = plan.breakdown
+        row = [
+            plan.strategy + (" =" if plan.tie else ""),
+            _divided(plan),
+            plan.micro_batch,
+            _short(plan.seconds_per_iteration),
+            " - ".join(_short(each) for each in plan.interval),
+            *map(
+                _short,
+                (
+                    parts.compute + parts.framework,
+                    parts.communication,
+                    parts.bubble,
+                    parts.input,
+                    parts.update,
+                    parts.checkpoint,
+                ),
+            ),
+            size(plan.peak_bytes),
+            size(plan.reserved_bytes),
+            plan.most_devices,
+        ]
+        rows.append([*row, f"{plan.device_hours(samples):.3g}"] if samples is not None else row)
+    print_table([*header, "device-h/epoch"] if samples is not None else header, rows, left=2)
+    if any(plan.tie for plan in ranking[:top]):
+        print("= : shares more than half of its interval with the first")
+    if len(ranking) > top:
+        print(f"{len(ranking) - top} more strategies are slower; --top shows them")
+    print(f"\n{_winner(ranking)}")
+    for plan in ranking[:top]:
+        for each in plan.bottlenecks[:2]:
+            print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
+    if ranking.rejected:
+        print("\nleft out:")
+        for refused in ranking.rejected:
+            print(f"  {refused.strategy}: {refused.reason}; {refused.value}, allowed: {refused.allowed}")
+
+
+def _winner(ranking: "Ranking") -> str:
+    """Return why the first is first: the part of an iteration in which it gains most over the second."""
+    best = ranking[0]
+    if len(ranking) == 1:
+        return f"{best.strategy} is the only strategy that fits"
+    second = ranking[1]
+    parts = asdict(best.breakdown)
+    gains = {name: getattr(second.breakdown, name) - seconds for name, seconds in parts.items()}
+    name = max(gains, key=lambda each: gains[each])
+    ratio = second.seconds_per_iteration / best.seconds_per_iteration
+    if gains[name] <= 0 or ratio <= 1:
+        return f"{best.strategy} comes first: as fast as {second.strategy}, with fewer devices or less memory"
+    return (
+        f"{best.strategy} comes first: {second.strategy} takes {ratio:.3g} times as long, most of it in {name} "
+        f"({_short(parts[name])} against {_short(getattr(second.breakdown, name))} s)"
+    )
+
+
+def _divided(plan: "ParallelPlan") -> str:
+    """Return degrees above one, and the other choices of a plan, in a few characters."""
+    parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
+    parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []
+    parts += ["sequence"] if plan.sequence else []
+    parts += [plan.schedule + (f"x{plan.chunks}" if plan.chunks > 1 else "")] if plan.schedule else []
+    parts += [f"{plan.recompute} recompute"] if plan.recompute != "none" else []
+    return " ".join(parts) or "-"
+
+
+def _chart(found: "dict[int, Ranking]", top: int) -> None:
+    """Print a bar for the seconds of each strategy on each number of devices, longest first on each line's scale."""
+    last = found[max(found)]
+    names = [plan.strategy for plan in last[:top]]
+    seconds = {
+        (plan.strategy, number): plan.seconds_per_iteration for number, ranking in found.items() for plan in ranking
+    }
+    longest = max(seconds.values())
+    print("\nseconds an iteration by devices\n")
+    rows: list[Sequence[object]] = []
+    for name in names:
+        for number in found:
+            took = seconds.get((name, number))
+            bar = "" if took is None else "#" * max(1, round(_BARS * took / longest))
+            rows.append([name, number, "-" if took is None else _short(took), bar])
+    for name, number, took, bar in rows:
+        print(f"{name:<{max(map(len, names))}}  {number:>6}  {took:>9}  {bar}".rstrip())
+
+
+def _short(seconds: float) -> str:
+    return "0" if seconds == 0 else f"{seconds:.3g}"
