@@ -1,4 +1,4 @@
-"""`trainwright plan MODEL`: parallel strategies, their speed, memory and limits; `plan calibrate` measures a machine."""
+"""`trainwright plan MODEL`: parallel strategies with speed, memory and limits; `plan calibrate` measures a machine."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

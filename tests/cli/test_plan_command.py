@@ -1,0 +1,113 @@
+"""`trainwright plan MODEL`: the table, the reasons, the chart, the last line; and what it refuses."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from trainwright.cli import plan
+from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
+from trainwright.cluster import Cluster
+from trainwright.errors import InputError
+from trainwright.plan import Input
+from trainwright.profile import describe_transformer
+
+
+@pytest.fixture
+def run(monkeypatch):
+    profile = describe_transformer(hidden=256, layers=4, heads=8, sequence=128, vocabulary=1000, precision="fp32")
+    monkeypatch.setattr("trainwright.cli._plan_inputs.profile_of", lambda *_, **__: profile)
+    return lambda *arguments: CliRunner().invoke(plan.app, [str(each) for each in arguments])
+
+
+def test_table_reasons_and_chart(run):
+    """Every strategy of the table is in the JSON, with what it costs; parts add up; a chart compares devices."""
+    said = run(
+        "some:model",
+        "--cluster",
+        "abci-v100",
+        "--nodes",
+        2,
+        "--devices",
+        "4,8",
+        "--batch",
+        16,
+        "--samples",
+        1000,
+        "--json",
+    )
+    assert said.exit_code == 0, said.output
+    lines = said.output.splitlines()
+    last = json.loads(lines[-1])
+    assert (last["schema"], last["cluster"]["name"]) == (1, "abci-v100")
+    best = last["plans"][0]
+    assert sum(best["breakdown"].values()) == pytest.approx(best["seconds_per_iteration"])
+    assert best["interval"][0] <= best["seconds_per_iteration"] <= best["interval"][1]
+    assert best["device_hours_per_epoch"] > 0
+    assert {each["strategy"] for each in last["rejected"]} >= {"filter", "spatial", "expert"}
+    assert "uncalibrated" in said.output
+    for words in (
+        "at most 4 devices",
+        "at most 8 devices",
+        "comes first",
+        "left out:",
+        "seconds an iteration by devices",
+        "#",
+    ):
+        assert words in said.output
+
+
+def test_one_strategy(run):
+    """A filter of strategies leaves serial and what was asked for."""
+    said = run("some:model", "--cluster", "abci-v100", "--nodes", 1, "--batch", 16, "--strategies", "tensor", "--json")
+    last = json.loads(said.output.splitlines()[-1])
+    assert {each["strategy"] for each in last["plans"]} == {"serial", "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--devices", "0"], "--devices: got '0'; allowed: numbers from 1 to 8"),
+        (["--devices", "9"], "--devices: got '9'"),
+        (["--batch", "0"], "batch: got 0"),
+        (["--precision", "fp31"], "did you mean 'fp32'"),
+        (["--strategies", "dota"], "did you mean 'data'"),
+        (["--max-memory", "1000"], "no strategy fits"),
+        (["--input", "byte=3"], "allowed: bytes, decode, workers"),
+        (["--input", "bytes=many"], "--input: got 'bytes=many'"),
+        (["--cluster", "abci"], "abci-v100"),
+        (["--cluster", "none.toml"], "there is no file none.toml"),
+    ],
+)
+def test_refused(run, arguments, sentence):
+    """A mistake is one sentence."""
+    said = run("some:model", "--cluster", "abci-v100", "--nodes", "2", "--batch", "16", *arguments)
+    assert isinstance(said.exception, InputError)
+    assert sentence in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "sentence"),
+    [
+        ("models", "a:b", "MODEL: got 'models'; allowed: MODULE:FUNCTION"),
+        ("no_such_module:model", "a:b", "cannot be imported"),
+        ("json:nothing", "a:b", "json has no function 'nothing'"),
+        ("os:getcwd", "a:b", "allowed: a function that returns a nn.Module"),
+        ("os:stat", "a:b", "MODEL: os:stat failed with TypeError"),
+        ("os:getcwd", None, "--sample: got none"),
+    ],
+)
+def test_models_refused(model, sample, sentence):
+    """The part that failed is named."""
+    with pytest.raises(InputError) as caught:
+        profile_of(model, sample, precision="fp32", optimizer="adamw")
+    assert sentence in str(caught.value)
+
+
+def test_inputs(tmp_path):
+    """Numbers with commas, max, costs of input, a cluster from a file."""
+    cluster = cluster_of("abci-v100", 2, force_units=False)
+    assert devices_of("4,max,2", cluster) == [2, 4, 8]
+    assert input_of("bytes=110e3, decode=8e-3,workers=4") == Input(bytes=110e3, decode=8e-3, workers=4)
+    cluster.save(tmp_path / "mine.toml")
+    assert cluster_of(str(tmp_path / "mine.toml"), None, force_units=False) == Cluster.load(tmp_path / "mine.toml")
