@@ -27,6 +27,7 @@ __all__ = [
     "MissingExtra",
     "MixedSplitsError",
     "ObjectiveError",
+    "ProfileError",
     "PipelineError",
     "PlanMismatch",
     "ScheduleError",
@@ -73,6 +74,10 @@ class TrialError(InputError):
 
 class StudyError(InputError):
     """A directory that is no study, or one that was made with other settings."""
+
+
+class ProfileError(InputError):
+    """A model that can be neither traced nor measured, a sample that it refuses, or a profile that cannot be read."""
 
 
 class SearchError(InputError):

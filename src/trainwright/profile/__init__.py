@@ -1,7 +1,7 @@
 """A torch module and a sample become a chain of layers with time and bytes."""
 
 from trainwright.profile.described import describe_transformer
-from trainwright.profile.layer import Block, Layer, Transformer
+from trainwright.profile.layer import Block, Layer, Stage, Transformer
 from trainwright.profile.profile import Profile
 
-__all__ = ["Block", "Layer", "Profile", "Transformer", "describe_transformer"]
+__all__ = ["Block", "Layer", "Profile", "Stage", "Transformer", "describe_transformer"]

@@ -1,9 +1,9 @@
-"""Layer: one operation of a model with its work and its bytes; Block: a run of layers between two cuts of the graph."""
+"""Layer: a piece of a model with its work and its bytes; Stage and Block: runs of layers between cuts of the graph."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Block", "Kind", "Layer", "Transformer"]
+__all__ = ["Block", "Kind", "Layer", "Stage", "Transformer"]
 
 Kind = Literal["conv", "linear", "norm", "attention", "embedding", "pool", "pointwise", "loss", "other"]
 
@@ -42,11 +42,16 @@ class Layer:
     padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
+    transposed: bool = False
+    """Whether a convolution is transposed: its stride then multiplies the sizes."""
     input_size: tuple[int, ...] = ()
     """Spatial sizes of the input (height, width or depth, height, width); () where there are none."""
     output_size: tuple[int, ...] = ()
     launches: int = 1
     """Kernels of the forward pass."""
+    backward_launches: int = 0
+    origin: str = ""
+    """Where the seconds come from: "measured", "roofline", or "" where there are none."""
     experts: int = 0
     """Of how many experts, side by side, the weights are; 0: of none."""
 
@@ -69,26 +74,48 @@ class Transformer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """A stage of the chain: `count` equal runs of layers, one after another, each between two cuts of the graph.
+class Stage:
+    """What lies between two neighbouring cuts of the graph: the finest chain that memory planning can use.
 
-    A cut is a place where exactly one storage is live from the forward pass so far to the rest. The byte numbers of
-    a block follow the conventions of memory planning: `kept_bytes` is everything that autograd holds for one run
-    of the block, its output included and its input excluded.
+    A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to
+    the rest, and is not written any more. The conventions are those of memory planning: `kept_bytes` (w_ā) is
+    everything that autograd holds for the stage, its output included, its input and the parameters excluded.
+    """
+
+    name: str
+    layers: int
+    """How many of the block's layers are this stage's."""
+    output_bytes: int = 0
+    """Bytes of what it hands on (w_a): of the distinct storages that are live at the cut."""
+    kept_bytes: int = 0
+    forward_temporary_bytes: int = 0
+    """Peak during forward beyond input, parameters and what is kept."""
+    plain_temporary_bytes: int = 0
+    """The same without gradients (a forward that keeps nothing): peak beyond input, parameters and output."""
+    backward_temporary_bytes: int = 0
+    """Peak during backward beyond what is kept, both gradients, the input, and gradients of parameters."""
+    gradient_bytes: int = 0
+    """Bytes of the gradient of the output, its differentiable part (w_δ)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """`count` equal runs of layers, one after another, each between two cuts of the graph; `stages` are its finer cuts.
+
+    The byte numbers are those of one run taken as a whole, in the conventions of `Stage`.
     """
 
     name: str
     layers: tuple[Layer, ...]
     count: int = 1
     output_bytes: int = 0
-    """Bytes of what one run hands on (of the distinct storages of the live tensors at the cut)."""
     kept_bytes: int = 0
     forward_temporary_bytes: int = 0
-    """Peak during forward beyond input, output and what is kept."""
+    plain_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
-    """Peak during backward beyond what is kept, both gradients and the input."""
     gradient_bytes: int = 0
-    """Bytes of the gradient of the output, its differentiable part."""
     transformer: Transformer | None = None
+    stages: tuple[Stage, ...] = ()
+    """Runs of layers between neighbouring cuts, in order, whose layers are this block's; () if it is one stage."""
     members: tuple[str, ...] = field(default=())
     """Names of the runs, if they are more than one."""

@@ -1,8 +1,17 @@
 """Profile: what a model does with one batch: a chain of blocks of layers with their work, time and bytes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from trainwright.cluster import Device
 from trainwright.profile.layer import Block, Layer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainwright.profile.step import Loss, MakeOptimizer
 
 __all__ = ["Profile"]
 
@@ -20,10 +29,23 @@ class Profile:
     """Elements of all parameters, tied ones once."""
     parameter_bytes: int = 0
     trainable_elements: int = 0
+    gradient_bytes: int = 0
+    """Bytes of the gradients of all parameters that are trained."""
     buffer_bytes: int = 0
     input_bytes: int = 0
+    common_bytes: int = 0
+    """Bytes that several stages share beside the activations handed on: masks, positions."""
+    state_bytes: int = 0
+    """Bytes that the optimizer holds."""
     peak_bytes: int | None = None
-    """Peak of tracked bytes of one training step (forward, backward, update), where it was traced."""
+    """Peak of tracked bytes of one training step (forward, backward, update), where it was traced.
+
+    A steady step: the optimizer's state is there, gradients of the step before are not (set to None).
+    """
+    peak_by_owner: Mapping[str, int] = field(default_factory=dict)
+    """What the bytes at the peak are: "parameters", "activations", "gradients", "optimizer" and others."""
+    granule_bytes: int = 1
+    """What storages are rounded up to (64 on CPU, 512 on CUDA)."""
     optimizer: str = ""
     """Optimizer of the traced step."""
     origin: str = "traced"
@@ -32,6 +54,111 @@ class Profile:
     """Measured seconds of a whole iteration that its layers do not explain."""
     uncounted: tuple[str, ...] = ()
     """Operations whose work is not known and counts as none."""
+    torch_version: str = ""
+
+    @classmethod
+    def trace(
+        cls,
+        model: "nn.Module",
+        sample: Any,
+        *,
+        loss: "Loss | None" = None,
+        optimizer: "str | MakeOptimizer | None" = "adamw",
+        precision: str = "fp32",
+        device: str | None = None,
+        name: str = "",
+        fold: bool = True,
+    ) -> "Profile":
+        """Return the profile of one training step, found without running a kernel (fake tensors).
+
+        `sample` is a tensor, a tuple of arguments or a mapping of keywords, on any device or on `meta`; with
+        `loss(model, sample)`, a scalar, it is whatever that takes. `optimizer` is "sgd", "momentum", "adam", "adamw", a
+        function of the parameters, or None for no update; `precision` fp32 (as the model is), amp-fp16, amp-bf16 or
+        bf16. Without `fold` equal stages stay apart. The model is copied without its data and stays as it is.
+
+        A model that depends on values cannot be traced: its step is then run and timed, as by `measured`, and
+        `origin` says so. Raises ProfileError, with the module and the operation, if that fails too.
+        """
+        from trainwright.profile.measure import Request, traced
+
+        return traced(
+            Request(
+                model=model,
+                sample=sample,
+                loss=loss,
+                optimizer=optimizer,
+                precision=precision,
+                device=device,
+                name=name,
+                fold=fold,
+            )
+        )
+
+    @classmethod
+    def measured(
+        cls,
+        model: "nn.Module",
+        sample: Any,
+        *,
+        loss: "Loss | None" = None,
+        optimizer: "str | MakeOptimizer | None" = "adamw",
+        precision: str = "fp32",
+        device: str | None = None,
+        name: str = "",
+        fold: bool = True,
+        warmup: int = 3,
+        repeats: int = 10,
+    ) -> "Profile":
+        """Return the profile of `trace` with the seconds of every layer on this machine (or its CUDA device).
+
+        Each operation is run alone on tensors like the model's, once for all of equal shapes, dtypes and strides: the
+        least of `repeats` times after `warmup`. Whole steps of a copy of the model are timed too; what these take more
+        than the sum (or less, if negative: caches) is `framework_seconds`. Operations that cannot be run alone are
+        listed in `uncounted`. Raises ProfileError as `trace` does, and for clocks that stand still or go back.
+        """
+        from trainwright.profile.measure import Request, measured
+
+        request = Request(
+            model=model,
+            sample=sample,
+            loss=loss,
+            optimizer=optimizer,
+            precision=precision,
+            device=device,
+            name=name,
+            fold=fold,
+        )
+        return measured(request, warmup=warmup, repeats=repeats)
+
+    def on(self, device: Device, *, precision: str | None = None) -> "Profile":
+        """Return this profile with seconds on `device` for every layer that has no measured ones, by the roofline.
+
+        With another `precision` than the profile's all layers are predicted. Raises ProfileError for a device whose
+        speed at that precision is not known.
+        """
+        from trainwright.profile.roofline import predicted
+
+        return predicted(self, device, precision=precision)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Profile":
+        """Read a profile from a JSON file. Raises ProfileError for another schema or version of torch."""
+        from trainwright.profile.files import load
+
+        return load(path)
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile to a JSON file."""
+        from trainwright.profile.files import save
+
+        save(self, path)
+
+    @property
+    def hash(self) -> str:
+        """Hash of the chain, its work and its bytes, without times."""
+        from trainwright.profile.files import hash_of
+
+        return hash_of(self)
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -1,0 +1,152 @@
+"""Cuts of a graph of operations into a chain, the bytes of each stage of it, and equal stages found once.
+
+A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to the
+rest, and is not written any more. Bytes follow the conventions of `Stage`.
+"""
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from trainwright.profile.layer import Block, Layer, Stage
+
+__all__ = ["Access", "blocks_of", "cuts", "intervals", "joined", "periods"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Which storages an operation touches."""
+
+    reads: frozenset[int]
+    writes: frozenset[int] = frozenset()
+    """Those that it changes in place."""
+    creates: frozenset[int] = frozenset()
+
+
+def cuts(
+    accesses: Sequence[Access], results: Iterable[int], ignored: Iterable[int] = (), barred: Collection[int] = ()
+) -> list[tuple[int, int]]:
+    """Return (place, storage) of each cut: after operation `place` only `storage` is read later, or is of `results`.
+
+    `ignored` storages are there for all (parameters, the sample), at `barred` places is no cut. Of several places with
+    one storage, where only views of it are taken in between, the last is the cut. One sweep over the intervals in which
+    storages are live.
+    """
+    left_out = set(ignored)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    written: dict[int, int] = {}
+    for place, access in enumerate(accesses):
+        for storage in access.reads | access.writes | access.creates:
+            first.setdefault(storage, place if storage in access.creates else -1)
+            last[storage] = place
+        for storage in access.writes:
+            written[storage] = place
+    last.update((storage, len(accesses)) for storage in results if storage in first)
+    starts: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for storage, start in first.items():
+        if storage not in left_out and last[storage] > start:
+            starts.setdefault(start, []).append(storage)
+            ends.setdefault(last[storage], []).append(storage)
+    live = set(starts.get(-1, ()))
+    found: list[tuple[int, int]] = []
+    for place in range(len(accesses) - 1):
+        live.difference_update(ends.get(place, ()))
+        live.update(starts.get(place, ()))
+        if len(live) != 1 or place in barred:
+            continue
+        (storage,) = live
+        if written.get(storage, -1) > place:
+            continue
+        if found and found[-1][1] == storage:
+            found.pop()
+        found.append((place, storage))
+    return found
+
+
+def intervals(places: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Return (first, last) of each stage into which cuts after `places` divide `size` operations."""
+    return [(before + 1, last) for before, last in pairwise([-1, *places, size - 1])]
+
+
+def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
+    """Return the bytes of a run of stages taken as one: as if a single forward and a single backward ran through it.
+
+    `arriving_gradient_bytes` is the gradient of the run's input. The layers are for the caller to add.
+    """
+    kept = [0, *accumulate(stage.kept_bytes for stage in stages)]
+    end = stages[-1]
+    forward = max(kept[i + 1] + stage.forward_temporary_bytes for i, stage in enumerate(stages))
+    inputs = [0, *(stage.output_bytes for stage in stages[:-1])]
+    plain = max(inputs[i] + stage.output_bytes + stage.plain_temporary_bytes for i, stage in enumerate(stages))
+    gradients = [arriving_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
+    backward = max(
+        kept[i + 1] + gradients[i] + gradients[i + 1] + stage.backward_temporary_bytes for i, stage in enumerate(stages)
+    )
+    return Block(
+        name=end.name if len(stages) == 1 else _common(stage.name for stage in stages),
+        layers=(),
+        output_bytes=end.output_bytes,
+        kept_bytes=kept[-1],
+        forward_temporary_bytes=max(0, forward - kept[-1]),
+        plain_temporary_bytes=max(0, plain - end.output_bytes),
+        backward_temporary_bytes=max(0, backward - kept[-1] - end.gradient_bytes - arriving_gradient_bytes),
+        gradient_bytes=end.gradient_bytes,
+        stages=tuple(stages),
+    )
+
+
+def periods(signatures: Sequence[Hashable]) -> list[tuple[int, int, int]]:
+    """Divide a sequence into runs (start, length, count) of `count` equal parts of `length`, from left to right.
+
+    Where several lengths repeat, the one that covers most is taken, and of these the shortest.
+    """
+    found: list[tuple[int, int, int]] = []
+    start, size = 0, len(signatures)
+    while start < size:
+        best = (1, 1)
+        for length in range(1, (size - start) // 2 + 1):
+            if signatures[start + length] != signatures[start]:
+                continue
+            count = 1
+            part = signatures[start : start + length]
+            while signatures[start + count * length : start + (count + 1) * length] == part:
+                count += 1
+            if count > 1 and length * count > best[0] * best[1]:
+                best = (length, count)
+        found.append((start, *best))
+        start += best[0] * best[1]
+    return found
+
+
+def blocks_of(
+    stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], *, input_gradient_bytes: int = 0, fold: bool = True
+) -> tuple[Block, ...]:
+    """Return the blocks of a chain: equal runs of stages become one block with their count, unless `fold` is False."""
+    nameless = [_nameless(stage, found) for stage, found in zip(stages, layers, strict=True)]
+    # the gradient that a stage hands back belongs to its place: stages after different ones are not equal
+    arriving = [input_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
+    signatures = [(own, before) for own, before in zip(nameless, arriving[:-1], strict=True)]
+    runs = periods(signatures) if fold else [(i, 1, 1) for i in range(len(stages))]
+    blocks = []
+    for start, length, count in runs:
+        parts = [stages[start + i * length : start + (i + 1) * length] for i in range(count)]
+        block = joined(parts[0], arriving[start])
+        names = tuple(joined(part, 0).name for part in parts)
+        own = tuple(layer for found in layers[start : start + length] for layer in found)
+        blocks.append(replace(block, layers=own, count=count, members=names if count > 1 else ()))
+    return tuple(blocks)
+
+
+def _nameless(stage: Stage, layers: Sequence[Layer]) -> Hashable:
+    return replace(stage, name=""), tuple(replace(layer, name="") for layer in layers)
+
+
+def _common(names: Iterable[str]) -> str:
+    """Return the path that names have in common: "blocks.3" of "blocks.3.attention" and "blocks.3.mlp"."""
+    paths = [name.split(".") for name in names]
+    shared = 0
+    while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
+        shared += 1
+    return ".".join(paths[0][:shared]) or "+".join(dict.fromkeys(".".join(path) for path in paths))

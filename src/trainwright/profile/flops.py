@@ -1,0 +1,172 @@
+"""Floating-point operations of one aten operation, from shapes alone; a multiply-add counts as two.
+
+Matrix products, convolutions and fused attention are counted. What else a model runs (pointwise operations, norms,
+reductions, pooling, copies) is bound by memory: its bytes count, its arithmetic does not.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["flops_of", "is_known"]
+
+aten = torch.ops.aten
+Shape = Sequence[int]
+
+
+def flops_of(operation: Any, arguments: Sequence[Any], results: Sequence[Shape]) -> float:
+    """Return the floating-point operations of an aten operation.
+
+    `arguments` are its positional arguments with tensors replaced by things that have a `shape`; `results` the shapes
+    of what it returns. Operations that are not products count 0.
+    """
+    count = _PRODUCTS.get(getattr(operation, "overloadpacket", operation))
+    return float(count(arguments, results)) if count else 0.0
+
+
+def is_known(operation: Any) -> bool:
+    """Return whether the work of an operation is known: a product, or bound by memory."""
+    packet = getattr(operation, "overloadpacket", operation)
+    if packet in _PRODUCTS or operation.is_view or torch.Tag.pointwise in operation.tags:
+        return True
+    name: str = operation._schema.name.partition("::")[2].strip("_")  # noqa: SLF001  the public name has no base name
+    return bool(operation.namespace == "aten") and name.startswith(_BOUND_BY_MEMORY)
+
+
+def _product(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    left, right = _shapes(arguments[:2])
+    return 2 * math.prod(left) * right[-1]
+
+
+def _shapes(arguments: Sequence[Any]) -> list[Shape]:
+    return [tuple(argument.shape) for argument in arguments]
+
+
+def _after_first(count: Callable[[Sequence[Any], Sequence[Shape]], int]) -> Callable[[Sequence[Any], Any], int]:
+    return lambda arguments, results: count(arguments[1:], results)
+
+
+def _convolution(arguments: Sequence[Any], results: Sequence[Shape]) -> int:
+    x, weight = _shapes(arguments[:2])
+    return _windows(x, weight, results[0], transposed=bool(arguments[6]))
+
+
+def _convolution_backward(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    gradient, x, weight = _shapes(arguments[:3])
+    transposed, mask = bool(arguments[7]), arguments[10]
+    once = _windows(x, weight, gradient, transposed=transposed)
+    return once * (bool(mask[0]) + bool(mask[1]))
+
+
+def _windows(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
+    # each place of the output (of the input, if transposed) meets the whole weight, less the channels of other groups
+    places = x[0] * math.prod((x if transposed else out)[2:])
+    return 2 * places * math.prod(weight)
+
+
+def _attention(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    query, key, value = _shapes(arguments[:3])
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _attention_backward(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    # the scores again, then gradients of value, weights, query and key: five products for forward's two
+    query, key, value = _shapes(arguments[1:4])
+    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+
+
+_PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
+    aten.mm: _product,
+    aten.addmm: _after_first(_product),
+    aten.bmm: _product,
+    aten.baddbmm: _after_first(_product),
+    aten.convolution: _convolution,
+    aten.convolution_backward: _convolution_backward,
+    aten._scaled_dot_product_flash_attention: _attention,  # noqa: SLF001  aten's names, here and below
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,  # noqa: SLF001
+    aten._scaled_dot_product_efficient_attention: _attention,  # noqa: SLF001
+    aten._scaled_dot_product_cudnn_attention: _attention,  # noqa: SLF001
+    aten._scaled_dot_product_flash_attention_backward: _attention_backward,  # noqa: SLF001
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,  # noqa: SLF001
+    aten._scaled_dot_product_efficient_attention_backward: _attention_backward,  # noqa: SLF001
+    aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,  # noqa: SLF001
+}
+_BOUND_BY_MEMORY = (  # beginnings of names
+    *(
+        "native_batch_norm",
+        "native_layer_norm",
+        "native_group_norm",
+        "cudnn_batch_norm",
+        "batch_norm",
+        "fused_rms_norm",
+    ),
+    *("native_dropout", "bernoulli", "uniform", "normal", "rand", "softmax", "log_softmax", "nll_loss", "embedding"),
+    *(
+        "avg_pool",
+        "max_pool",
+        "adaptive_avg_pool",
+        "adaptive_max_pool",
+        "upsample",
+        "reflection_pad",
+        "replication_pad",
+    ),
+    *(
+        "sum",
+        "mean",
+        "var",
+        "std",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "norm",
+        "linalg_vector_norm",
+        "any",
+    ),
+    *("all", "cumsum", "logsumexp", "topk", "sort", "cat", "stack", "index", "gather", "scatter", "slice", "select"),
+    *(
+        "copy",
+        "to_copy",
+        "clone",
+        "contiguous",
+        "view",
+        "unsafe_view",
+        "reshape",
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "new",
+    ),
+    *("arange", "scalar_tensor", "local_scalar_dense", "lift_fresh", "fill", "zero", "constant_pad", "roll", "flip"),
+    *(
+        "foreach",
+        "fused_adam",
+        "fused_sgd",
+        "tril",
+        "triu",
+        "one_hot",
+        "repeat",
+        "split",
+        "unfold_backward",
+        "as_strided",
+    ),
+    *(
+        "mse_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy",
+        "kl_div",
+        "where",
+        "nonzero",
+        "masked",
+        "put",
+    ),
+    *("resize", "set", "detach", "alias", "prod", "pixel_shuffle", "channel_shuffle", "im2col"),
+    *("col2im", "glu", "histc", "bincount", "diagonal", "eye", "linspace", "expand", "grid_sampler", "sdp_choice"),
+    *("fused_sdp_choice", "is_all_true", "unsafe_index", "nan_to_num", "polar", "view_as", "complex", "lerp", "amp_"),
+)

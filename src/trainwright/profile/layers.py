@@ -1,0 +1,180 @@
+"""Operations become layers: those of one module call, or of one stretch of a forward function, are one layer."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainwright.profile.layer import Kind, Layer
+from trainwright.profile.recorder import Operation, Shaped
+
+__all__ = ["Gathered", "Weights", "gather", "layer_of"]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The operations of a layer: indices into the recording, of its forward and its backward pass."""
+
+    forward: list[int]
+    backward: list[int] = field(default_factory=list)
+    update: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Weights:
+    """Which storages are parameters, with their elements, and which of them a layer has already counted."""
+
+    elements: Mapping[int, int]
+    counted: set[int] = field(default_factory=set)
+
+    def take(self, storages: set[int]) -> int:
+        """Return the elements of the parameters among `storages` that no layer has counted yet."""
+        new = (storages & self.elements.keys()) - self.counted
+        self.counted |= new
+        return sum(self.elements[number] for number in new)
+
+
+def gather(operations: Sequence[Operation], first: int, last: int, parameters: frozenset[int]) -> list[Gathered]:
+    """Divide the operations first..last of a stage into layers; what only views joins the layer before or after."""
+    found: list[Gathered] = []
+    weighted = False  # whether the layer that grows has a product with a weight
+    for i in range(first, last + 1):
+        operation = operations[i]
+        product = operation.flops > 0 and not parameters.isdisjoint(operation.reads)
+        grows = found and operations[found[-1].forward[-1]].call == operation.call
+        if grows and not (weighted and product and not operation.leaf):
+            found[-1].forward.append(i)
+            weighted |= product
+        else:
+            found.append(Gathered([i]))
+            weighted = product
+    return _without_views(operations, found)
+
+
+def layer_of(
+    operations: Sequence[Operation], gathered: Gathered, weights: Weights, outside: set[int], saved: int
+) -> Layer:
+    """Return the record of a layer. `outside`: storages that the rest reads; `saved`: bytes kept because of it."""
+    own = [operations[i] for i in gathered.forward]
+    back = [operations[i] for i in gathered.backward]
+    made = {number for operation in own for number in operation.creates}
+    read = {number: shaped for operation in own for number, shaped in operation.reads.items() if number not in made}
+    results = {
+        number: shaped.elements
+        for operation in own
+        for number, shaped in zip(operation.creates, operation.results, strict=False)
+    }
+    handed = [elements for number, elements in results.items() if number in outside]
+    changed = [read[number].elements for operation in own for number in operation.writes if number in read]
+    kind = _kind(own)
+    return Layer(
+        name=_name(own, kind),
+        kind=kind,
+        input_elements=sum(shaped.elements for number, shaped in read.items() if number not in weights.elements),
+        output_elements=sum(handed) or max((*results.values(), *changed), default=0),
+        weight_elements=weights.take(set(read)),
+        forward_flops=math.fsum(operation.flops for operation in own),
+        backward_flops=math.fsum(operation.flops for operation in back),
+        forward_bytes=sum(operation.bytes for operation in own),
+        backward_bytes=sum(operation.bytes for operation in back),
+        saved_bytes=saved,
+        launches=sum(not operation.is_view for operation in own),
+        backward_launches=sum(not operation.is_view for operation in back),
+        **_geometry(own),
+    )
+
+
+def _without_views(operations: Sequence[Operation], found: Sequence[Gathered]) -> list[Gathered]:
+    layers: list[Gathered] = []
+    waiting: list[int] = []
+    for gathered in found:
+        if all(operations[i].is_view for i in gathered.forward):
+            if layers:
+                layers[-1].forward += gathered.forward
+            else:
+                waiting += gathered.forward
+        else:
+            layers.append(Gathered(waiting + gathered.forward))
+            waiting = []
+    return layers or [Gathered(waiting)]
+
+
+def _base(operation: Operation) -> str:
+    return str(operation.func).split(".")[1].strip("_")
+
+
+_KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    ("attention", ("scaled_dot_product",)),
+    ("conv", ("convolution",)),
+    ("linear", ("addmm", "mm", "linear")),
+    ("norm", ("native_batch_norm", "native_layer_norm", "native_group_norm", "cudnn_batch_norm", "fused_rms_norm")),
+    ("embedding", ("embedding",)),
+    ("pool", ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")),
+    ("loss", ("nll_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div")),
+)
+
+
+def _kind(operations: Sequence[Operation]) -> Kind:
+    names = [_base(operation) for operation in operations]
+    if "softmax" in names and {"bmm", "baddbmm"} & set(names):
+        return "attention"
+    for kind, beginnings in _KINDS:
+        if any(name.startswith(beginnings) for name in names):
+            return kind
+    if any(operation.flops for operation in operations):
+        return "linear"
+    pointwise = all(operation.is_view or _moves_only(operation) for operation in operations)
+    return "pointwise" if pointwise else "other"
+
+
+def _moves_only(operation: Operation) -> bool:
+    reads = max((shaped.elements for shaped in operation.reads.values()), default=0)
+    return any(shaped.elements >= reads for shaped in operation.results)
+
+
+def _name(operations: Sequence[Operation], kind: Kind) -> str:
+    first = operations[0]
+    if first.leaf:
+        return first.path
+    word = kind
+    if kind in {"pointwise", "other"}:
+        named = [_base(operation) for operation in operations if not operation.is_view]
+        word = named[0] if named else "view"  # type: ignore[assignment]  # a word of its own
+    return f"{first.path}.{word}".lstrip(".")
+
+
+def _geometry(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return channels, filters and the sizes of the first convolution or product with a weight."""
+    for operation in operations:
+        arguments, name = operation.arguments, _base(operation)
+        if name == "convolution":
+            x, weight, _, stride, padding, dilation, transposed, _, groups = arguments[:9]
+            return {
+                "channels": x.shape[1],
+                "filters": operation.results[0].shape[1],
+                "kernel": tuple(weight.shape[2:]),
+                "stride": tuple(stride),
+                "padding": tuple(padding),
+                "dilation": tuple(dilation),
+                "groups": groups,
+                "transposed": bool(transposed),
+                "input_size": tuple(x.shape[2:]),
+                "output_size": operation.results[0].shape[2:],
+            }
+        if name in {"addmm", "mm"}:
+            x, weight = arguments[-2:] if name == "mm" else arguments[1:3]
+            return {"channels": x.shape[1], "filters": weight.shape[1]}
+        if (
+            name.startswith(("native_batch_norm", "cudnn_batch_norm", "native_group_norm"))
+            and len(_shape(arguments)) > 1
+        ):
+            shape = _shape(arguments)
+            return {"channels": shape[1], "filters": shape[1], "input_size": shape[2:], "output_size": shape[2:]}
+        if name.startswith(("max_pool", "avg_pool", "adaptive_avg_pool")):
+            shape, after = _shape(arguments), operation.results[0].shape
+            return {"channels": shape[1], "filters": after[1], "input_size": shape[2:], "output_size": after[2:]}
+    return {}
+
+
+def _shape(arguments: Sequence[object]) -> tuple[int, ...]:
+    return next((argument.shape for argument in arguments if isinstance(argument, Shaped)), ())

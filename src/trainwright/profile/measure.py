@@ -1,0 +1,138 @@
+"""Profiles of models: traced without running them, or recorded and timed while they run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.errors import ProfileError
+from trainwright.profile.failures import Untraceable
+from trainwright.profile.profile import Profile
+from trainwright.profile.recording import Recording, record
+from trainwright.profile.step import Loss, MakeOptimizer, Step, prepare
+from trainwright.profile.timing import Clock, cuda_clock, fastest, seconds_of_operations, wall_clock
+from trainwright.profile.trace import batch_of, profile_of
+
+__all__ = ["Request", "measured", "traced"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to profile: a model, a sample, and how it is trained."""
+
+    model: nn.Module
+    sample: Any
+    loss: Loss | None = None
+    optimizer: str | MakeOptimizer | None = "adamw"
+    precision: str = "fp32"
+    device: str | None = None
+    name: str = ""
+    fold: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ProfileError(f"model: got {type(self.model).__name__}; allowed: a torch.nn.Module")
+        batch_of(self.sample)
+
+    @property
+    def place(self) -> torch.device:
+        """The device asked for, else the model's where it is there, else the CPU."""
+        if self.device is not None:
+            return torch.device(self.device)
+        first = next(self.model.parameters(), None)
+        there = first is not None and first.is_cuda and torch.cuda.is_available()
+        return torch.device("cuda" if there else "cpu")
+
+    @property
+    def granule_bytes(self) -> int:
+        """What the device's allocator rounds storages up to."""
+        return 512 if self.place.type == "cuda" else 64
+
+    def step(self, *, fake: bool, lean: bool = False) -> Step:
+        """Return the step made ready."""
+        return prepare(
+            self.model,
+            self.sample,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            device=self.place,
+            fake=fake,
+            lean=lean,
+        )
+
+    def profile(self, step: Step, recording: Recording, seconds: dict[int, float] | None = None) -> Profile:
+        """Return the profile that a recording gives."""
+        profile = profile_of(
+            step,
+            recording,
+            name=self.name or type(self.model).__name__,
+            granule_bytes=self.granule_bytes,
+            fold=self.fold,
+            seconds=seconds,
+        )
+        return replace(profile, optimizer=_name(self.optimizer))
+
+
+def traced(request: Request) -> Profile:
+    """Return the profile of a step on fake tensors, or of one that is run and timed if that cannot be."""
+    try:
+        step = request.step(fake=True, lean=True)
+        return request.profile(step, record(step, granule_bytes=request.granule_bytes))
+    except Untraceable as why:
+        try:
+            return measured(request)
+        except ProfileError as error:
+            raise ProfileError(f"{why}; running it fails too: {error}") from error
+
+
+def measured(request: Request, *, warmup: int = 3, repeats: int = 10) -> Profile:
+    """Return the profile of a step whose operations are timed one by one, and the whole step beside them."""
+    for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ProfileError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
+    try:
+        step = request.step(fake=True)
+        recording = record(step, granule_bytes=request.granule_bytes)
+    except Untraceable:
+        step = request.step(fake=False)
+        recording = record(step, granule_bytes=request.granule_bytes)
+    clock: Clock = cuda_clock if request.place.type == "cuda" else wall_clock
+    _, end = recording.parts["update"]
+    with torch.random.fork_rng(devices=_cuda(request.place)):
+        seconds, failed = seconds_of_operations(
+            recording.operations, range(end), device=request.place, warmup=warmup, repeats=repeats, clock=clock
+        )
+        whole = _whole(request, warmup, repeats, clock)
+    profile = request.profile(step, recording, seconds)
+    return replace(
+        profile,
+        origin="measured",
+        framework_seconds=whole - sum(seconds.values()),
+        uncounted=tuple(sorted({*profile.uncounted, *failed})),
+    )
+
+
+def _whole(request: Request, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]) -> float:
+    step = request.step(fake=False)
+    step.fill_state()
+
+    def once() -> None:
+        step.forward()
+        step.backward()
+        step.update()
+        step.finish()
+
+    return fastest(once, warmup=warmup, repeats=repeats, clock=clock)
+
+
+def _cuda(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+def _name(optimizer: str | MakeOptimizer | None) -> str:
+    if optimizer is None or isinstance(optimizer, str):
+        return optimizer or ""
+    return getattr(optimizer, "__name__", type(optimizer).__name__)

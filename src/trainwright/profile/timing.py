@@ -1,0 +1,105 @@
+"""Seconds of single operations and of whole steps: warmed up, repeated, the least taken."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from trainwright.errors import ProfileError
+from trainwright.profile.recorder import Operation, Shaped
+
+__all__ = ["Clock", "cuda_clock", "fastest", "seconds_of_operations", "wall_clock"]
+
+Clock = Callable[[Callable[[], Any]], float]
+
+
+def wall_clock(run: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes on the processor."""
+    before = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - before) * 1e-9
+
+
+def cuda_clock(run: Callable[[], Any]) -> float:
+    """Return the seconds that the kernels of a call take on the CUDA device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+def fastest(run: Callable[[], Any], *, warmup: int = 3, repeats: int = 10, clock: Clock = wall_clock) -> float:
+    """Return the least seconds of `repeats` calls after `warmup` calls.
+
+    Raises ProfileError if a time is not finite or not above zero: the clock went back or is too coarse.
+    """
+    for _ in range(warmup):
+        run()
+    times = [clock(run) for _ in range(repeats)]
+    for seconds in times:
+        if not math.isfinite(seconds) or seconds <= 0:
+            raise ProfileError(
+                f"measured seconds: got {seconds!r}; allowed: finite times above 0; the clock went back or is too "
+                "coarse: measure again"
+            )
+    return min(times)
+
+
+def seconds_of_operations(
+    operations: Sequence[Operation],
+    places: Sequence[int],
+    *,
+    device: torch.device,
+    warmup: int = 3,
+    repeats: int = 10,
+    clock: Clock = wall_clock,
+) -> tuple[dict[int, float], list[str]]:
+    """Time operations on tensors like those recorded; those of equal arguments once. Views take no time.
+
+    Returns seconds by place, and the names of operations that could not be run alone.
+    """
+    known: dict[Any, float | None] = {}
+    seconds: dict[int, float] = {}
+    failed: set[str] = set()
+    for place in places:
+        operation = operations[place]
+        if operation.is_view:
+            continue
+        key = (operation.func, repr(operation.arguments), repr(operation.keywords))
+        if key not in known:
+            known[key] = _alone(operation, device, warmup, repeats, clock)
+        found = known[key]
+        if found is None:
+            failed.add(str(operation.func))
+        else:
+            seconds[place] = found
+    return seconds, sorted(failed)
+
+
+def _alone(operation: Operation, device: torch.device, warmup: int, repeats: int, clock: Clock) -> float | None:
+    with torch.no_grad():
+        try:
+            arguments, keywords = tree_map(
+                lambda leaf: _tensor(leaf, device) if isinstance(leaf, Shaped) else leaf,
+                (operation.arguments, operation.keywords),
+            )
+            operation.func(*arguments, **keywords)
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it needs values that made-up tensors do not have
+            return None
+        return fastest(lambda: operation.func(*arguments, **keywords), warmup=warmup, repeats=repeats, clock=clock)
+
+
+def _tensor(shaped: Shaped, device: torch.device) -> torch.Tensor:
+    """Return a tensor of a shape, with numbers between 0.5 and 1 (no zeros, infinities or denormals), or zeros."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shaped.shape, shaped.stride, strict=True))
+    flat = torch.empty(max(0, extent), dtype=shaped.dtype, device=device)
+    if shaped.dtype.is_floating_point:
+        flat.uniform_(0.5, 1.0)
+    else:
+        flat.zero_()  # a valid index everywhere
+    return flat.as_strided(shaped.shape, shaped.stride)
