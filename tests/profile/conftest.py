@@ -25,9 +25,17 @@ SMALL = {
 }
 
 
-@pytest.fixture(params=SMALL)
-def small(request):
-    """A model of the zoo, small, and a sample for it."""
+FAST = {"gpt", "mlp", "resnet18", "unet"}
+
+
+def small(name):
+    """Return a model of the zoo, small, and a sample for it."""
     torch.manual_seed(0)
-    model, sample = SMALL[request.param]
+    model, sample = SMALL[name]
     return model(), sample()
+
+
+@pytest.fixture(params=[pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in SMALL])
+def name(request):
+    """Give the name of a model of the zoo; the larger ones are for the slow suite."""
+    return request.param

@@ -59,7 +59,7 @@ def test_ignored_storages_and_barred_places_make_no_cut(accesses):
 
 
 def test_a_skip_leaves_no_cut_inside():
-    """x -> a -> b -> a + b -> c: the sum is a cut, the two before it are not."""
+    """X -> a -> b -> a + b -> c: the sum is a cut, the two before it are not."""
     chain = [
         Access(frozenset({0}), creates=frozenset({1})),
         Access(frozenset({1}), creates=frozenset({2})),

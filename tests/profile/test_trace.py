@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from conftest import SMALL
-from models import gpt, resnet
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import trainwright as tw
+from conftest import small
+from models import gpt, resnet
 from trainwright.profile import Transformer
 from trainwright.profile.measure import Request
 from trainwright.profile.recording import record
@@ -24,52 +24,46 @@ def of_step(model, sample, *, fake, **settings):
     return profile_of(step, recording, name="m", granule_bytes=64), recording
 
 
-def test_fake_and_real_steps_give_one_profile(small):
+def test_fake_and_real_steps_give_one_profile(name):
     """Operations, work, kept bytes, temporary bytes and peak: everything is equal."""
-    fake, fake_recording = of_step(*small, fake=True)
-    real, recording = of_step(*small, fake=False)
+    model, sample = small(name)
+    fake, fake_recording = of_step(model, sample, fake=True, optimizer="momentum")
+    real, recording = of_step(model, sample, fake=False, optimizer="momentum")
     assert fake == real
     assert [op.func for op in fake_recording.operations] == [op.func for op in recording.operations]
 
 
-def test_flops_are_those_that_torch_counts(small):
-    model, sample = small
-    profile = tw.Profile.trace(model, sample, optimizer=None)
-    with FlopCounterMode(display=False) as counter:
-        out = model(*sample)
-    if not any(layer.kind == "attention" for layer in profile.layers):  # torch does not count the CPU's fused attention
-        assert sum(layer.forward_flops for layer in profile.layers) == counter.get_total_flops()
-        with FlopCounterMode(display=False) as counter:
-            out.sum().backward()
-        assert sum(layer.backward_flops for layer in profile.layers) == counter.get_total_flops()
-    assert profile.uncounted in {(), ("aten.leaky_relu_backward.default",)}
-
-
-def test_sums(small):
-    """Weights of layers add up to the model's, saved bytes fit in kept ones, blocks cover the stages' layers."""
-    model, sample = small
+def test_a_profile_adds_up_and_leaves_the_model_alone(name):
+    """Weights of layers are the model's, FLOPs those that torch counts, blocks cover their stages; nothing changes."""
+    model, sample = small(name)
+    state, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    random = torch.get_rng_state()
     profile = tw.Profile.trace(model, sample)
+    assert all(torch.equal(a, b) for a, b in zip(state.values(), model.state_dict().values(), strict=True))
+    assert torch.equal(random, torch.get_rng_state())
+    assert modes == [module.training for module in model.modules()]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
     assert profile.weight_elements == profile.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert profile.parameter_bytes == profile.gradient_bytes == 4 * profile.parameters
     assert profile.state_bytes >= 8 * profile.parameters
     assert profile.batch == sample[0].shape[0]
     assert sum(profile.peak_by_owner.values()) == profile.peak_bytes
+    assert profile.uncounted == ()
     for block in profile.blocks:
         assert sum(stage.layers for stage in block.stages) == len(block.layers)
         assert sum(stage.kept_bytes for stage in block.stages) == block.kept_bytes
         assert block.gradient_bytes == block.output_bytes
 
-
-def test_the_model_stays_as_it_is(small):
-    model, sample = small
-    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    modes = [module.training for module in model.modules()]
-    tw.Profile.trace(model, sample)
-    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
-    assert torch.equal(state, torch.get_rng_state())
-    assert modes == [module.training for module in model.modules()]
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with FlopCounterMode(display=False) as counter:
+        out = model(*sample)
+    if any(layer.kind == "attention" for layer in profile.layers) and name == "gpt":
+        return  # torch does not count the CPU's fused attention
+    assert sum(layer.forward_flops for layer in profile.layers) == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert sum(layer.backward_flops for layer in profile.layers) == counter.get_total_flops()
 
 
 def test_equal_blocks_are_found_once():
@@ -85,7 +79,7 @@ def test_equal_blocks_are_found_once():
     assert sum(b.count * b.kept_bytes for b in folded.blocks) == sum(b.kept_bytes for b in plain.blocks)
     assert [layer.forward_flops for layer in folded.layers] == [layer.forward_flops for layer in plain.layers]
     longer = tw.Profile.trace(gpt.GPT((12, 2, 32), 97, 16), sample)
-    assert [b for b in longer.blocks if b.count == 12][0].layers == block.layers
+    assert next(b for b in longer.blocks if b.count == 12).layers == block.layers
 
 
 def test_blocks_of_a_residual_network():
@@ -118,7 +112,8 @@ def test_grouped_attention_is_recognised():
             x = x + self.out(y.transpose(1, 2).reshape(b, n, 32))
             return x + self.down(self.up(x).relu())
 
-    profile = tw.Profile.trace(nn.Sequential(*(Grouped() for _ in range(3))), torch.randn(2, 5, 32))
+    model = nn.Sequential(nn.Linear(32, 32), *(Grouped() for _ in range(3)), nn.Linear(32, 4))
+    profile = tw.Profile.trace(model, torch.randn(2, 5, 32), optimizer=None)
     [block] = [block for block in profile.blocks if block.transformer]
     assert block.transformer == Transformer(hidden=32, heads=4, sequence=5, kv_heads=2, feedforward=80)
     assert block.count == 3
@@ -147,10 +142,10 @@ def plain_peak(model, sample, make, precision, loss):
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("name", ["gpt", "resnet18", "unet"])
-def test_the_traced_peak_is_that_of_a_training_loop(name, optimizer, precision):
+@pytest.mark.parametrize("model_name", ["gpt", "unet"])
+def test_the_traced_peak_is_that_of_a_training_loop(model_name, optimizer, precision):
     """Within 3 % of the tracked peak of a loop written apart from the tracer."""
-    model, sample = SMALL[name][0](), SMALL[name][1]()
+    model, sample = small(model_name)
 
     def loss(model, batch):
         return model(*batch).float().square().mean()

@@ -4,7 +4,7 @@ A cut is a place of the forward pass where exactly one storage that carries grad
 rest, and is not written any more. Bytes follow the conventions of `Stage`.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -97,17 +97,20 @@ def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
     )
 
 
-def periods(signatures: Sequence[Hashable]) -> list[tuple[int, int, int]]:
+def periods(
+    signatures: Sequence[Hashable], whole: Callable[[int, int], bool] = lambda _start, _length: True
+) -> list[tuple[int, int, int]]:
     """Divide a sequence into runs (start, length, count) of `count` equal parts of `length`, from left to right.
 
-    Where several lengths repeat, the one that covers most is taken, and of these the shortest.
+    Where several lengths repeat, the one that covers most is taken, and of these the shortest. Only parts that are
+    `whole` (of a start and a length) make a run.
     """
     found: list[tuple[int, int, int]] = []
     start, size = 0, len(signatures)
     while start < size:
         best = (1, 1)
         for length in range(1, (size - start) // 2 + 1):
-            if signatures[start + length] != signatures[start]:
+            if signatures[start + length] != signatures[start] or not whole(start, length):
                 continue
             count = 1
             part = signatures[start : start + length]
@@ -128,7 +131,13 @@ def blocks_of(
     # the gradient that a stage hands back belongs to its place: stages after different ones are not equal
     arriving = [input_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
     signatures = [(own, before) for own, before in zip(nameless, arriving[:-1], strict=True)]
-    runs = periods(signatures) if fold else [(i, 1, 1) for i in range(len(stages))]
+    paths = [[layer.name.split(".") for layer in found] for found in layers]
+
+    def whole(start: int, length: int) -> bool:
+        parts = [[path for own in paths[i : i + length] for path in own] for i in (start, start + length)]
+        return length == 1 or _apart(*parts)
+
+    runs = periods(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
     blocks = []
     for start, length, count in runs:
         parts = [stages[start + i * length : start + (i + 1) * length] for i in range(count)]
@@ -141,6 +150,15 @@ def blocks_of(
 
 def _nameless(stage: Stage, layers: Sequence[Layer]) -> Hashable:
     return replace(stage, name=""), tuple(replace(layer, name="") for layer in layers)
+
+
+def _apart(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> bool:
+    """Whether two neighbouring parts of a chain are of different modules below what all have in common."""
+    shared = 0
+    while all(len(path) > shared for path in (*one, *other)) and len({path[shared] for path in (*one, *other)}) == 1:
+        shared += 1
+    heads = [{path[shared] for path in part if len(path) > shared} for part in (one, other)]
+    return not heads[0] & heads[1]
 
 
 def _common(names: Iterable[str]) -> str:

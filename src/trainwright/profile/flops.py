@@ -168,5 +168,16 @@ _BOUND_BY_MEMORY = (  # beginnings of names
     ),
     *("resize", "set", "detach", "alias", "prod", "pixel_shuffle", "channel_shuffle", "im2col"),
     *("col2im", "glu", "histc", "bincount", "diagonal", "eye", "linspace", "expand", "grid_sampler", "sdp_choice"),
-    *("fused_sdp_choice", "is_all_true", "unsafe_index", "nan_to_num", "polar", "view_as", "complex", "lerp", "amp_"),
+    *(
+        "fused_sdp_choice",
+        "is_all_true",
+        "unsafe_index",
+        "nan_to_num",
+        "polar",
+        "view_as",
+        "complex",
+        "lerp",
+        "amp_",
+        "leaky_relu",
+    ),
 )

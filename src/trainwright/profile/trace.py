@@ -15,6 +15,7 @@ from trainwright.profile.chain import Access, blocks_of, cuts, intervals
 from trainwright.profile.layer import Layer, Stage
 from trainwright.profile.layers import Gathered, Weights, gather, layer_of
 from trainwright.profile.profile import Profile
+from trainwright.profile.recorder import Operation
 from trainwright.profile.recording import Recording
 from trainwright.profile.step import Step
 from trainwright.profile.transformer import Attention, attention_in, with_transformers
@@ -30,12 +31,13 @@ class Chained:
         operations, storages = recording.operations, recording.storages
         _, size = recording.parts["forward"]
         gradients = any(storages[number].carries_gradient for number in recording.results)
-        ignored = set(recording.fixed)
+        self.entry = _entry(recording)
+        ignored = set(recording.fixed) - self.entry
         if gradients:  # what carries none is no activation: masks and positions are common to the stages
-            ignored |= {number for number, stored in storages.items() if not stored.carries_gradient}
+            ignored |= {number for number, stored in storages.items() if not stored.carries_gradient} - self.entry
         forward = operations[:size]
         accesses = [
-            Access(frozenset(operation.reads), frozenset(operation.writes), frozenset(operation.creates))
+            Access(self._read(operation), frozenset(operation.writes), frozenset(operation.creates))
             for operation in forward
         ]
         within = {i for i in range(size - 1) if forward[i].leaf and forward[i].call == forward[i + 1].call}
@@ -49,6 +51,10 @@ class Chained:
         self.layers = [gather(operations, first, last, weights) for first, last in self.spans]
         self._stage_of = {i: k for k, (first, last) in enumerate(self.spans) for i in range(first, last + 1)}
         self.backward_spans = self._lead_back()
+
+    def _read(self, operation: Operation) -> frozenset[int]:
+        """Return what an operation reads; that a loss compares with the input does not make it live so long."""
+        return frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset())
 
     def _common(self, forward: Sequence[Any]) -> set[int]:
         """Return what a stage makes and a later one reads beside the cut: masks, positions; charged once."""
@@ -181,6 +187,11 @@ class Chained:
                 start = starts[max(0, bisect.bisect_right(starts, place) - 1)]
                 saved.setdefault(start, set()).add(number)
         return saved
+
+
+def _entry(recording: Recording) -> frozenset[int]:
+    """Return the storage of the first floating tensor of the sample: the input, while targets and masks are common."""
+    return frozenset([number for number in sorted(recording.sample) if recording.storages[number].floating][:1])
 
 
 class _Names:
