@@ -20,7 +20,7 @@ __all__ = ["FusedColumns", "MultiheadParallel", "teach_attention"]
 class FusedColumns(nn.Module):
     """A linear layer that makes queries, keys and values at once: each rank has some heads of all three.
 
-    Its parameters are kept as (3, outputs, inputs) and (3, outputs), divided along the outputs.
+    Its parameters are kept as (outputs, 3, inputs) and (outputs, 3), divided along the outputs.
     """
 
     def __init__(self, layer: nn.Linear, mesh: DeviceMesh) -> None:
@@ -36,9 +36,9 @@ class FusedColumns(nn.Module):
             if isinstance(input, DTensor)
             else DTensor.from_local(input, self._mesh, [Replicate()], run_check=False)
         )
-        local = x.redistribute(self._mesh, [Replicate()]).to_local(grad_placements=[Partial()])
-        bias = None if self.bias is None else self.bias.to_local().flatten()
-        made = functional.linear(local, self.weight.to_local().flatten(0, 1), bias)
+        local = x.to_local(grad_placements=[Partial()])
+        bias = None if self.bias is None else self.bias.to_local().T.flatten()
+        made = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
         last = Shard(made.ndim - 1)
         return _Fused([DTensor.from_local(each, self._mesh, [last], run_check=False) for each in made.chunk(3, -1)])
 
@@ -100,7 +100,7 @@ class _Fused:
 class MultiheadParallel(nn.Module):
     """An `nn.MultiheadAttention` of which each rank has some heads; returns no attention weights.
 
-    Names are those of the original; its `in_proj` parameters are kept with a dimension of three in front.
+    Names are those of the original; its `in_proj` parameters are kept with a second dimension of three.
     """
 
     out_proj: Any
@@ -141,8 +141,8 @@ class MultiheadParallel(nn.Module):
         """Return attention to whole tensors, or with sequence parallelism to parts of a sequence, and None."""
         same = query is key and key is value
         entered = [self._enter(query)] * 3 if same else [self._enter(each) for each in (query, key, value)]
-        weights = self.in_proj_weight.to_local()
-        biases = [None] * 3 if self.in_proj_bias is None else list(self.in_proj_bias.to_local())
+        weights = self.in_proj_weight.to_local().unbind(1)
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.to_local().unbind(1)
         made = [functional.linear(x, w, b) for x, w, b in zip(entered, weights, biases, strict=True)]
         if not self.batch_first:
             made = [each.transpose(0, 1) for each in made]
@@ -211,11 +211,12 @@ def _mask(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: torch.
 
 
 def _thirds(tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
-    return _placed(tensor, mesh, Shard(1), shape=(3, tensor.shape[0] // 3, *tensor.shape[1:]))
+    """Return what makes queries, keys and values with its outputs first: what divides state divides along these."""
+    return _placed(tensor.unflatten(0, (3, -1)).transpose(0, 1), mesh, Shard(0))
 
 
-def _placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Shard, shape: tuple[int, ...] | None = None) -> Any:
-    whole = tensor.detach() if shape is None else tensor.detach().view(shape)
+def _placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> Any:
+    whole = tensor.detach().contiguous()
     local = whole.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
     found = DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
     return nn.Parameter(found, tensor.requires_grad)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
@@ -16,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.blocks import blocks_of
-from trainwright.train.parallel.exchange import gather, narrow
+from trainwright.train.parallel.exchange import gather, narrow, reduce, scatter
 from trainwright.train.parallel.roles import Stretch, stretches_of
 
 __all__ = ["divide_blocks"]
@@ -68,10 +69,15 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, *, sequence: bool) -> None:
         _settled(attention)
         return
     for name, layer in stretch.columns.items():
+        if stretch.fused and sequence and not stretch.alone:
+            raise UnsupportedPlan.of(
+                "tensor+sequence",
+                f"{type(parent).__name__} has {name} beside norms; move attention to a module of its own",
+            )
         if stretch.fused:
             setattr(parent, name, FusedColumns(layer, mesh))
         else:
-            style = ColwiseParallel(input_layouts=around, use_local_output=False)
+            style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else around, use_local_output=False)
             parallelize_module(parent, mesh, {name: style})
     parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=around)})
     if stretch.alone:
@@ -98,13 +104,35 @@ def _entering(mesh: DeviceMesh, around: Any) -> Callable[..., Any]:
     def whole(each: Any) -> Any:
         if not isinstance(each, torch.Tensor) or isinstance(each, DTensor):
             return each
-        placed = [around if each.is_floating_point() and each.requires_grad else Replicate()]
-        return DTensor.from_local(each, mesh, placed, run_check=False).redistribute(mesh, [Replicate()])
+        if each.requires_grad:
+            return _Entered.apply(each, mesh, around.is_shard())
+        return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tuple(whole(each) for each in args), {name: whole(each) for name, each in kwargs.items()}
 
     return hook
+
+
+class _Entered(Function):
+    """A tensor, whole or this rank's part of a sequence, as a whole DTensor; its gradient comes as a sum to be made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, sequence: bool) -> torch.Tensor:
+        ctx.settings = mesh.get_group(), sequence, (x.shape[1],) * mesh.size()
+        held = gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
+        return DTensor.from_local(held, mesh, [Replicate()], run_check=False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        group, sequence, sizes = ctx.settings
+        if gradient.placements[0].is_partial():
+            term = gradient.to_local()
+            found = scatter(term, group, dim=1, sizes=sizes) if sequence else reduce(term, group)
+        else:
+            total = gradient.full_tensor()
+            found = narrow(total, group, dim=1, sizes=sizes) if sequence else total
+        return found, None, None
 
 
 def _settled(module: nn.Module) -> None:
