@@ -66,8 +66,8 @@ def fitted(figures: Figures) -> Cluster:
     are none or do not grow with the work.
     """
     residuals: dict[str, tuple[float, ...]] = {}
-    single = [fit_rate("matrix products", figures.products["fp32"])]
-    single += [fit_rate("convolutions", figures.convolutions)] if figures.convolutions else []
+    single = [_fit_rate("matrix products", figures.products["fp32"])]
+    single += [_fit_rate("convolutions", figures.convolutions)] if figures.convolutions else []
     peak = max(work / seconds for work, seconds in (*figures.products["fp32"], *figures.convolutions))
     copies = _fit_large(figures.copies)
     residuals["compute"] = tuple(value for fit in single for value in fit.residuals)
@@ -89,7 +89,7 @@ def fitted(figures: Figures) -> Cluster:
     errors = {name: _rms(values) for name, values in residuals.items()}
     tiers = []
     for level in figures.levels:
-        link = fit_link(level)
+        link = _fit_link(level)
         tiers.append(
             Tier(
                 name=level.name,
@@ -121,7 +121,7 @@ def fitted(figures: Figures) -> Cluster:
     )
 
 
-def fit_rate(what: str, rows: Sequence[Row]) -> Fit:
+def _fit_rate(what: str, rows: Sequence[Row]) -> Fit:
     """Fit seconds = latency + work / rate; the values are latency and 1 / rate."""
     fit = least_relative([[1.0, work] for work, _ in rows], [seconds for _, seconds in rows])
     if fit.values[1] <= 0:
@@ -129,7 +129,7 @@ def fit_rate(what: str, rows: Sequence[Row]) -> Fit:
     return fit
 
 
-def fit_link(level: Level) -> Fit:
+def _fit_link(level: Level) -> Fit:
     """Fit alpha and beta to the rings and messages of a level, of groups that it alone joins.
 
     Groups that have several ranks on each of several nodes are left out: a library may send over all links of a node

@@ -39,7 +39,9 @@ def collective_seconds(
     """Return the least cost of one exchange of `bytes` bytes among `ranks` ranks whose numbers differ by `stride`.
 
     `bytes` is the whole message, not each rank's part. `flows` is how many groups share a link (`contention`), 1 for a
-    group that has the network to itself; it multiplies the seconds a byte.
+    group that has the network to itself; it multiplies the seconds a byte. Times that were measured for such a group
+    come before formulas. Raises `InputError` for values out of range, if no tier joins the group, and if its tier was
+    measured for other sizes of group only.
     """
     found = _candidates(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
     name = min(found, key=found.__getitem__)

@@ -45,8 +45,6 @@ _H100 = Device(
 _H200 = replace(_H100, kind="H200-141GB", memory_bytes=141 * 10**9, memory_bandwidth=4800e9)
 
 _INSIDE, _OUTSIDE = 9e-6, 40e-6
-
-
 _SHEETS = "vendors' data sheets"
 
 
