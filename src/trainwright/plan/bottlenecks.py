@@ -155,7 +155,7 @@ def _memory_redundancy(case: Case) -> Bottleneck | None:
 def _fragmentation(case: Case) -> Bottleneck | None:
     allocated, reserved = case.plan.peak_bytes, case.plan.reserved_bytes
     room = case.request.memory_bytes
-    tight = reserved > _FULL * room
+    tight = allocated <= room < reserved / _FULL
     if reserved - allocated <= _FRAGMENTED * allocated and not tight:
         return None
     sentence = f"{reserved / 1e9:.2f} GB are reserved for {allocated / 1e9:.2f} GB"
