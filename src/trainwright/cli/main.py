@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from trainwright.cli import checkpoint, export, plan, report, run, simulate, status, worker
+from trainwright.cli import checkpoint, ensemble, export, plan, report, run, simulate, status, worker
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["app", "main"]
@@ -30,6 +30,7 @@ app.command()(worker.worker)
 app.command()(status.status)
 app.command()(report.report)
 app.command()(export.export)
+app.command()(ensemble.ensemble)
 app.command()(simulate.simulate)
 app.add_typer(checkpoint.app)
 app.add_typer(plan.app)

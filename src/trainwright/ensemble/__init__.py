@@ -27,6 +27,7 @@ from trainwright.ensemble.mixture import Mixture
 from trainwright.ensemble.offer import leave
 from trainwright.ensemble.online import OnlineSelector
 from trainwright.ensemble.protection import Checked, Protection
+from trainwright.ensemble.report import Report
 from trainwright.ensemble.retention import Retention
 from trainwright.ensemble.rules import RULES, rule_of
 from trainwright.ensemble.stacking import Stacking
@@ -59,6 +60,7 @@ __all__ = [
     "Point",
     "Protection",
     "Reliability",
+    "Report",
     "Retention",
     "RiskCoverage",
     "Rule",

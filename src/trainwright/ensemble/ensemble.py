@@ -1,17 +1,34 @@
-"""An ensemble: a few members of the library, their weights, and what they score together."""
+"""An ensemble: a few members, their weights and their rule; what they predict and how sure, and what they score."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from trainwright.ensemble.calibration import Calibration, calibrate
 from trainwright.ensemble.combine import Rule, combine
 from trainwright.ensemble.entry import Member
+from trainwright.ensemble.export import read_export, write_export
 from trainwright.ensemble.means import Weighted
 from trainwright.ensemble.metrics import SMALLEST, Array, metric_of
-from trainwright.ensemble.predictions import normalised
+from trainwright.ensemble.networks import outputs_of
+from trainwright.ensemble.predictions import Output, normalised
+from trainwright.ensemble.report import Report, report_of
+from trainwright.ensemble.rules import rule_of
+from trainwright.ensemble.stacking import Stacking
+from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
+from trainwright.ensemble.weights import built
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Ensemble"]
+
+_UNUSUAL = 0.95  # share of calibration rows that are less uncertain than the threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +38,14 @@ class Ensemble:
     members: tuple[Member, ...]
     weights: tuple[float, ...]
     rule: Rule = field(default_factory=Weighted)
+    calibration: Calibration | None = None  # fitted to the pooled prediction; see `calibrated`
+    threshold: float | None = None  # epistemic uncertainty above which a row is unlike the calibration rows
+    told: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # report of a loaded ensemble
+
+    @property
+    def output(self) -> Output:
+        """Kind of the predictions: "classes", "values", or "moments" (mean and variance)."""
+        return self.members[0].output
 
     @property
     def cost_seconds(self) -> float | None:
@@ -34,22 +59,113 @@ class Ensemble:
         sizes = [member.weight_bytes for member in self.members if member.weight_bytes is not None]
         return sum(sizes) if len(sizes) == len(self.members) else None
 
+    def predict(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Array:
+        """Return the combined and, if calibrated, calibrated prediction for a batch x [N, ...], in float64.
+
+        Probabilities [N, C], values [N, T], or means and variances [N, T, 2]. The members' networks are built at the
+        first call; they need weights in the library (see `leave`, factory).
+        """
+        found = combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights)
+        return found if self.calibration is None else self.calibration.apply(found)
+
+    def uncertainty(
+        self, x: "Array | torch.Tensor", measure: str | None = None, *, batch_rows: int = 512, device: str = "cpu"
+    ) -> Uncertainty:
+        """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
+        return uncertainty_of(self._member_outputs(x, batch_rows, device), self.weights, self.output, measure)
+
     def predictions(self, split: str = "test") -> Array:
-        """Return the combined kept predictions [N, C] of a split in float64, rows in ascending row id."""
-        kept = (member.predictions(split) for member in self.members)  # one member at a time in memory
-        classes = self.members[0].output == "classes"
-        return combine(self.rule, (normalised(rows) if classes else rows for rows in kept), self.weights)
+        """Return the combined kept predictions [N, C] of a split in float64, by ascending row id; not calibrated."""
+        return combine(self.rule, self.member_predictions(split), self.weights)
+
+    def member_predictions(self, split: str = "test") -> Iterator[Array]:
+        """Yield the members' kept predictions of a split, one at a time in memory; probabilities sum to 1."""
+        for member in self.members:
+            kept = member.predictions(split)
+            yield normalised(kept) if self.output == "classes" else kept.astype(np.float64)
 
     def score(self, split: str = "test", metric: str = "accuracy") -> float:
-        """Return a metric ("accuracy", "cross_entropy" or "squared_error") of the kept predictions on a split.
+        """Return a metric, such as "accuracy" or "cross_entropy", of the kept predictions on a split.
 
-        "test" rows are read here and nowhere else: no choice is made on them.
+        "test" rows are read here and in `report`, and nowhere else: no choice is made on them.
         """
-        chosen = metric_of(metric, self.members[0].output)
+        chosen = metric_of(metric, self.output)
         if chosen.of_true is not None and self.rule.linear:
             true = (member.true(split).clip(SMALLEST)[:, None] for member in self.members)
             return float(chosen.of_true(combine(self.rule, true, self.weights)[:, 0]).mean())
         return chosen.score(self.predictions(split), self.members[0].targets(split))
+
+    def with_rule(self, rule: str | Rule, split: str = "selection") -> "Ensemble":
+        """Return the same members under another rule; "stacking" is fitted on the kept predictions of `split`."""
+        if rule == "stacking":
+            rule = Stacking.fit(list(self.member_predictions(split)), self.members[0].targets(split))
+        return replace(self, rule=rule_of(rule, self.output), calibration=None)
+
+    def calibrated(self, split: str = "calibration") -> "Ensemble":
+        """Return the ensemble with its pooled prediction calibrated on the kept rows of a split that chose nothing.
+
+        The epistemic uncertainty that 95 % of those rows stay below becomes the `threshold`. Values without variances
+        have nothing to calibrate.
+        """
+        targets = self.members[0].targets(split)
+        spread = uncertainty_of(self.member_predictions(split), self.weights, self.output).per_row().epistemic
+        return replace(
+            self,
+            calibration=None if self.output == "values" else calibrate(self.predictions(split), targets),
+            threshold=float(np.quantile(spread, _UNUSUAL)),
+        )
+
+    def report(self, split: str = "test", selection: str = "selection") -> Report:
+        """Return who is in it and what each is worth on the `selection` rows, and how good all are on `split`'s.
+
+        A loaded ensemble has no kept predictions: its report is the one it was saved with.
+        """
+        if not any(member.splits for member in self.members) and self.told:
+            return Report(**self.told)
+        return report_of(
+            self.members,
+            {name: list(self.member_predictions(name)) for name in {split, selection} & set(self.members[0].splits)},
+            self.weights,
+            self.rule,
+            self.calibration,
+            split=split,
+            selection=selection,
+        )
+
+    def save(self, directory: str | Path) -> Path:
+        """Write a folder that needs neither study nor pickle: a manifest with digests, and each member's weights.
+
+        The folder appears whole or not at all, and must not exist. Returns it.
+        """
+        splits = self.members[0].splits
+        report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.told)
+        return write_export(
+            Path(directory),
+            self.members,
+            {
+                "output": self.output,
+                "weights": list(self.weights),
+                "rule": self.rule.to_json(),
+                "calibration": None if self.calibration is None else self.calibration.to_json(),
+                "threshold": self.threshold,
+                "splits": {name: split.digest for name, split in splits.items()},
+                "report": report,
+            },
+        )
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Ensemble":
+        """Return the ensemble of a folder that `save` wrote; every digest is verified, nothing is half loaded."""
+        members, told = read_export(Path(directory))
+        calibration = told["calibration"]
+        return cls(
+            members=members,
+            weights=tuple(told["weights"]),
+            rule=rule_of(told["rule"], told["output"]),
+            calibration=None if calibration is None else Calibration.from_json(calibration),
+            threshold=told["threshold"],
+            told=told["report"],
+        )
 
     def table(self) -> list[Mapping[str, Any]]:
         """Return one row per member for display: the heaviest first."""
@@ -66,3 +182,12 @@ class Ensemble:
             for member, weight in zip(self.members, self.weights, strict=True)
         ]
         return sorted(rows, key=lambda row: (-row["weight"], row["trial"]))
+
+    @cached_property
+    def networks(self) -> "tuple[torch.nn.Module, ...]":
+        """The members' networks in evaluation mode, in member order, built once."""
+        return tuple(built(member) for member in self.members)
+
+    def _member_outputs(self, x: "Array | torch.Tensor", batch_rows: int, device: str) -> Iterator[Array]:
+        for member, network in zip(self.members, self.networks, strict=True):
+            yield outputs_of(network, x, member, batch_rows=batch_rows, device=device)

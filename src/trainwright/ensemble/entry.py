@@ -107,6 +107,13 @@ class Member:
             )
         return self._verified(WEIGHTS_FILE).read_bytes()
 
+    @staticmethod
+    def digest_of(content: bytes) -> str:
+        """Return the BLAKE2b-128 of a file's content, as digests of entries are."""
+        digest = _digest()
+        digest.update(content)
+        return digest.hexdigest()
+
     def _taken(self, split: str, kept: Array) -> Array:
         return kept[self.takes[split]] if split in self.takes else kept
 
@@ -158,6 +165,7 @@ def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) ->
 
 def _write(path: Path, content: Array | bytes) -> str:
     buffer = content if isinstance(content, bytes) else np.ascontiguousarray(content).reshape(-1).data
+    _make_lasting(path.parent)
     with path.open("wb") as file:
         file.write(buffer)
         file.flush()

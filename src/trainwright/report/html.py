@@ -8,7 +8,8 @@ from pathlib import Path
 from trainwright.errors import EnsembleError, SearchError
 from trainwright.ledger import Dropped, State, open_ledger, state_of
 from trainwright.report import tables
-from trainwright.report.ensembles import ensembles_of
+from trainwright.report.ensemble_page import pictures
+from trainwright.report.ensembles import Ensembles, ensembles_of
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
@@ -114,7 +115,17 @@ def _add_ensembles(page: _Page, overview: Overview, directory: Path) -> None:
         page.add("ensembles", "Ensembles", _sentence(error))
         return
     if ensembles is not None:
-        page.add("ensembles", "Ensembles", page.drawn(ensemble_front(ensembles)) + tables.pick(ensembles))
+        page.add(
+            "ensembles",
+            "Ensembles",
+            page.drawn(ensemble_front(ensembles), *_pictures(ensembles)) + tables.pick(ensembles),
+        )
+
+
+def _pictures(ensembles: Ensembles) -> list[Figure]:
+    if any("test" not in member.splits for member in ensembles.pick.members):
+        return []
+    return pictures(ensembles.pick.report(selection=ensembles.front.split))
 
 
 def _card(inner: str) -> str:

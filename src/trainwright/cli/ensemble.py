@@ -1,0 +1,161 @@
+"""`trainwright ensemble DIR`: library, front, pick, calibration, report, export."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright.cli._json import print_json
+from trainwright.cli._words import print_table, size
+
+__all__ = ["ensemble"]
+
+
+def ensemble(
+    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    *,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="What to select by [the likelihood that fits].")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Rows to select on.")] = "selection",
+    max_members: Annotated[int, typer.Option("--max-members", help="Most different members.")] = 8,
+    library_top: Annotated[int, typer.Option("--library-top", help="Candidates: the best so many models.")] = 200,
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", help="Most seconds per row at batch 128.")
+    ] = None,
+    budget_bytes: Annotated[float | None, typer.Option("--budget-bytes", help="Most bytes of weights.")] = None,
+    rule: Annotated[str | None, typer.Option("--rule", help="How predictions are combined.")] = None,
+    pick: Annotated[str, typer.Option("--pick", help="best, knee or fallback.")] = "fallback",
+    common_rows: Annotated[
+        bool, typer.Option("--common-rows", help="Select on the rows that all models left.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Export the ensemble into this new folder.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Where the pictures go [DIR/ensemble.html].")] = None,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Select an ensemble from the models of a study, calibrate it, and say how good it is and what it costs."""
+    from trainwright.ensemble import BudgetedGreedy, Library, convex_bound
+    from trainwright.report.ensemble_page import write_ensemble_page
+
+    strategy = BudgetedGreedy(max_members=max_members, budget_seconds=budget_seconds, budget_bytes=budget_bytes)
+    library = Library.open(directory, common_rows=common_rows)
+    dropped = dict(library.dropped_rows)
+    library = library.top(library_top, metric, split)
+    front = library.select(strategy, metric, split)
+    chosen = front.pick(pick)
+    if rule is not None:
+        chosen = chosen.with_rule(rule, split)
+    if "calibration" in chosen.members[0].splits:
+        chosen = chosen.calibrated()
+    report = chosen.report(selection=split)
+    page = write_ensemble_page(front, chosen, report, directory / "ensemble.html" if html is None else html)
+    exported = None if out is None else chosen.save(out)
+
+    points = [{"corrected_loss": front.corrected(point), **_point(point)} for point in front.thinned()]
+    protection = front.protection
+    candidates = front.candidates
+    bound = None
+    if front.metric == "cross_entropy" and candidates is not None and candidates.true is not None:
+        bound = convex_bound(candidates.true).least
+    single = front.single_best
+    test = report.rows if report.rows in single.members[0].splits else None
+    content: dict[str, Any] = {
+        "metric": front.metric,
+        "split": split,
+        "models": len(library.members),
+        "excluded": front.excluded,
+        "dropped_rows": dropped,
+        "front": points,
+        "hypervolume": front.hypervolume,
+        "pick": {"how": pick, **report.to_json()},
+        "baselines": {name: _point(point) for name, point in front.baselines.items()},
+        "single_best": {
+            "trial": single.members[0].trial,
+            "loss": front.baselines["single best"].loss,
+            f"{test}_loss": None if test is None else single.score(test, front.metric),
+        },
+        "cross_validated": {
+            name: {
+                "loss": one.loss,
+                "optimism": one.optimism,
+                "corrected_loss": one.corrected,
+                "behind": one.behind,
+                "standard_error": one.standard_error,
+            }
+            for name, one in protection.checked.items()
+        },
+        "fallback": {"choice": protection.chosen, "reason": protection.reason},
+        "least_possible_loss": bound,
+        "warnings": list(protection.warnings),
+        "page": str(page),
+        "export": None if exported is None else str(exported),
+    }
+    _show(content)
+    if json:
+        print_json(content)
+
+
+def _point(point: Any) -> dict[str, Any]:
+    return {
+        "loss": point.loss,
+        "seconds_per_row": point.seconds_per_row,
+        "bytes": point.bytes,
+        "members": list(point.members),
+        "weights": list(point.weights),
+    }
+
+
+def _show(content: dict[str, Any]) -> None:
+    pick, split = content["pick"], content["split"]
+    metric = pick["metric"].replace("_", " ")
+    print(f"{content['models']} models, selected by {content['metric'].replace('_', ' ')} on {split} rows\n")
+    header = ("members", f"{split} loss", "corrected", "us per row", "weights", "trials")
+    rows = [
+        (
+            len(point["members"]),
+            f"{point['loss']:.4f}",
+            f"{point['corrected_loss']:.4f}",
+            _micro(point["seconds_per_row"]),
+            "unknown" if point["bytes"] is None else size(point["bytes"]),
+            ", ".join(map(str, point["members"])),
+        )
+        for point in content["front"]
+    ]
+    print_table(header, rows)
+    print(f"\nthe pick ({pick['how']}), {pick['rule']}:")
+    members = [
+        (
+            row["trial"],
+            f"{row['weight']:.0%}",
+            _loss(row["loss"]),
+            _loss(row["gain"]),
+            _micro(row["seconds_per_row"]),
+        )
+        for row in pick["members"]
+    ]
+    print_table(("trial", "weight", f"{split} loss", "gain", "us per row"), members)
+    for name, loss in sorted(pick["losses"].items()):
+        print(f"{name} {metric}: {loss:.4f}")
+    for when in ("before", "after"):
+        told = pick[when]
+        if told is not None and "ece" in told:
+            print(
+                f"{pick['rows']} rows, {when} calibration: accuracy {told['accuracy']:.4f}, nll {told['nll']:.4f}, "
+                f"brier {told['brier']:.4f}, calibration error {told['ece']:.4f}"
+            )
+    print(f"cross-validated: {content['fallback']['reason']}")
+    for warning in content["warnings"]:
+        print(f"warning: {warning}")
+    if pick["cost"]:
+        print(f"cost: {pick['cost']}")
+    print(f"pictures: {content['page']}")
+    if content["export"]:
+        print(f"exported: {content['export']}")
+
+
+def _micro(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1e6 * seconds:.1f}"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

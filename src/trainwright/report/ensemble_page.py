@@ -1,0 +1,67 @@
+"""One ensemble as a page: the front it was picked from, its reliability, and how its members differ."""
+
+from pathlib import Path
+
+import numpy as np
+
+from trainwright.ensemble import METRICS, Ensemble, Front, Report
+from trainwright.ensemble.candidates import scorer_of
+from trainwright.report.ensembles import Ensembles, Single
+from trainwright.report.figures.disagreement import disagreement_figure
+from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.figures.figure import Figure
+from trainwright.report.figures.reliability import reliability_figure
+from trainwright.report.files import replacing
+from trainwright.report.page import figure_html, page_html
+from trainwright.report.tables import pick
+from trainwright.report.words import escape
+
+__all__ = ["pictures", "write_ensemble_page"]
+
+
+def pictures(report: Report) -> list[Figure]:
+    """Return the figures that an ensemble's report has: reliability and disagreement, as far as they apply."""
+    return [figure for figure in (reliability_figure(report), disagreement_figure(report)) if figure is not None]
+
+
+def write_ensemble_page(front: Front, ensemble: Ensemble, report: Report, path: str | Path) -> Path:
+    """Write the page of an ensemble and the front that it is from as one self-contained HTML file; returns its path.
+
+    Needs the extra `report`. An earlier page is replaced as a whole.
+    """
+    where = Path(path)
+    told = Ensembles(front=front, singles=_singles(front), pick=ensemble, left_out=0)
+    drawn = {"front": [ensemble_front(told)], "members": pictures(report)}
+    headings = {"front": "Loss against cost", "members": "The ensemble"}
+    sections = [
+        (
+            name,
+            headings[name],
+            "\n".join(figure_html(figure, alone=len(figures) == 1) for figure in figures)
+            + (pick(told) if name == "members" else ""),
+        )
+        for name, figures in drawn.items()
+    ]
+    cost = f'<p class="soft">{escape(report.cost)}</p>' if report.cost else ""
+    page = page_html(
+        title="Ensemble",
+        header=f"<h1>Ensemble of {len(ensemble.members)} from {len(front.library)} models</h1>{cost}",
+        sections=sections,
+        figures=[figure for figures in drawn.values() for figure in figures],
+        footer="",
+    )
+    with replacing(where) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return where
+
+
+def _singles(front: Front) -> list[Single]:
+    candidates = front.candidates
+    if candidates is None:
+        return []
+    losses = scorer_of(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
+    seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
+    return [
+        Single(trial=trial, loss=loss, seconds_per_row=cost)
+        for trial, loss, cost in zip(candidates.trials.tolist(), losses.tolist(), seconds, strict=True)
+    ]
