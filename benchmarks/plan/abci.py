@@ -202,6 +202,8 @@ def _layer(row: Mapping[str, str]) -> Layer:
         channels=x[0],
         filters=y[0],
         kernel=w[2:],
+        stride=tuple(max(1, round(before / after)) for before, after in zip(x[1:], y[1:], strict=True)),
+        padding=tuple((size - 1) // 2 for size in w[2:]),
         input_size=x[1:],
         output_size=y[1:],
     )

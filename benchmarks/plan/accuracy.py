@@ -7,19 +7,23 @@ the hybrids of ResNet-50; those of VGG16, AlexNet and CosmoFlow ran with CUDA ma
 and are scored apart.
 """
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 from benchmarks.plan.abci import Network, Run, paradl_seconds
 
-from trainwright.cluster import Cluster, Tier
+from trainwright.cluster import Cluster, Device, Tier
+from trainwright.plan import Degrees, Oracle
 from trainwright.plan.fit import Constant, Fit, leave_out
-from trainwright.plan.fit_iteration import Exchange, Iteration, Machine, Terms, iteration_terms
+from trainwright.plan.fit_iteration import Iteration, Machine, Terms, iteration_terms
+from trainwright.plan.fit_plan import iteration_of
+from trainwright.profile import Block, Profile
 
 __all__ = ["MOST_DEVICES", "Scores", "data_parallel_mean", "machine", "score"]
 
@@ -141,74 +145,65 @@ def machine(values: Mapping[str, float], nodes: int) -> Machine:
 
 
 def describe(network: Network, run: Run, seconds: float) -> Iteration:
-    """Return what an iteration of a run is made of.
+    """Return what an iteration of a run is made of: the oracle's exchanges and shares for its strategy.
 
     Exchanges of layers went through MPI and host memory, gradients through NCCL; in hybrids one process of each node
-    read the batch and handed it on (what the training scripts say, GitHub `ankahira/paraDL`).
+    read the batch and handed it on (what the training scripts say, GitHub `ankahira/paraDL`). Gradients of inputs of
+    divided filters were summed on all devices (arXiv 2104.09075, section 4.2), where the oracle plans to scatter them.
     """
-    parts = run.devices // run.groups
-    samples = run.batch / run.groups
-    work = [layer.forward_flops for layer in network.layers]
-    weights = ELEMENT * sum(layer.weight_elements for layer in network.layers)
-    common: dict[str, Any] = {
-        "devices": run.devices,
-        "samples": samples,
-        "sample_bytes": SAMPLE_BYTES.get(network.name, IMAGE_BYTES),
-    }
-    if run.strategy == "data":
-        gradients = _gradients(weights, run.devices)
-        return Iteration(whole_seconds=seconds, exchanges=gradients, **common)
-    if run.strategy.endswith("filter"):
-        divided = sorted(network.filter)
-        exchanges = _filter_exchanges(network, divided, parts, samples) + _gradients(weights, run.groups, parts)
-    else:
-        # Everything before the gather is divided, pooling and activations too.
-        divided = list(range(max(network.spatial) + 1))
-        exchanges = _spatial_exchanges(network, divided, parts, samples) + _gradients(weights, run.devices)
-    share = sum(work[place] for place in divided) / sum(work)
-    return Iteration(
-        parts=parts,
-        whole_seconds=seconds * (1 - share),
-        divided_seconds={"conv": seconds * share},
-        exchanges=exchanges,
-        handed_on=True,
-        **common,
+    axis = "" if run.strategy == "data" else run.strategy.rsplit("+", 1)[-1]
+    degrees = Degrees(data=run.groups, **({axis: run.devices // run.groups} if axis else {}))
+    profile = _profile(network, axis, seconds)
+    plan = _oracle(run.devices).estimate(profile, batch=run.batch, degrees=degrees, optimizer="adam")
+    iteration = iteration_of(
+        profile,
+        plan,
+        staged=("filter", "spatial"),
+        sample_bytes=SAMPLE_BYTES.get(network.name, IMAGE_BYTES),
+        handed_on=bool(axis),
     )
+    if axis != "filter":
+        return iteration
+    exchanges = tuple(
+        replace(each, operation="all_reduce") if each.operation == "reduce_scatter" else each
+        for each in iteration.exchanges
+    )
+    return replace(iteration, exchanges=exchanges)
+
+
+@functools.cache
+def _oracle(devices: int) -> Oracle:
+    """Return an oracle for ABCI's shape; the seconds of its links are not asked for."""
+    nodes = max(1, devices // NODE)
+    tiers = (
+        Tier(name="node", devices=NODE, alpha=1e-5, bandwidth=50e9),
+        Tier(name="network", devices=max(2, nodes) * NODE, alpha=4e-5, bandwidth=12.5e9, links_per_node=2),
+    )
+    device = Device(kind="V100-16GB", flops={"fp32": 15.7e12}, memory_bandwidth=900e9)
+    return Oracle(Cluster(nodes, NODE, device=device, tiers=tiers[: 2 if nodes > 1 else 1]))
+
+
+@functools.cache
+def _profile(network: Network, axis: str, seconds: float) -> Profile:
+    """Return a network's layers with its seconds of a sample spread over them, backward twice forward.
+
+    Of a spatial strategy the layers beyond its table's last have no places to divide: there it gathered.
+    """
+    work = sum(layer.forward_flops for layer in network.layers)
+    layers = []
+    for place, layer in enumerate(network.layers):
+        share = seconds * layer.forward_flops / work
+        timed = replace(layer, forward_seconds=share / 3, backward_seconds=2 * share / 3)
+        if axis == "spatial" and place > max(network.spatial):
+            timed = replace(timed, kernel=(), stride=(), padding=(), input_size=(), output_size=())
+        layers.append(timed)
+    return Profile(name=network.name, batch=1, blocks=(Block(name=network.name, layers=tuple(layers)),))
 
 
 def seconds_of(network: Network, runs: Sequence[Run]) -> float:
     """Return a model's seconds of a sample on one device: of the table, or of its run alone where that is less."""
     alone = [run.seconds_per_iteration / run.batch for run in runs if run.devices == 1 and run.model == network.name]
     return min([network.seconds_per_sample, *alone])
-
-
-def _gradients(weights: float, ranks: int, stride: int = 1) -> tuple[Exchange, ...]:
-    return (Exchange(operation="all_reduce", ranks=ranks, stride=stride, bytes=weights),) if ranks > 1 else ()
-
-
-def _filter_exchanges(network: Network, divided: Sequence[int], parts: int, samples: float) -> tuple[Exchange, ...]:
-    """Return an all-gather of every output, and the sum over devices of every input's gradient."""
-    found = []
-    for place in divided:
-        layer = network.layers[place]
-        outputs, inputs = (samples * ELEMENT * each for each in (layer.output_elements, layer.input_elements))
-        found.append(Exchange(operation="all_gather", ranks=parts, bytes=outputs, staged=True))
-        found.append(Exchange(operation="all_reduce", ranks=parts, bytes=inputs, staged=True))
-    return tuple(found)
-
-
-def _spatial_exchanges(network: Network, divided: Sequence[int], parts: int, samples: float) -> tuple[Exchange, ...]:
-    """Return the halos of every kernel above 1, two forward and two backward, and the gather and its reverse."""
-    found = []
-    for layer in (network.layers[place] for place in divided):
-        if layer.kernel and layer.kernel[0] > 1:
-            face = layer.channels * ((layer.kernel[0] - 1) // 2) * math.prod(layer.input_size[1:])
-            size = samples * face * ELEMENT
-            found.append(Exchange(operation="send", ranks=parts, bytes=size, count=4, staged=True))
-    gathered = samples * network.layers[divided[-1]].output_elements * ELEMENT
-    found.append(Exchange(operation="all_gather", ranks=parts, bytes=gathered, staged=True))
-    found.append(Exchange(operation="reduce_scatter", ranks=parts, bytes=gathered, staged=True))
-    return tuple(found)
 
 
 def _paradl_accuracy(network: Network, run: Run, strategy: str = "") -> float:
