@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainwright import checkpoint, ensemble, ledger, report, train
+    from trainwright import checkpoint, ensemble, ledger, memory, report, train
     from trainwright.cluster import Cluster
     from trainwright.engine import Local
     from trainwright.engine.pycompss import PyCOMPSs
@@ -143,7 +143,7 @@ _HOME = {
     "require": "space",
     "tables": "engine.simulated",
 }
-_PACKAGES = ("checkpoint", "ensemble", "ledger", "report", "train")
+_PACKAGES = ("checkpoint", "ensemble", "ledger", "memory", "report", "train")
 
 __all__ = [
     "ASHA",
@@ -212,6 +212,7 @@ __all__ = [
     "greater",
     "ledger",
     "less",
+    "memory",
     "not_",
     "one_of",
     "report",

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from trainwright.cli import checkpoint, ensemble, export, plan, report, run, simulate, status, worker
+from trainwright.cli import checkpoint, ensemble, export, memory, plan, report, run, simulate, status, worker
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["app", "main"]
@@ -34,6 +34,7 @@ app.command()(ensemble.ensemble)
 app.command()(simulate.simulate)
 app.add_typer(checkpoint.app)
 app.add_typer(plan.app)
+app.add_typer(memory.app)
 
 
 @app.callback()

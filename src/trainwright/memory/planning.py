@@ -2,12 +2,14 @@
 
 from typing import Literal, get_args
 
-from trainwright.errors import ChainError, InfeasibleBudget, closest
+from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, closest
 from trainwright.memory.baselines import keep_all
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.chain import Chain
 from trainwright.memory.exact import solve_exact
 from trainwright.memory.improve import improve
+from trainwright.memory.link import Link
+from trainwright.memory.offload import plan_offload
 from trainwright.memory.operations import Operation
 from trainwright.memory.persistent import lowest_plan, solve_persistent
 from trainwright.memory.plan_record import Plan
@@ -26,17 +28,24 @@ def plan_chain(
     chain: Chain,
     *,
     budget: str | float,
+    offload: bool = False,
+    bandwidth: float | Link | None = None,
     solver: Solver = "auto",
     slots: int = 500,
 ) -> Plan:
     """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
 
     `dp` is the best persistent plan improved by moves; `exact` goes on until nothing better can exist; `auto` is
-    `dp`, and an exact search of bounded size. Raises InfeasibleBudget.
+    `dp`, and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
+    `bandwidth` bytes per second each way. Raises InfeasibleBudget.
     """
     if solver not in get_args(Solver):
         allowed = get_args(Solver)
         raise ChainError(f"solver: got {solver!r}; allowed: {', '.join(allowed)}{closest(str(solver), allowed)}")
+    if offload and bandwidth is None:
+        raise BudgetError(
+            "offload: got no bandwidth; allowed: bandwidth= in bytes per second, or a Link with what was measured"
+        )
     budget_bytes = read_budget(budget, full_bytes(chain))
     everything = keep_all(chain)
     least = sum(min(each.forward_seconds + each.backward_seconds for each in step.choices) for step in chain.steps)
@@ -61,6 +70,11 @@ def plan_chain(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
                 "about 14 stages; take 'auto'"
             )
+    if offload and bandwidth is not None:
+        link = Link.of(bandwidth)
+        joint = plan_offload(chain, budget_bytes, link, start=operations)
+        if joint is not None and joint != operations:
+            return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=least, link=link)
     if operations is None:
         raise _infeasible(chain, budget_bytes)
     return Plan.of(chain, operations, budget_bytes=budget_bytes, solver=found, lower_seconds=lower)
@@ -110,7 +124,7 @@ def _infeasible(chain: Chain, budget_bytes: int) -> InfeasibleBudget:
     parts = ", ".join(f"{owner} {readable(size)}" for owner, size in largest)
     return InfeasibleBudget(
         f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(needed)} ({needed} "
-        f"bytes), the least possible for this chain ({parts}); raise the budget or shrink the batch",
+        f"bytes), the least possible for this chain ({parts}); raise the budget, shrink the batch, or allow offload",
         minimal_bytes=needed,
         owners=owners,
     )

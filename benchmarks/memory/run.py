@@ -1,0 +1,219 @@
+"""Memory plans: how close to the optimum, whether within the budget, and how fast the solver is.
+
+Random chains as in the protocol of the claims: 3 to 6 stages (and 7 to 10), times 1-9, outputs 1-6, saved values 0-6
+more, temporaries 0-2, budgets even between the least feasible and that of keeping everything; the optimum is that of
+a finished exact search. Long random chains and PipeDream's measured layer graphs beside them. Baselines: none, every
+block, k equal segments (best k), Chen, revolve, in the same simulator.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
+
+from benchmarks._report import add_arguments, environment, finish, progress, table
+
+from trainwright.errors import InfeasibleBudget
+from trainwright.memory import Chain, Stage, read_chain, simulate
+from trainwright.memory.baselines import best_baseline
+from trainwright.memory.exact import solve_exact
+from trainwright.memory.persistent import solve_persistent
+from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
+
+_SLOTS = 500
+_LINK = 16e9
+_SAME = 1 + 1e-9
+
+
+def main() -> None:
+    """Run the parts and print them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--chains", type=int, default=1000, help="random chains of each kind")
+    parser.add_argument("--data", type=Path, help="folder of PipeDream graph files (.txt)")
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    small = optimality(arguments.chains, 3, 6)
+    middle = optimality(arguments.chains // 10, 7, 10)
+    sound = soundness(arguments.chains)
+    speed = {length: solver_ms(length, arguments.repeats) for length in (50, 100, 340)}
+    graphs = [row for path in sorted(arguments.data.glob("*.txt")) for row in graph(path)] if arguments.data else []
+    print(table(("chains", "feasible", "optimal", "mean gap", "max gap", "dp and moves", "dp alone"),
+                [(name, part["feasible"], _share(part["optimal_share"]), _share(part["mean_gap"]),
+                  _share(part["max_gap"]), _share(part["optimal_share_dp_and_moves_alone"]),
+                  _share(part["optimal_share_dp_alone"]))
+                 for name, part in (("3-6 stages", small), ("7-10 stages", middle))]))  # fmt: skip
+    print(f"\n{sound['plans']} plans on {sound['chains']} random chains, {sound['violations']} over their budget\n")
+    print(table(("stages", "solver ms, CPU"), [(length, f"{value:.2f}") for length, value in speed.items()]))
+    if graphs:
+        print()
+        print(table(("graph", "saved", "budget", "remat", "joint", "best baseline", "least"),
+                    [(row["graph"], f"{row['saved_multiple']:g} x", _share(row["budget_share"]),
+                      _share(row["remat_overhead"]), _share(row["joint_overhead"]), _share(row["baseline_overhead"]),
+                      _share(row["least_share"])) for row in graphs]))  # fmt: skip
+    summary = {
+        "optimal_share": small["optimal_share"],
+        "mean_gap": small["mean_gap"],
+        "optimal_share_dp_and_moves_alone": small["optimal_share_dp_and_moves_alone"],
+        "mean_gap_dp_and_moves_alone": small["mean_gap_dp_and_moves_alone"],
+        "violations": sound["violations"] + small["violations"] + middle["violations"],
+        **{f"solver_ms_{length}": value for length, value in speed.items()},
+    }
+    result = {"benchmark": "memory", **environment(), "summary": summary, "small": small, "middle": middle,
+              "soundness": sound, "graphs": graphs}  # fmt: skip
+    finish(result, arguments)
+
+
+def optimality(count: int, least: int, most: int) -> dict[str, Any]:
+    """Compare plans with the exact optimum."""
+    gaps: dict[str, list[float]] = {"auto": [], "dp and moves": [], "dp": []}
+    violations = 0
+    for seed in range(count):
+        if seed % 100 == 0:
+            progress(f"optimality, {least}-{most} stages: {seed} of {count}")
+        chain, budget = _small(seed, least, most)
+        found = {
+            "auto": plan_chain(chain, budget=budget),
+            "dp and moves": plan_chain(chain, budget=budget, solver="dp"),
+        }
+        violations += sum(simulate(chain, plan.operations).peak_bytes > budget for plan in found.values())
+        optimum = solve_exact(chain, budget, states=20_000_000)
+        if optimum.operations is None:
+            raise AssertionError(f"chain {seed}: the exact search did not finish")
+        for name, plan in found.items():
+            gaps[name].append(plan.seconds / optimum.seconds - 1)
+        alone = solve_persistent(chain, budget)
+        gaps["dp"].append(float("inf") if alone is None else alone.seconds / optimum.seconds - 1)
+    shares = {name: float(np.mean([gap < _SAME - 1 for gap in each])) for name, each in gaps.items()}
+    return {
+        "feasible": count,
+        "optimal_share": shares["auto"],
+        "mean_gap": float(np.mean(gaps["auto"])),
+        "max_gap": float(np.max(gaps["auto"])),
+        "optimal_share_dp_and_moves_alone": shares["dp and moves"],
+        "mean_gap_dp_and_moves_alone": float(np.mean(gaps["dp and moves"])),
+        "optimal_share_dp_alone": shares["dp"],
+        "mean_gap_dp_alone": float(np.mean(gaps["dp"])),
+        "violations": violations,
+    }
+
+
+def soundness(count: int) -> dict[str, int]:
+    """Simulate plans of random chains of 2 to 40 stages, sizes of any magnitude, within budgets of every share."""
+    plans = violations = 0
+    for seed in range(count):
+        if seed % 100 == 0:
+            progress(f"soundness: {seed} of {count}")
+        rng = np.random.default_rng((7, seed))
+        chain = _long(int(rng.integers(2, 41)), rng)
+        least, full = minimal_bytes(chain), full_bytes(chain)
+        budget = int(least + rng.random() * (full - least))
+        solved = solve_persistent(chain, budget, slots=int(rng.integers(20, 500)))
+        if solved is not None:
+            plans += 1
+            violations += not simulate(chain, solved.operations, budget_bytes=budget).fits
+    return {"chains": count, "plans": plans, "violations": violations}
+
+
+def solver_ms(length: int, repeats: int) -> float:
+    """Return the median of CPU milliseconds of one plan, the table and its reconstruction, warm."""
+    chain = _long(length, np.random.default_rng(length))
+    budget = chain.fixed_bytes + sum(stage.saved_bytes for stage in chain.stages) * 3 // 10
+
+    def solve() -> None:
+        if solve_persistent(chain, budget, slots=_SLOTS) is None:
+            raise AssertionError("the timed chain has no plan")
+
+    return float(np.median(list(_timed(solve, repeats))) * 1000)
+
+
+def graph(path: Path) -> Iterator[dict[str, Any]]:
+    """Plan a measured graph within shares of its activation memory, without and with copies over the link."""
+    progress(f"graph: {path.name}")
+    for multiple in (1.0, 2.0):
+        chain = read_chain(path, saved_multiple=multiple)
+        activations = sum(step.saved_bytes for step in chain.steps)
+        for share in (0.5, 0.25):
+            budget = chain.fixed_bytes + int(share * activations)
+            yield {
+                "graph": path.stem,
+                "saved_multiple": multiple,
+                "stages": len(chain.stages),
+                "budget_share": share,
+                "remat_overhead": _overhead(chain, budget, offload=False),
+                "joint_overhead": _overhead(chain, budget, offload=True),
+                "baseline_overhead": _finite(best_baseline(chain, budget)[1] / chain.plain_seconds - 1),
+                "least_share": (minimal_bytes(chain) - chain.fixed_bytes) / activations,
+            }
+
+
+def _overhead(chain: Chain, budget: int, *, offload: bool) -> float | None:
+    try:
+        return plan_chain(chain, budget=budget, offload=offload, bandwidth=_LINK).overhead
+    except InfeasibleBudget:
+        return None
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _timed(work: Callable[[], None], repeats: int) -> Iterator[float]:
+    work()
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        yield time.process_time() - start
+
+
+def _small(seed: int, least: int, most: int) -> tuple[Chain, int]:
+    rng = np.random.default_rng((least, seed))
+    stages = []
+    for _ in range(int(rng.integers(least, most + 1))):
+        output = int(rng.integers(1, 7))
+        forward, back = (float(each) for each in rng.integers(1, 10, 2))
+        temporary, back_temporary = (int(each) for each in rng.integers(0, 3, 2))
+        stages.append(
+            Stage(
+                forward_seconds=forward,
+                backward_seconds=back,
+                output_bytes=output,
+                saved_bytes=output + int(rng.integers(0, 7)),
+                forward_temporary_bytes=temporary,
+                backward_temporary_bytes=back_temporary,
+            )
+        )
+    chain = Chain(stages=tuple(stages), input_bytes=int(rng.integers(1, 7)))
+    return chain, int(rng.integers(minimal_bytes(chain), full_bytes(chain) + 1))
+
+
+def _long(length: int, rng: np.random.Generator) -> Chain:
+    stages = []
+    for _ in range(length):
+        output = int(rng.integers(1 << 20, 60 << 20))
+        stages.append(
+            Stage(
+                forward_seconds=float(rng.random()),
+                backward_seconds=2 * float(rng.random()),
+                output_bytes=output,
+                saved_bytes=output * int(rng.integers(1, 5)),
+                forward_temporary_bytes=int(rng.integers(0, 4 << 20)),
+                backward_temporary_bytes=int(rng.integers(0, 4 << 20)),
+            )
+        )
+    return Chain(stages=tuple(stages), input_bytes=1 << 20)
+
+
+if __name__ == "__main__":
+    main()

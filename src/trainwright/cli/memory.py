@@ -1,0 +1,166 @@
+"""`trainwright memory ...`: plan a step within a memory budget, its curve, what a plan does, its picture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainwright.cli._json import print_json
+from trainwright.cli._words import print_table
+
+if TYPE_CHECKING:
+    from trainwright.memory import Chain
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="memory",
+    help="Train within a memory budget: recompute or offload what does not fit.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_SPEC = Annotated[str, typer.Argument(help="A chain file (.json) or a PipeDream graph file (.txt).")]
+_PLAN = Annotated[Path, typer.Argument(help="A plan file.")]
+_JSON = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+_MULTIPLE = Annotated[
+    float, typer.Option("--saved-multiple", help="What a graph's stages save, as a multiple of their outputs.")
+]
+
+
+@app.command()
+def plan(
+    spec: _SPEC,
+    *,
+    budget: Annotated[str, typer.Option("--budget", help="8GiB, a number of bytes, or a fraction such as 0.5.")],
+    offload: Annotated[bool, typer.Option("--offload", help="Let values wait on the host.")] = False,
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="Of the link to the host, such as 16GB (a second).")
+    ] = None,
+    solver: Annotated[str, typer.Option("--solver", help="auto, dp or exact.")] = "auto",
+    saved_multiple: _MULTIPLE = 1.0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
+    json: _JSON = False,
+) -> None:
+    """Find the fastest plan within a budget."""
+    from trainwright.memory import plan as plan_step
+    from trainwright.memory.budget import read_budget, readable
+    from trainwright.memory.planning import full_bytes, minimal_bytes
+
+    chain = _chain(spec, saved_multiple)
+    speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else None
+    made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
+    least, full = minimal_bytes(chain), full_bytes(chain)
+    print_table(
+        ("", "plan", "without"),
+        [
+            ("step", f"{made.seconds:.6g} s", f"{chain.plain_seconds:.6g} s"),
+            ("peak", readable(made.peak_bytes), readable(full)),
+            ("overhead", f"{100 * made.overhead:.2f} %", ""),
+            ("gap to the bound", f"{100 * made.gap:.2f} %", ""),
+            ("budget", readable(made.budget_bytes), ""),
+            ("least without copies", readable(least), ""),
+            ("solver", made.solver, ""),
+        ],
+    )
+    if out is not None:
+        made.save(out)
+        print(f"plan: {out}")
+    if json:
+        content = {name: value for name, value in made.to_json().items() if name != "chain"}
+        print_json({**content, "minimal_bytes": least, "full_bytes": full})
+
+
+@app.command()
+def curve(
+    spec: _SPEC,
+    *,
+    points: Annotated[int, typer.Option("--points", min=3, help="At most so many plans.")] = 16,
+    saved_multiple: _MULTIPLE = 1.0,
+    json: _JSON = False,
+) -> None:
+    """Show memory against time, from the least feasible budget up, with baselines."""
+    from trainwright.memory import curve as trade_offs
+    from trainwright.memory.budget import readable
+
+    chain = _chain(spec, saved_multiple)
+    found = trade_offs(chain, points=points)
+    rows = [
+        (point.name, readable(point.peak_bytes), f"{point.seconds:.6g} s",
+         f"{100 * (point.seconds / chain.plain_seconds - 1):.2f} %")
+        for point in (*found.points, *sorted(found.baselines, key=lambda each: each.peak_bytes))
+    ]  # fmt: skip
+    print_table(("", "peak", "step", "overhead"), rows)
+    if json:
+        print_json(
+            {
+                "minimal_bytes": found.minimal_bytes,
+                "full_bytes": found.full_bytes,
+                "points": [{"peak_bytes": each.peak_bytes, "seconds": each.seconds} for each in found.points],
+                "baselines": [
+                    {"name": each.name, "peak_bytes": each.peak_bytes, "seconds": each.seconds}
+                    for each in found.baselines
+                ],
+            }
+        )
+
+
+@app.command()
+def explain(file: _PLAN, *, json: _JSON = False) -> None:
+    """Say what a plan does with each stage, and who holds the bytes of its peak."""
+    from dataclasses import asdict
+
+    from trainwright.memory import Plan
+    from trainwright.memory.budget import readable
+    from trainwright.memory.explain import explain as explained
+
+    made = Plan.load(file)
+    reports = explained(made)
+    print_table(
+        ("stage", "name", "", "forwards", "option", "bytes saved", "seconds paid"),
+        [
+            (each.stage, each.name, each.fate, each.forwards, each.option, readable(each.saved_bytes),
+             f"{each.paid_seconds:.4g}")
+            for each in reports
+        ],
+        left=3,
+    )  # fmt: skip
+    simulation = made.simulation
+    print(f"\npeak {readable(made.peak_bytes)} of {readable(made.budget_bytes)}, at "
+          f"{made.operations[simulation.peak_operation]}:")  # fmt: skip
+    for owner, size in sorted(simulation.peak_owners, key=lambda each: -each[1]):
+        print(f"  {owner}: {readable(size)}")
+    if not made.chain.loss.saved_bytes:
+        print("the loss has no bytes of its own in this chain: its peak is not planned")
+    if json:
+        print_json(
+            {
+                "stages": [asdict(each) for each in reports],
+                "peak_bytes": made.peak_bytes,
+                "peak_operation": str(made.operations[simulation.peak_operation]),
+                "peak_owners": dict(simulation.peak_owners),
+            }
+        )
+
+
+@app.command()
+def plot(
+    file: _PLAN,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="The picture, an .svg file.")] = Path("memory.svg"),
+    json: _JSON = False,
+) -> None:
+    """Draw memory over time, with the lanes of compute and copies."""
+    from trainwright.memory import Plan
+    from trainwright.memory.picture import draw
+
+    draw(Plan.load(file), out)
+    print(f"picture: {out}")
+    if json:
+        print_json({"picture": out})
+
+
+def _chain(spec: str, saved_multiple: float) -> "Chain":
+    """Return the chain that SPEC names: the one place that decides what a SPEC may be."""
+    from trainwright.memory import read_chain
+
+    return read_chain(spec, saved_multiple=saved_multiple)

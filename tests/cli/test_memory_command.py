@@ -1,0 +1,63 @@
+"""`trainwright memory`: plans, curves, reports and pictures from chain files, and what they refuse."""
+
+import json
+
+import pytest
+
+STAGE = {"forward_seconds": 0.1, "backward_seconds": 0.2, "output_bytes": 4096, "saved_bytes": 16384}
+
+
+@pytest.fixture
+def chain(tmp_path):
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps({"name": "net", "input_bytes": 1024, "stages": [{**STAGE, "name": "block"}] * 6}))
+    return path
+
+
+def last_line(done):
+    return json.loads(done.out.strip().splitlines()[-1])
+
+
+def test_plan_explain_and_plot(trainwright, chain, tmp_path):
+    """A plan is written, explained and drawn; its numbers are those of the JSON line."""
+    plan = tmp_path / "plan.json"
+    done = trainwright("memory", "plan", str(chain), "--budget", "0.6", "--out", str(plan), "--json")
+    assert done.status == 0, done.err
+    answer = last_line(done)
+    assert answer["peak_bytes"] <= answer["budget_bytes"] < answer["full_bytes"]
+    assert 0 < answer["overhead"] < 0.5
+    assert json.loads(plan.read_text())["seconds"] == answer["seconds"]
+    told = trainwright("memory", "explain", str(plan), "--json")
+    assert told.status == 0, told.err
+    assert sum(last_line(told)["peak_owners"].values()) == answer["peak_bytes"]
+    assert "block" in told.out
+    drawn = trainwright("memory", "plot", str(plan), "--out", str(tmp_path / "memory.svg"))
+    assert drawn.status == 0, drawn.err
+    assert (tmp_path / "memory.svg").read_text().startswith("<svg")
+
+
+def test_curve(trainwright, chain):
+    done = trainwright("memory", "curve", str(chain), "--points", "4", "--json")
+    assert done.status == 0, done.err
+    answer = last_line(done)
+    assert answer["points"][0]["peak_bytes"] <= answer["minimal_bytes"]
+    assert {each["name"] for each in answer["baselines"]} >= {"none", "every block", "sequential(2)"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "CHAIN", "--budget", "8 GiBs"], "budget: got '8 GiBs'; allowed: a size"),
+        (["plan", "CHAIN", "--budget", "2000"], "the least possible"),
+        (["plan", "CHAIN", "--budget", "0.5", "--solver", "best"], "solver: got 'best'"),
+        (["plan", "CHAIN", "--budget", "0.5", "--offload"], "bandwidth"),
+        (["plan", "none.json", "--budget", "0.5"], "cannot be read"),
+        (["explain", "CHAIN"], "no memory plan"),
+        (["plot", "none.json"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(trainwright, chain, arguments, says):
+    done = trainwright("memory", *[str(chain) if each == "CHAIN" else each for each in arguments])
+    assert done.status == 2
+    assert says in done.err
+    assert "Traceback" not in done.err
