@@ -15,8 +15,8 @@ def alone(monkeypatch):
 
 def test_one_rank_says_that_it_has_no_links(trainwright, tmp_path):
     """The file, its name, the table with errors, a note, and the same as JSON."""
-    said = trainwright(
-        "plan", "calibrate", "--out", tmp_path / "mine.toml", "--repeats", 2, "--file", 1e6, "--json"
+    options = ("--repeats", 2, "--file", 1e6, "--json")
+    said = trainwright("plan", "calibrate", "--out", tmp_path / "mine.toml", *options)
     assert said.status == 0, said.err
     cluster = Cluster.load(tmp_path / "mine.toml")
     last = json.loads(said.out.splitlines()[-1])

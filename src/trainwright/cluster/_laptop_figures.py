@@ -16,10 +16,10 @@ from trainwright.cluster.fitting import shortest
 
 __all__: list[str] = []
 
-_REPEATS = 10
-_SIDES = (128, 256, 512, 1024)
-_COPIED = (1 << 25, 3 << 24, 1 << 26)  # beyond what caches hold
-_SENT = (256, 4096, 65_536, 1 << 20, 1 << 23)
+_REPEATS = 25
+_SIDES = (128, 256, 384, 512)
+_COPIED = (3 << 23, 1 << 25, 3 << 24)  # beyond what caches hold
+_SENT = (256, 4096, 65_536, 1 << 18, 1 << 20, 1 << 21)
 
 
 def _figures() -> dict[str, object]:
