@@ -1,6 +1,5 @@
 """`trainwright plan MODEL`: parallel strategies with speed, memory and limits; `plan calibrate` measures a machine."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,6 @@ from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table, size
 
 if TYPE_CHECKING:
-    from click import Context
-
     from trainwright.cluster import Cluster
     from trainwright.plan import ParallelPlan, Ranking
 
@@ -26,7 +23,7 @@ _BARS = 40  # characters of the longest bar of a chart
 class _Group(TyperGroup):
     """Takes `plan MODEL` for `plan model MODEL`."""
 
-    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, "--help"}:
             args = ["model", *args]
         return super().parse_args(ctx, args)
@@ -213,14 +210,12 @@ def _chart(found: "dict[int, Ranking]", top: int) -> None:
     }
     longest = max(seconds.values())
     print("\nseconds an iteration by devices\n")
-    rows: list[Sequence[object]] = []
+    width = max(map(len, names))
     for name in names:
         for number in found:
             took = seconds.get((name, number))
             bar = "" if took is None else "#" * max(1, round(_BARS * took / longest))
-            rows.append([name, number, "-" if took is None else _short(took), bar])
-    for name, number, took, bar in rows:
-        print(f"{name:<{max(map(len, names))}}  {number:>6}  {took:>9}  {bar}".rstrip())
+            print(f"{name:<{width}}  {number:>6}  {'-' if took is None else _short(took):>9}  {bar}".rstrip())
 
 
 def _short(seconds: float) -> str:
