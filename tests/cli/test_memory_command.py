@@ -44,6 +44,18 @@ def test_curve(trainwright, chain):
     assert {each["name"] for each in answer["baselines"]} >= {"none", "every block", "sequential(2)"}
 
 
+def test_pipeline(trainwright, chain, tmp_path):
+    """Stages cover the chain; the schedule has a row for each device."""
+    rows = tmp_path / "schedule.csv"
+    settings = ["--stages", "2", "--microbatches", "4", "--memory", "1MiB", "--csv", str(rows), "--json"]
+    done = trainwright("memory", "pipeline", str(chain), *settings)
+    assert done.status == 0, done.err
+    answer = last_line(done)
+    assert [(each["first"], each["last"]) for each in answer["stages"]] == [(1, 3), (4, 6)]
+    assert answer["step_seconds"]["1f1b"] == pytest.approx(5 * 0.9)
+    assert len(rows.read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -52,6 +64,7 @@ def test_curve(trainwright, chain):
         (["plan", "CHAIN", "--budget", "0.5", "--solver", "best"], "solver: got 'best'"),
         (["plan", "CHAIN", "--budget", "0.5", "--offload"], "bandwidth"),
         (["plan", "none.json", "--budget", "0.5"], "cannot be read"),
+        (["pipeline", "CHAIN", "--stages", "9", "--microbatches", "1", "--memory", "1MiB"], "stages: got 9"),
         (["explain", "CHAIN"], "no memory plan"),
         (["plot", "none.json"], "cannot be read"),
     ],

@@ -159,6 +159,59 @@ def plot(
         print_json({"picture": out})
 
 
+@app.command()
+def pipeline(
+    spec: _SPEC,
+    *,
+    stages: Annotated[int, typer.Option("--stages", help="Devices in a row.")],
+    microbatches: Annotated[int, typer.Option("--microbatches", help="Of a step.")],
+    memory: Annotated[str, typer.Option("--memory", help="Of a device, such as 16GiB.")],
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="Between devices, such as 16GB (a second).")
+    ] = None,
+    schedule: Annotated[str, typer.Option("--schedule", help="1f1b or zero-bubble.")] = "1f1b",
+    saved_multiple: _MULTIPLE = 1.0,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the schedule, a row per device.")] = None,
+    json: _JSON = False,
+) -> None:
+    """Cut a chain into pipeline stages that recompute what they cannot hold."""
+    from trainwright.memory import pipeline as plan_stages
+    from trainwright.memory.budget import read_budget, readable
+
+    speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else float("inf")
+    chain = _chain(spec, saved_multiple)
+    made = plan_stages(
+        chain, stages=stages, microbatches=microbatches, memory=memory, bandwidth=speed, schedule=schedule
+    )
+    parts = made.partition.parts
+    print_table(
+        ("stage", "layers", "a micro-batch", "in flight", "without recomputing"),
+        [
+            (place, f"{part.first}-{part.last}", f"{part.seconds:.6g} s", part.flying, readable(size))
+            for place, (part, size) in enumerate(zip(parts, made.plain_bytes, strict=True))
+        ],
+    )
+    print()
+    loads = {way: None if found is None else found.load_seconds for way, found in made.alternatives.items()}
+    for way, load in loads.items():
+        print(f"busiest stage or link, {way}: {'does not fit' if load is None else f'{load:.6g} s'}")
+    for name, timeline in made.timelines.items():
+        print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy")
+    if csv is not None:
+        csv.write_text(made.to_csv(), encoding="utf-8")
+        print(f"schedule: {csv}")
+    if json:
+        print_json(
+            {
+                "stages": [{"first": part.first, "last": part.last, "seconds": part.seconds, "in_flight": part.flying}
+                           for part in parts],
+                "load_seconds": loads,
+                "step_seconds": {name: timeline.seconds for name, timeline in made.timelines.items()},
+                "schedule": made.schedule,
+            }
+        )  # fmt: skip
+
+
 def _chain(spec: str, saved_multiple: float) -> "Chain":
     """Return the chain that SPEC names: the one place that decides what a SPEC may be."""
     from trainwright.memory import read_chain

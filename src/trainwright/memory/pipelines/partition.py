@@ -1,0 +1,129 @@
+"""Where to cut a chain into pipeline stages: the least load of the busiest stage or link, within each device's memory.
+
+A(j, p), the best of layers j.. on p devices, is the least over i of max(load of j..i, link behind i, A(i + 1, p - 1))
+(PipeDream, SOSP 2019, with the true number of micro-batches in flight: the stage that has p - 1 behind it holds
+min(p, m)). O(L^2 P) given the loads. The load of a stage comes from one of three ways to train it:
+
+- "none": nothing is recomputed;
+- "full": only the inputs of micro-batches in flight are held, everything is recomputed in the backward;
+- "planned": a table of the chain says how much is best held between a micro-batch's forward and its backward, and
+  what the backward then has to recompute, in the memory that is left (see `rematerialised`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from trainwright.errors import PipelineError
+from trainwright.memory.chain import Chain
+from trainwright.memory.pipelines.memory import Weights, stage_bytes, weight_bytes
+from trainwright.memory.pipelines.memory import input_bytes as received
+
+__all__ = ["Cost", "Part", "Partition", "Way", "cut", "ways"]
+
+Way = Literal["none", "full", "planned"]
+Cost = Callable[[int, int, int], float]
+"""(first layer, last layer, micro-batches in flight) -> seconds of a micro-batch, inf if it does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One pipeline stage: layers first..last of the chain, counted from 1."""
+
+    first: int
+    last: int
+    seconds: float
+    """Of one micro-batch, forward, recomputation and backward."""
+    forward_seconds: float
+    flying: int
+    link_seconds: float
+    """To hand one micro-batch's output on, and its gradient back, over a shared link."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """Stages in order; `load_seconds` is the busiest stage's or link's, and the least possible period."""
+
+    parts: tuple[Part, ...]
+    load_seconds: float
+    way: Way
+
+
+def cut(chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, microbatches: int) -> Partition | None:
+    """Return the partition of least load, or None if none fits."""
+    layers = len(chain.stages)
+    if not 1 <= stages <= layers:
+        raise PipelineError(f"stages: got {stages}; allowed: 1 to {layers}, the layers of the chain")
+    if microbatches < 1:
+        raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
+    links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
+    best = {(layers + 1, 0): (0.0, 0)}
+    for left in range(1, stages + 1):
+        for first in range(1, layers + 1):
+            choice = (math.inf, 0)
+            for last in range(first, layers - left + 2):
+                rest = best.get((last + 1, left - 1))
+                if rest is None or max(rest[0], links[last - 1]) >= choice[0]:
+                    continue
+                load = max(cost(first, last, min(left, microbatches)), links[last - 1], rest[0])
+                if load < choice[0]:
+                    choice = (load, last)
+            if choice[1]:
+                best[first, left] = choice
+    if (1, stages) not in best:
+        return None
+    parts, first = [], 1
+    for left in range(stages, 0, -1):
+        last = best[first, left][1]
+        flying = min(left, microbatches)
+        end = len(chain.steps) if last == layers else last
+        parts.append(
+            Part(
+                first=first,
+                last=last,
+                seconds=cost(first, last, flying),
+                forward_seconds=sum(layer.forward_seconds for layer in chain.steps[first - 1 : end]),
+                flying=flying,
+                link_seconds=links[last - 1],
+            )
+        )
+        first = last + 1
+    return Partition(parts=tuple(parts), load_seconds=best[1, stages][0], way=way)
+
+
+def ways(chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int) -> dict[Way, Cost]:
+    """Return what a stage costs in each way to train it, within a device's memory; the last stage has the loss."""
+    from trainwright.memory.pipelines.rematerialised import planned_cost
+
+    layers = len(chain.stages)
+
+    def end_of(last: int) -> int:
+        return len(chain.steps) if last == layers else last
+
+    def none(first: int, last: int, flying: int) -> float:
+        if stage_bytes(chain, first, end_of(last), flying=flying, weights=weights) > memory_bytes:
+            return math.inf
+        return sum(each.forward_seconds + each.backward_seconds for each in chain.steps[first - 1 : end_of(last)])
+
+    def full(first: int, last: int, flying: int) -> float:
+        inside = chain.steps[first - 1 : end_of(last)]
+        one = stage_bytes(chain, first, end_of(last), flying=1, weights=weights)
+        if one + (flying - 1) * received(chain, first) > memory_bytes:
+            return math.inf
+        return sum(each.plain_seconds + each.forward_seconds + each.backward_seconds for each in inside)
+
+    def room(first: int, last: int, flying: int) -> int:
+        """Return what is left of the memory for the saved values of all micro-batches in flight."""
+        borders = 2 * (received(chain, first) + (chain.stages[last - 1].output_bytes if last < layers else 0))
+        held = flying * received(chain, first) + weight_bytes(chain, first, end_of(last), weights)
+        return memory_bytes - borders - held
+
+    planned = planned_cost(chain, memory_bytes, end_of=end_of, room=room, most_flying=min(microbatches, layers))
+    return {
+        "none": none,
+        "full": full,
+        "planned": lambda first, last, flying: min(
+            none(first, last, flying), full(first, last, flying), planned(first, last, flying)
+        ),
+    }

@@ -1,0 +1,123 @@
+"""A pipeline of a chain: the best partition for each way to train its stages, and what a step takes by schedule."""
+
+import csv
+import io
+from dataclasses import dataclass, field
+
+from trainwright.errors import InfeasibleBudget, PipelineError
+from trainwright.memory.chain import Chain
+from trainwright.memory.pipelines.memory import SCHEDULES, Weights, check_schedule, stage_bytes
+from trainwright.memory.pipelines.partition import Part, Partition, Way, cut, ways
+from trainwright.memory.pipelines.patterns import groups
+from trainwright.memory.pipelines.schedules import Timeline, simulate_schedule
+
+__all__ = ["PipelinePlan", "plan_pipeline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """The partition of least load, those of other ways to train, and steps under the schedules that it allows."""
+
+    partition: Partition
+    alternatives: dict[Way, Partition | None] = field(repr=False)
+    timelines: dict[str, Timeline] = field(repr=False)
+    """By schedule; GPipe's holds more micro-batches than the partition was made for, and is there to compare."""
+    schedule: str
+    microbatches: int
+    memory_bytes: int
+    plain_bytes: tuple[int, ...]
+    """What each stage would hold if nothing were recomputed."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one step under the schedule."""
+        return self.timelines[self.schedule].seconds
+
+    @property
+    def flying_at_load(self) -> list[int] | None:
+        """Micro-batches that a pattern without flush (1F1B*) holds per stage at the least possible period."""
+        parts = self.partition.parts
+        loads, links = [part.seconds for part in parts], [part.link_seconds for part in parts[:-1]]
+        return groups(loads, links, self.partition.load_seconds)
+
+    def to_csv(self) -> str:
+        """Return the schedule, a row per device: stage, F, B (I and W if split), micro-batch, as in "0F3"."""
+        names = {"F": "F", "B": "I" if self.schedule == "zero-bubble" else "B", "W": "W"}
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        for lane in self.timelines[self.schedule].runs:
+            rows.writerow([f"{run.chunk}{names[run.kind]}{run.microbatch}" for run in lane])
+        return text.getvalue()
+
+
+def plan_pipeline(
+    chain: Chain,
+    *,
+    stages: int,
+    microbatches: int,
+    memory_bytes: int,
+    bandwidth: float = float("inf"),
+    schedule: str = "1f1b",
+    weights: Weights | None = None,
+) -> PipelinePlan:
+    """Cut a chain into `stages` on devices of `memory_bytes` each, over links of `bandwidth` bytes per second.
+
+    Stages may recompute what they cannot hold. Raises InfeasibleBudget if even then nothing fits.
+    """
+    check_schedule(schedule)
+    if schedule in {"gpipe", "interleaved"}:
+        raise PipelineError(f"schedule: got {schedule!r}; allowed for a plan: 1f1b, zero-bubble")
+    costs = ways(chain, memory_bytes, weights=weights or Weights(), microbatches=microbatches)
+    found = {
+        way: cut(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
+        for way, cost in costs.items()
+    }
+    best = found["planned"]
+    if best is None:
+        least = _least(chain, stages, microbatches, weights or Weights(), memory_bytes)
+        raise InfeasibleBudget(
+            f"memory: got {memory_bytes} bytes a device; allowed: about {least} bytes or more for {stages} stages of "
+            "this chain; take more stages, smaller micro-batches or devices with more memory",
+            minimal_bytes=least,
+            owners={},
+        )
+    plain = tuple(
+        stage_bytes(chain, part.first, part.last, flying=part.flying, weights=weights or Weights())
+        for part in best.parts
+    )
+    return PipelinePlan(
+        partition=best,
+        alternatives=found,
+        timelines={name: _timeline(best.parts, name, microbatches) for name in SCHEDULES if name != "interleaved"},
+        schedule=schedule,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes,
+        plain_bytes=plain,
+    )
+
+
+def _timeline(parts: tuple[Part, ...], schedule: str, microbatches: int) -> Timeline:
+    """Place a step in time; recomputation is part of the backward."""
+    return simulate_schedule(
+        schedule,
+        [part.forward_seconds for part in parts],
+        [part.seconds - part.forward_seconds for part in parts],
+        microbatches=microbatches,
+        link_seconds=[part.link_seconds / 2 for part in parts],
+    )
+
+
+def _least(chain: Chain, stages: int, microbatches: int, weights: Weights, memory_bytes: int) -> int:
+    """Return the least memory with a partition, to a percent, by doubling and bisection."""
+    low, high = memory_bytes, 2 * memory_bytes
+
+    def fits(size: int) -> bool:
+        cost = ways(chain, size, weights=weights, microbatches=microbatches)["planned"]
+        return cut(chain, stages, cost, way="planned", bandwidth=float("inf"), microbatches=microbatches) is not None
+
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > high // 100 + 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

@@ -1,0 +1,124 @@
+"""Pipelines: partitions equal brute force, memory is counted right, schedules equal their closed forms."""
+
+import functools
+import math
+from itertools import combinations
+
+import pytest
+from chains import random_chain
+
+import trainwright.memory as tm
+from trainwright.errors import InfeasibleBudget, PipelineError
+from trainwright.memory.persistent import solve_persistent
+from trainwright.memory.pipelines.memory import Weights, bubble_share, in_flight, stage_bytes
+from trainwright.memory.pipelines.partition import cut, ways
+from trainwright.memory.pipelines.patterns import groups, least_period
+from trainwright.memory.pipelines.rematerialised import planned_cost
+from trainwright.memory.pipelines.schedules import simulate_schedule
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("way", ["none", "full", "planned"])
+def test_partition_equals_brute_force(seed, way):
+    """Over all cuts of a short chain, with the micro-batches in flight of each stage and shared links."""
+    chain = random_chain(seed, least=5, most=7)
+    stages, microbatches, bandwidth = 2 + seed % 3, 1 + seed % 4, 3.0
+    memory = 30 + 12 * seed
+    cost = ways(chain, memory, weights=Weights(), microbatches=microbatches)[way]
+    layers, best = len(chain.stages), math.inf
+    for inner in combinations(range(1, layers), stages - 1):
+        ends, load = [*inner, layers], 0.0
+        for place, (begin, end) in enumerate(zip([0, *inner], ends, strict=True)):
+            link = 2 * chain.stages[end - 1].output_bytes / bandwidth if end < layers else 0.0
+            load = max(load, cost(begin + 1, end, min(stages - place, microbatches)), link)
+        best = min(best, load)
+    found = cut(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
+    assert (math.inf if found is None else found.load_seconds) == best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_recomputing_stages_are_never_slower(seed):
+    """At every memory the planned way is as fast as the others, and somewhere strictly faster than both."""
+    chain = random_chain(seed, least=6, most=8)
+    better = 0
+    for memory in range(20, 200, 15):
+        costs = ways(chain, memory, weights=Weights(), microbatches=4)
+        load = {}
+        for way, cost in costs.items():
+            found = cut(chain, 3, cost, way=way, bandwidth=10.0, microbatches=4)
+            load[way] = math.inf if found is None else found.load_seconds
+        assert load["planned"] <= min(load["none"], load["full"])
+        better += load["planned"] < min(load["none"], load["full"])
+    assert better
+
+
+def test_one_micro_batch_is_a_plan_for_one_device():
+    """With a single one in flight, a stage that is the whole chain takes what the dynamic programme says."""
+    chain = random_chain(3, least=5, most=5)
+    for memory in (25, 30, 40):
+        room = functools.partial(lambda size, *_: size, memory)
+        cost = planned_cost(chain, memory, end_of=lambda last: last + (last == 5), room=room, most_flying=1)
+        found = solve_persistent(chain, memory + chain.fixed_bytes, slots=memory)
+        assert cost(1, 5, 1) == pytest.approx(math.inf if found is None else found.seconds)
+
+
+def test_bytes_of_a_stage():
+    """Weights twice; per micro-batch what is saved and the input; temporaries once; two buffers at each border."""
+    stage = tm.Stage(
+        forward_seconds=1, backward_seconds=1, output_bytes=10, saved_bytes=30, backward_temporary_bytes=5,
+        parameter_bytes=100,
+    )  # fmt: skip
+    chain = tm.Chain(stages=(stage,) * 4)
+    assert stage_bytes(chain, 2, 3, flying=3, weights=Weights()) == 400 + 3 * (60 + 10) + 5 + 2 * (10 + 10)
+    assert stage_bytes(chain, 1, 2, flying=1, weights=Weights(copies=4, shared_by=2)) == 400 + 60 + 5 + 2 * 10
+    assert [in_flight("1f1b", stage=s, stages=4, microbatches=3) for s in range(4)] == [3, 3, 2, 1]
+    assert in_flight("gpipe", stage=3, stages=4, microbatches=9) == 9
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 4), (4, 8), (4, 2)])
+def test_schedules_of_equal_stages(stages, microbatches):
+    """GPipe and 1F1B have the bubble of the formula; 1F1B holds fewer; zero-bubble is never slower."""
+    forward, back = [1.0] * stages, [2.0] * stages
+    work = 3.0 * microbatches
+    for name in ("gpipe", "1f1b"):
+        found = simulate_schedule(name, forward, back, microbatches=microbatches)
+        assert found.seconds == pytest.approx(work / (1 - bubble_share(stages=stages, microbatches=microbatches)))
+        assert list(found.held) == [
+            in_flight(name, stage=each, stages=stages, microbatches=microbatches) for each in range(stages)
+        ]
+        assert found.busy_share == pytest.approx(work / found.seconds)
+    zero = simulate_schedule("zero-bubble", forward, back, microbatches=microbatches)
+    assert work <= zero.seconds <= found.seconds
+
+
+def test_interleaving_divides_the_bubble():
+    """Two chunks a device, of half the time each: the formula with v = 2."""
+    found = simulate_schedule("interleaved", [0.5] * 8, [1.0] * 8, microbatches=8, devices=4)
+    assert found.seconds == pytest.approx(24.0 / (1 - bubble_share(stages=4, microbatches=8, chunks=2)))
+
+
+def test_groups():
+    """From the end, stages and links join while they fit into the period."""
+    assert groups([2.0, 2.0, 2.0], [0.5, 0.5], 7.0) == [1, 1, 1]
+    assert groups([2.0, 2.0, 2.0], [0.5, 0.5], 2.5) == [3, 2, 1]
+    assert groups([2.0, 2.0, 2.0], [0.5, 0.5], 1.9) is None
+    assert least_period([2.0, 2.0, 2.0], [0.5, 0.5], lambda stage, held: held <= 2) == (4.5, [2, 1, 1])
+    assert least_period([1.0], [], lambda stage, held: False) is None
+
+
+def test_the_whole_way():
+    """A plan for pipelines: within memory, rows of the schedule for each device, and what is refused."""
+    chain = random_chain(2, least=8, most=8)
+    plan = tm.pipeline(chain, stages=3, microbatches=6, memory="120 B", bandwidth=10.0)
+    assert plan.partition.parts[0].first == 1
+    assert plan.partition.parts[-1].last == len(chain.stages)
+    assert plan.step_seconds >= plan.partition.load_seconds * 6
+    rows = plan.to_csv().splitlines()
+    assert len(rows) == 3
+    assert rows[2].startswith("2F0,2B0,2F1")
+    with pytest.raises(InfeasibleBudget) as caught:
+        tm.pipeline(chain, stages=3, microbatches=6, memory=8)
+    assert tm.pipeline(chain, stages=3, microbatches=6, memory=caught.value.minimal_bytes)
+    for wrong in ({"stages": 9}, {"stages": 0}, {"microbatches": 0}, {"schedule": "1f2b"}, {"schedule": "gpipe"}):
+        with pytest.raises(PipelineError):
+            tm.pipeline(chain, **{"stages": 2, "microbatches": 2, "memory": 500, **wrong})
