@@ -13,8 +13,10 @@ from trainwright.plan import Degrees, ParallelPlan
 __all__ = ["data_place", "mesh_of"]
 
 
-def mesh_of(plan: ParallelPlan, device_type: str) -> DeviceMesh:
-    """Return the mesh of all ranks; the data axis is "data", or "replica" and "shard" where state is divided hybrid.
+def mesh_of(plan: ParallelPlan, device_type: str) -> DeviceMesh | None:
+    """Return the mesh of all ranks, None of one alone.
+
+    The data axis is "data", or "replica" and "shard" where state is divided over some of its ranks.
 
     Raises `UnsupportedPlan` if the process group has not as many ranks as the plan has devices.
     """
@@ -24,6 +26,8 @@ def mesh_of(plan: ParallelPlan, device_type: str) -> DeviceMesh:
         raise UnsupportedPlan.of(
             plan.strategy, f"it is for {plan.devices} devices, but {group}; start one process for each device"
         )
+    if world == 1:
+        return None
     axes = [(name, size) for name, size in _axes(plan) if size > 1]
     mesh = init_device_mesh(
         device_type, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes)

@@ -32,10 +32,9 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
     """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`."""
     inner = _checked(plan)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    if plan.devices == 1:
-        mesh_of(plan, device.type)
-        return Parallel(_cast(Setup(module=model, call=model), plan, device.type), plan, None)
     mesh = mesh_of(plan, device.type)
+    if mesh is None:
+        return Parallel(_cast(Setup(module=model, call=model), plan, device.type), plan, None)
     _equalise(model)
     if sync_bn:
         model = _synchronised(model, plan, mesh)
