@@ -6,7 +6,7 @@
 Parts: `blocking` beside torch.save and torch.load with states of 200 MB and 1 GB; `kills` of a process that saves;
 `flips` of single bits and other damages; `intervals` beside the best that simulated losses show; `resume` in every
 combination of workers, ranks and precision, bit for bit. With `--results FILE` the parts that are not run stay as
-they are in the file.
+they are in the file; `--parts ""` runs none, and makes summary and table anew.
 """
 
 import argparse
@@ -150,11 +150,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     for option, value, known in (("--parts", arguments.parts, PARTS), ("--sizes", arguments.sizes, _SIZES)):
-        wrong = [name for name in value.split(",") if name not in known]
+        wrong = [name for name in value.split(",") if name and name not in known]
         if wrong:
             parser.error(f"{option}: got {wrong[0]!r}; allowed: {', '.join(known)}")
     parts = _kept(arguments.results)
-    for name in arguments.parts.split(","):
+    for name in filter(None, arguments.parts.split(",")):
         with tempfile.TemporaryDirectory(dir=arguments.directory, prefix=".checkpoint-") as folder:
             parts[name] = {**PARTS[name](arguments, Path(folder)), "environment": environment()}
     parts = {name: parts[name] for name in PARTS if name in parts}
