@@ -26,7 +26,7 @@ def improve(
     budget_bytes: int,
     operations: tuple[Operation, ...],
     *,
-    rounds: int = 30,
+    rounds: int = 60,
     work: float = 3e7,
     seed: int = 0,
 ) -> tuple[Operation, ...]:
@@ -53,7 +53,7 @@ def improve(
 
 
 class _Search:
-    patience = 3
+    patience = 6
 
     def __init__(self, chain: Chain, room: int, work: float) -> None:
         self.n = len(chain.steps)
@@ -61,7 +61,7 @@ class _Search:
         self.options = [len(step.options) + 1 for step in chain.steps]
         self.digits = np.array([1, *(2 + count for count in self.options)])
         self.room = room
-        self.width = int(min(160, max(12, (work / self.n**2) ** 0.5)))
+        self.width = int(min(320, max(12, (work / self.n**2) ** 0.5)))
 
     def rows_of(self, operations: tuple[Operation, ...]) -> _Rows:
         """Return what a plan keeps for each stage."""
