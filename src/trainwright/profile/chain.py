@@ -73,7 +73,7 @@ def intervals(places: Sequence[int], size: int) -> list[tuple[int, int]]:
 def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
     """Return the bytes of a run of stages taken as one: as if a single forward and a single backward ran through it.
 
-    `arriving_gradient_bytes` is the gradient of the run's input. The layers are for the caller to add.
+    `arriving_gradient_bytes` is the gradient of the run's input. Name and layers are for the caller to add.
     """
     kept = [0, *accumulate(stage.kept_bytes for stage in stages)]
     end = stages[-1]
@@ -85,7 +85,7 @@ def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
         kept[i + 1] + gradients[i] + gradients[i + 1] + stage.backward_temporary_bytes for i, stage in enumerate(stages)
     )
     return Block(
-        name=end.name if len(stages) == 1 else _common(stage.name for stage in stages),
+        name=end.name,
         layers=(),
         output_bytes=end.output_bytes,
         kept_bytes=kept[-1],
@@ -140,11 +140,12 @@ def blocks_of(
     runs = periods(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
     blocks = []
     for start, length, count in runs:
-        parts = [stages[start + i * length : start + (i + 1) * length] for i in range(count)]
-        block = joined(parts[0], arriving[start])
-        names = tuple(joined(part, 0).name for part in parts)
+        block = joined(stages[start : start + length], arriving[start])
+        parts = [range(start + i * length, start + (i + 1) * length) for i in range(count)]
+        names = [stages[part[0]].name if length == 1 else _title(stages, layers, part) for part in parts]
         own = tuple(layer for found in layers[start : start + length] for layer in found)
-        blocks.append(replace(block, layers=own, count=count, members=names if count > 1 else ()))
+        members = tuple(names) if count > 1 else ()
+        blocks.append(replace(block, name=names[0], layers=own, count=count, members=members))
     return tuple(blocks)
 
 
@@ -161,10 +162,10 @@ def _apart(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> bool
     return not heads[0] & heads[1]
 
 
-def _common(names: Iterable[str]) -> str:
-    """Return the path that names have in common: "blocks.3" of "blocks.3.attention" and "blocks.3.mlp"."""
-    paths = [name.split(".") for name in names]
+def _title(stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], part: range) -> str:
+    """Return the path that the layers of stages have in common: "blocks.3" of "blocks.3.norm" and "blocks.3.up"."""
+    paths = [layer.name.split(".") for i in part for layer in layers[i]]
     shared = 0
     while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
         shared += 1
-    return ".".join(paths[0][:shared]) or "+".join(dict.fromkeys(".".join(path) for path in paths))
+    return ".".join(paths[0][:shared]) if paths and shared else "+".join(stages[i].name for i in part)

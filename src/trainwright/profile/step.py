@@ -2,8 +2,9 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ class Step:
     model: nn.Module
     sample: Any
     loss: Loss | None
-    optimizer: torch.optim.Optimizer | None
+    optimizers: list[torch.optim.Optimizer]
+    """One, or in a lean step several that update a few parameters each."""
     precision: str
     device: torch.device
     fake: FakeTensorMode | None
@@ -59,8 +61,8 @@ class Step:
     @property
     def state(self) -> list[torch.Tensor]:
         """Tensors that the optimizer holds."""
-        state = self.optimizer.state.values() if self.optimizer is not None else ()
-        return [leaf for leaf in tree_leaves([self.other_state, list(state)]) if isinstance(leaf, torch.Tensor)]
+        state = [states for optimizer in self.optimizers for states in optimizer.state.values()]
+        return [leaf for leaf in tree_leaves([self.other_state, state]) if isinstance(leaf, torch.Tensor)]
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -101,8 +103,8 @@ class Step:
 
     def update(self) -> None:
         """Let the optimizer change the parameters."""
-        if self.optimizer is not None:
-            self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def finish(self) -> None:
         """Drop what the step returned and the gradients, as zero_grad does."""
@@ -112,12 +114,11 @@ class Step:
 
     def fill_state(self) -> None:
         """Give the optimizer the state that it makes in the first step of a training, for gradients of zero."""
-        if self.optimizer is None:
-            return
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.zeros_like(parameter)
+        self.update()
         self.finish()
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -148,8 +149,8 @@ def prepare(
 ) -> Step:
     """Copy a model and a sample to `device`, as fake tensors or as real ones; the model given stays as it is.
 
-    Tensors on the meta device become real ones with small random values. A `lean` step updates one parameter of each
-    shape, where torch updates them one by one: the others' state is there, and the peak is the same.
+    Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
+    `lean` step leaves out those that are like earlier ones: their state is there, and the peak is the same.
     """
     if precision not in PRECISIONS:
         allowed = ", ".join(PRECISIONS)
@@ -173,23 +174,43 @@ def prepare(
             ) from error
         moved = tree_map(lambda leaf: copier.of(leaf) if isinstance(leaf, torch.Tensor) else leaf, sample)
         trainable = [parameter for parameter in copied.parameters() if parameter.requires_grad]
-        updated, state = trainable, []
+        runs: list[list[nn.Parameter]] = [trainable] if trainable else []
+        state: list[torch.Tensor] = []
         if lean and isinstance(optimizer, str) and device.type == "cpu":
-            updated = list({(p.shape, p.stride(), p.dtype): p for p in trainable}.values())
-            left_out = {id(p) for p in trainable} - {id(p) for p in updated}
-            state = [made for p in trainable if id(p) in left_out for made in _state_of(optimizer, p)]
+            runs = _runs(trainable)
+            updated = {id(parameter) for run in runs for parameter in run}
+            state = [made for p in trainable if id(p) not in updated for made in _state_of(optimizer, p)]
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
-        made = make(updated) if make is not None and updated else None
+        made = [make(run) for run in runs] if make is not None else []
     return Step(
         model=copied,
         sample=moved,
         loss=loss,
-        optimizer=made,
+        optimizers=made,
         precision=precision,
         device=device,
         fake=mode,
         other_state=state,
     )
+
+
+def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the stretches of parameters that hold every pair of neighbouring shapes.
+
+    What an update of a parameter leaves behind is there until the next one's takes its place: pairs decide the peak.
+    """
+    shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
+    seen: set[Any] = set()
+    kept = [False] * len(parameters)
+    for i, pair in enumerate(pairwise(shapes)):
+        if pair not in seen:
+            seen.add(pair)
+            kept[max(0, i - 1) : i + 1] = [True] * (i + 1 - max(0, i - 1))
+    return [
+        [parameter for parameter, _ in run]
+        for keep, run in groupby(zip(parameters, kept, strict=True), key=lambda pair: pair[1])
+        if keep
+    ]
 
 
 def _state_of(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
