@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 __all__ = [
     "BudgetError",
+    "BudgetExceeded",
     "ChainError",
     "CheckpointConfigError",
     "CheckpointCorruptError",
@@ -39,6 +40,7 @@ __all__ = [
     "StudyError",
     "TrainwrightError",
     "TrialError",
+    "UnsupportedModel",
     "UnsupportedPlan",
     "closest",
 ]
@@ -161,12 +163,20 @@ class InfeasibleBudget(BudgetError):
         return remake, (str(self),)
 
 
+class BudgetExceeded(BudgetError):
+    """A step took more than its budget though its plan was within it."""
+
+
 class PlanMismatch(InputError):
     """A memory plan made for another chain, or written by another version."""
 
 
 class PipelineError(InputError):
     """A pipeline that cannot be: more stages than layers, no micro-batch, an unknown schedule."""
+
+
+class UnsupportedModel(InputError):
+    """A model, or a use of it, that a memory plan cannot carry out."""
 
 
 class UnsupportedPlan(InputError):

@@ -26,7 +26,9 @@ __all__ = [
     "Simulation",
     "Stage",
     "Value",
+    "apply",
     "curve",
+    "fit",
     "pipeline",
     "plan",
     "read_chain",
@@ -34,14 +36,55 @@ __all__ = [
 ]
 
 
-def plan(subject: Any, *, budget: str | float, **settings: Any) -> Plan:
-    """Plan a step of a chain (or of a chain or graph file) within a budget, with the settings of `plan_chain`."""
-    return plan_chain(as_chain(subject), budget=budget, **settings)
+def plan(
+    subject: Any,
+    sample: Any = None,
+    *,
+    budget: str | float,
+    loss: Any = None,
+    optimizer: str | None = None,
+    **settings: Any,
+) -> Plan:
+    """Plan a step of a model, a chain, or a chain or graph file within a budget, with the settings of `plan_chain`.
+
+    A model needs `sample`, and may have `loss` and `optimizer`, as in `fit`.
+    """
+    return plan_chain(as_chain(subject, sample, loss=loss, optimizer=optimizer), budget=budget, **settings)
 
 
-def curve(subject: Any, **settings: Any) -> Curve:
-    """Return memory against time of a chain (or of a chain or graph file), with the settings of `curve_of`."""
-    return curve_of(as_chain(subject), **settings)
+def fit(
+    model: Any,
+    sample: Any,
+    *,
+    budget: str | float,
+    loss: Any = None,
+    optimizer: str | None = None,
+    **settings: Any,
+) -> Any:
+    """Return a `torch.nn.Module` that trains inside a budget with the least overhead found; it shares all with `model`.
+
+    `sample` is a batch (a tuple or list holds positional, a mapping keyword arguments). The budget bounds the peak of
+    tracked bytes of one step: parameters, gradients (from the first on), buffers, the state of `optimizer` ("sgd",
+    "momentum", "adam", "adamw"), the batch, activations and temporaries; a float is a share of the peak without a plan.
+    `loss` makes a scalar of the model's result; without it the loss's own memory is not planned. Gradients are those of
+    the model, bit by bit, and `plan` is the module's plan. Each stage is measured, then one step is checked. Raises
+    `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
+    """
+    from trainwright.memory.execute.fitting import fit as fitted
+
+    return fitted(model, sample, budget=budget, loss=loss, optimizer=optimizer, **settings)
+
+
+def apply(model: Any, plan: Plan) -> Any:
+    """Return a module that trains as a plan for this model says (see `fit`); raises `PlanMismatch` for another's."""
+    from trainwright.memory.execute.fitting import apply as applied
+
+    return applied(model, plan)
+
+
+def curve(subject: Any, sample: Any = None, **settings: Any) -> Curve:
+    """Return memory against time of a model, a chain or a chain or graph file, with the settings of `curve_of`."""
+    return curve_of(as_chain(subject, sample), **settings)
 
 
 def pipeline(subject: Any, *, stages: int, microbatches: int, memory: str | int, **settings: Any) -> PipelinePlan:

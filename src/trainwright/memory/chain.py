@@ -24,7 +24,7 @@ from typing import Any
 
 from trainwright.errors import ChainError, closest
 
-__all__ = ["SCHEMA", "Chain", "Option", "Stage"]
+__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Stage"]
 
 SCHEMA = 1
 
@@ -98,7 +98,7 @@ class Stage:
         )
 
 
-_NO_LOSS = Stage(name="loss", forward_seconds=0.0, backward_seconds=0.0, output_bytes=0, saved_bytes=0)
+NO_LOSS = Stage(name="loss", forward_seconds=0.0, backward_seconds=0.0, output_bytes=0, saved_bytes=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Chain:
     """Stages 1..L, the loss stage L+1, and the bytes that never change. Refuses impossible numbers by name."""
 
     stages: tuple[Stage, ...]
-    loss: Stage = _NO_LOSS
+    loss: Stage = NO_LOSS
     """Without one, the output's gradient arrives from outside at no cost, and the loss's own peak is not planned."""
     input_bytes: int = 0
     input_gradient_bytes: int = 0
@@ -177,7 +177,7 @@ class Chain:
             raise ChainError(f"chain, stages: got {content['stages']!r}; allowed: a list of stages")
         stages = tuple(_stage_from_json(place, each) for place, each in enumerate(content["stages"], start=1))
         rest = {key: content[key] for key in ("input_bytes", "input_gradient_bytes", "name") if key in content}
-        loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else _NO_LOSS
+        loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else NO_LOSS
         fixed = content.get("fixed", {})
         if not isinstance(fixed, Mapping):
             raise ChainError(f"chain, fixed: got {fixed!r}; allowed: an object of bytes by owner")

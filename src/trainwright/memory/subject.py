@@ -3,20 +3,31 @@
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import ChainError
+from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.memory.chain import Chain
 from trainwright.memory.graphs import read_graph
 
 __all__ = ["as_chain", "read_chain"]
 
 
-def as_chain(subject: Any) -> Chain:
-    """Return the chain that `subject` is, or that the file of that name holds."""
+def as_chain(subject: Any, sample: Any = None, *, loss: Any = None, optimizer: str | None = None) -> Chain:
+    """Return the chain that `subject` is, that the file of that name holds, or that is measured on a torch module."""
     if isinstance(subject, Chain):
         return subject
     if isinstance(subject, str | Path):
         return read_chain(subject)
-    raise ChainError(f"memory: got {type(subject).__name__}; allowed: a Chain, or the name of a chain or graph file")
+    if not hasattr(subject, "named_parameters"):
+        raise ChainError(
+            f"memory: got {type(subject).__name__}; allowed: a torch module with a sample, a Chain, or the name of a "
+            "chain or graph file"
+        )
+    if sample is None:
+        raise UnsupportedModel(
+            f"memory, sample: got None for a model ({type(subject).__name__}); allowed: a batch that it takes"
+        )
+    from trainwright.memory.execute.fitting import chain_of
+
+    return chain_of(subject, sample, loss=loss, optimizer=optimizer)
 
 
 def read_chain(path: str | Path, *, saved_multiple: float = 1.0) -> Chain:

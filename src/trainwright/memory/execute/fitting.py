@@ -1,0 +1,74 @@
+"""Fitting a model into a budget: stages, their chain, a plan, the module that follows it, and one checked step."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.errors import BudgetExceeded, PlanMismatch
+from trainwright.memory.budget import read_budget, readable
+from trainwright.memory.chain import Chain
+from trainwright.memory.execute.interpreter import carried_out
+from trainwright.memory.execute.measure import call, measured, tracked_peak
+from trainwright.memory.execute.stages import Row, split
+from trainwright.memory.plan_record import Plan
+from trainwright.memory.planning import full_bytes, plan_chain
+
+__all__ = ["apply", "chain_of", "fit"]
+
+_TRIES = 3
+Loss = Callable[[Any], torch.Tensor]
+
+
+def chain_of(model: nn.Module, sample: Any, *, loss: Loss | None = None, optimizer: str | None = None) -> Chain:
+    """Return the measured chain of a model; the arguments are those of `fit`."""
+    row = split(model)
+    return measured(model, row, call(row.bind, sample), loss=loss, optimizer=optimizer)
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """Return a module that trains as a plan says; raise PlanMismatch if the plan was made for other stages."""
+    return _applied(model, split(model), plan)
+
+
+def fit(
+    model: nn.Module,
+    sample: Any,
+    *,
+    budget: str | float,
+    loss: Loss | None = None,
+    optimizer: str | None = None,
+    **settings: Any,
+) -> nn.Module:
+    """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`."""
+    row = split(model)
+    chain = measured(model, row, call(row.bind, sample), loss=loss, optimizer=optimizer)
+    budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
+    for _ in range(_TRIES):
+        plan = plan_chain(chain, budget=budget_bytes, **settings)
+        module = _applied(model, row, plan)
+        peak = tracked_peak(module, sample, loss=loss) + chain.fixed.get("optimizer", 0)
+        if peak <= budget_bytes:
+            return module
+        reserve = chain.fixed.get("reserve", 0) + peak - budget_bytes
+        chain = replace(chain, fixed={**chain.fixed, "reserve": reserve})
+    raise BudgetExceeded(
+        f"budget: got {readable(budget_bytes)}, and a step took {readable(peak)} though its plan was within it; "
+        "allowed: a budget with room for what stages take that was not measured; raise it"
+    )
+
+
+def _applied(model: nn.Module, row: Row, plan: Plan) -> nn.Module:
+    planned = tuple(stage.name for stage in plan.chain.stages)
+    if row.names != planned:
+        pairs = enumerate(zip(row.names, planned, strict=False), start=1)
+        place = next((place for place, (own, other) in pairs if own != other), min(len(row.names), len(planned)) + 1)
+        raise PlanMismatch(
+            f"plan: got one of {len(planned)} stages, the model has {len(row.names)}, and stage {place} differs first; "
+            "allowed: a plan of this very model; plan again"
+        )
+    module = carried_out(model, row, plan.operations)
+    module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
+    return module

@@ -1,0 +1,185 @@
+"""Stages cut from a module: callables in a row that share its parameters and do together what it does.
+
+A (nested) `nn.Sequential` is a row already. Other modules are traced symbolically and cut where a single value is alive
+between what came before and the rest, the model's own inputs apart: those are there anyway, and ride along. A stage
+begins with a layer that has parameters: what follows it (an activation, a pooling, a write in place) stays with it, as
+autograd then need not hold what lies between them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from trainwright.errors import UnsupportedModel
+
+__all__ = ["Row", "split"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The stages of a model, in order; each is called with what the one before returns."""
+
+    stages: tuple[nn.Module, ...]
+    names: tuple[str, ...]
+    tuples: bool
+    """Whether what goes from stage to stage is a tuple of arguments, or one value."""
+    bind: Callable[..., tuple[Any, ...]]
+    """From the arguments of the model's forward to those of the first stage."""
+    whole: str = ""
+    """Why the model is one stage, if it could not be cut."""
+
+
+def split(model: nn.Module) -> Row:
+    """Return the stages of a model in training mode. One that cannot be traced is one stage, and `whole` says why.
+
+    Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
+    """
+    if not model.training:
+        raise UnsupportedModel(
+            "model: got one in evaluation mode; allowed: training mode, which plans are for; call model.train()"
+        )
+    lazy = next(
+        (name for name, each in model.named_parameters() if isinstance(each, nn.parameter.UninitializedParameter)), None
+    )
+    if lazy is not None:
+        raise UnsupportedModel(
+            f"model, {lazy}: got a parameter without a shape; allowed: known shapes; run the model once before"
+        )
+    if _is_row(model):
+        groups: list[list[tuple[str, nn.Module]]] = []
+        for name, each in _flat(model, ""):
+            if not groups or _has_parameters(each):
+                groups.append([])
+            groups[-1].append((name, each))
+        return Row(
+            stages=tuple(nn.Sequential(*(each for _, each in group)) for group in groups),
+            names=tuple(group[0][0] for group in groups),
+            tuples=False,
+            bind=lambda *values: values,
+        )
+    try:
+        graph = _Tracer().trace(model)
+    except Exception as error:  # noqa: BLE001  tracing fails in as many ways as models are written
+        reason = f"{type(model).__name__} cannot be traced ({error})"
+        return Row(
+            stages=(_Whole(model),),
+            names=("model",),
+            tuples=True,
+            bind=lambda *args, **kwargs: (args, kwargs),
+            whole=reason,
+        )
+    return _cut(model, graph)
+
+
+def _is_row(module: nn.Module) -> bool:
+    hooked = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001  flattening would pass them by
+    return type(module) is nn.Sequential and len(module) > 0 and not hooked
+
+
+def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        if _is_row(child):
+            yield from _flat(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+class _Tracer(fx.Tracer):
+    """Looks into modules as far as it can: one that cannot be traced is one operation."""
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        before, stack = set(self.graph.nodes), self.module_stack.copy()
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:  # noqa: BLE001  as wherever tracing fails
+            self.module_stack = stack
+            for node in reversed([node for node in self.graph.nodes if node not in before]):
+                self.graph.erase_node(node)
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+class _Whole(nn.Module):
+    """A model called with the arguments that were packed for it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+
+def _cut(model: nn.Module, graph: fx.Graph) -> Row:
+    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    places = {node: place for place, node in enumerate(nodes)}
+    last = {node: max((places.get(user, len(nodes)) for user in node.users), default=-1) for node in (*inputs, *nodes)}
+    starts, carried = [0], [tuple(inputs)]
+    alive: set[fx.Node] = set()
+    for place, node in enumerate(nodes):
+        alive = {each for each in alive if last[each] >= place}
+        if place and len(alive) == 1 and _begins(model, node):
+            starts.append(place)
+            carried.append((*alive, *(each for each in inputs if last[each] >= place)))
+        alive.add(node)
+    stages, names = [], []
+    for number, start in enumerate(starts):
+        stop = starts[number + 1] if number + 1 < len(starts) else len(nodes)
+        following = carried[number + 1] if number + 1 < len(carried) else None
+        stages.append(_stage(model, carried[number], nodes[start:stop], following, output))
+        names.append(str(nodes[stop - 1].target) if nodes[stop - 1].op == "call_module" else nodes[stop - 1].name)
+    return Row(stages=tuple(stages), names=tuple(names), tuples=True, bind=_binder(model, inputs))
+
+
+def _begins(model: nn.Module, node: fx.Node) -> bool:
+    """Return whether an operation has parameters."""
+    if node.op == "call_module":
+        return _has_parameters(model.get_submodule(str(node.target)))
+    return any(each.op == "get_attr" for each in node.all_input_nodes)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _stage(
+    model: nn.Module,
+    carried: Sequence[fx.Node],
+    nodes: Sequence[fx.Node],
+    following: Sequence[fx.Node] | None,
+    output: fx.Node,
+) -> nn.Module:
+    """Return the part of a traced model from the values that are carried to it to those that it hands on."""
+    graph = fx.Graph()
+    made = {node: graph.placeholder(node.name) for node in carried}
+
+    def known(node: fx.Node) -> fx.Node:
+        if node not in made and node.op == "get_attr":  # parameters and constants are at hand everywhere
+            made[node] = graph.node_copy(node, known)
+        return made[node]
+
+    for node in nodes:
+        made[node] = graph.node_copy(node, known)
+    if following is None:
+        graph.output(fx.map_arg(output.args[0], known))
+    else:
+        graph.output(tuple(made[node] for node in following))
+    graph.lint()
+    return fx.GraphModule(model, graph)
+
+
+def _binder(model: nn.Module, inputs: Sequence[fx.Node]) -> Callable[..., tuple[Any, ...]]:
+    signature = inspect.signature(type(model).forward)
+
+    def bind(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        return tuple(bound.arguments[str(node.target)] for node in inputs)
+
+    return bind

@@ -1,0 +1,129 @@
+"""What a stage sees beside its input: random numbers, autocast, buffers; kept at its first run, for its reruns."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Autocast", "Buffers", "Seen"]
+
+Place = tuple[nn.Module, str]
+"""A module and the name of a tensor in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """How autocast stood when the forward pass began, by kind of device."""
+
+    states: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> "Autocast":
+        """Return how it stands."""
+        kinds = ["cpu"]
+        if torch.accelerator.is_available():
+            kinds.append(torch.accelerator.current_accelerator().type)  # type: ignore[union-attr]  # it is available
+        return cls(tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Enter it again. Casts of weights are not cached: one made without gradients would serve those with them."""
+        with contextlib.ExitStack() as stack:
+            for kind, enabled, dtype in self.states:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
+            yield
+
+
+class Buffers:
+    """The buffers that a stage's forward writes; which they are is learned when it runs first."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        self._all: list[Place] = [
+            (module, name)
+            for module in stage.modules()
+            for name, buffer in module._buffers.items()  # noqa: SLF001  named_buffers would give paths
+            if buffer is not None
+        ]
+        self._written: list[Place] | None = None
+
+    @contextlib.contextmanager
+    def watched(self, seen: "Seen") -> Iterator[None]:
+        """Keep in `seen` what the written ones hold before the first run of a step."""
+        places = self._all if self._written is None else self._written
+        before = [(place, _get(place), _version(place), _get(place).clone()) for place in places]
+        yield
+        if self._written is None:
+            before = [entry for entry in before if _changed(*entry)]
+            self._written = [place for place, *_ in before]
+        seen.buffers = [(place, clone) for place, _, _, clone in before]
+
+    @staticmethod
+    @contextlib.contextmanager
+    def scratch(seen: "Seen") -> Iterator[None]:
+        """Let a rerun begin with what the first run began with, and write to copies.
+
+        Copying back instead would change buffers that a graph has saved, and autograd would refuse its backward.
+        """
+        with swapped([(place, clone.clone()) for place, clone in seen.buffers], "_buffers"):
+            yield
+
+
+@contextlib.contextmanager
+def swapped(tensors: list[tuple[Place, torch.Tensor]], kind: str) -> Iterator[None]:
+    """Put tensors in the place of buffers or parameters, and those back at the end."""
+    own = [getattr(module, kind)[name] for (module, name), _ in tensors]
+    for (module, name), tensor in tensors:
+        getattr(module, kind)[name] = tensor
+    try:
+        yield
+    finally:
+        for ((module, name), _), tensor in zip(tensors, own, strict=True):
+            getattr(module, kind)[name] = tensor
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one stage saw at its first run of a step."""
+
+    random: torch.Tensor | None = None
+    device_random: dict[int, torch.Tensor] = field(default_factory=dict)
+    buffers: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
+
+    def keep_random(self, devices: tuple[int, ...]) -> None:
+        """Keep the state of the generators of the CPU and of CUDA devices."""
+        self.random = torch.get_rng_state()
+        self.device_random = {index: torch.cuda.get_rng_state(index) for index in devices}
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Draw the same numbers again, and leave the generators where they were."""
+        now = Seen()
+        now.keep_random(tuple(self.device_random))
+        self._set()
+        try:
+            yield
+        finally:
+            now._set()
+
+    def _set(self) -> None:
+        assert self.random is not None  # noqa: S101  kept at the first run
+        torch.set_rng_state(self.random)
+        for index, state in self.device_random.items():
+            torch.cuda.set_rng_state(state, index)
+
+
+def _get(place: Place) -> Any:
+    module, name = place
+    return module._buffers[name]  # noqa: SLF001  a property of the same name may stand before it
+
+
+def _version(place: Place) -> int:
+    return int(_get(place)._version)  # noqa: SLF001  counts the writes to a tensor
+
+
+def _changed(place: Place, tensor: torch.Tensor, version: int, before: torch.Tensor) -> bool:
+    # Values too: batch normalisation writes its running statistics without counting it.
+    return _get(place) is not tensor or _version(place) != version or not torch.equal(tensor, before)
