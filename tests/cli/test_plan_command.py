@@ -111,3 +111,71 @@ def test_inputs(tmp_path):
     assert input_of("bytes=110e3, decode=8e-3,workers=4") == Input(bytes=110e3, decode=8e-3, workers=4)
     cluster.save(tmp_path / "mine.toml")
     assert cluster_of(str(tmp_path / "mine.toml"), None, force_units=False) == Cluster.load(tmp_path / "mine.toml")
+
+
+STUDY = """
+import trainwright as tw
+from trainwright.profile import describe_transformer
+
+space = tw.Space(layers=tw.Int(1, 4), lr=tw.Float(1e-4, 1e-1, log=True))
+study = tw.Study(space, objectives="min loss", directory="runs")
+scheduler = tw.ASHA(max_epochs=4)
+samples = 1024
+
+
+def train(trial):
+    raise AssertionError("nothing is trained")
+
+
+def profile_of(params):
+    shape = {"hidden": 128, "heads": 4, "sequence": 64, "vocabulary": 500, "precision": "fp32"}
+    return describe_transformer(layers=params["layers"], **shape), 16
+"""
+
+
+def search(tmp_path, monkeypatch, name, text, *more):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    arguments = [
+        "--search",
+        f"{name}.py",
+        "--cluster",
+        "abci-v100",
+        "--nodes",
+        "1",
+        "--trials",
+        "8",
+        "--seeds",
+        "2",
+        *more,
+    ]
+    return CliRunner().invoke(plan.app, arguments)
+
+
+def test_cost_of_a_search(tmp_path, monkeypatch):
+    """Device-hours, wall time and the share that does not fit, from the study's own space and scheduler."""
+    said = search(tmp_path, monkeypatch, "searched_study", STUDY, "--json")
+    assert said.exit_code == 0, (said.output, said.exception)
+    last = json.loads(said.output.splitlines()[-1])
+    assert 0 < last["device_hours"] <= last["device_hours_90"]
+    assert last["infeasible"] == 0
+    assert "nine of ten below" in said.output
+
+
+@pytest.mark.parametrize(
+    ("number", "missing", "sentence"),
+    [
+        (1, "def profile_of", "has no profile_of"),
+        (2, "samples", "has no samples"),
+        (3, "scheduler", "has no scheduler"),
+    ],
+)
+def test_searches_refused(tmp_path, monkeypatch, number, missing, sentence):
+    """What the file lacks is named."""
+    text = STUDY.replace(
+        missing, missing.replace("def profile_of", "def other").replace("samples", "rows").replace("scheduler", "rule")
+    )
+    said = search(tmp_path, monkeypatch, f"lacking_{number}", text)
+    assert isinstance(said.exception, InputError)
+    assert sentence in str(said.exception)

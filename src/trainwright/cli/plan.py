@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainwright.cli import _plan_calibrate
+from trainwright.cli import _plan_calibrate, _plan_search
 from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table, size
 
@@ -21,9 +21,11 @@ _BARS = 40  # characters of the longest bar of a chart
 
 
 class _Group(TyperGroup):
-    """Takes `plan MODEL` for `plan model MODEL`."""
+    """Takes `plan MODEL` for `plan model MODEL`, and `plan --search FILE` for `plan search FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] == "--search":
+            args = ["search", *args[1:]]
         if args and args[0] not in {*self.commands, "--help"}:
             args = ["model", *args]
         return super().parse_args(ctx, args)
@@ -37,6 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _plan_calibrate.add(app)
+_plan_search.add(app)
 
 
 @app.command()

@@ -130,10 +130,13 @@ def _again(work: Work, forward: Floats, exchange: Floats, recompute: str) -> Flo
 
 def _temporary(work: Work, samples: Floats, whole: Floats) -> Floats:
     """Return the bytes of a block's backward pass beyond what is kept: both gradients, and what it needs inside."""
-    inside = [
-        max(block.forward_temporary_bytes, block.backward_temporary_bytes + 2 * block.gradient_bytes)
-        for block in work.blocks
-    ]
+    inside = []
+    for place, block in enumerate(work.blocks):
+        # The gradient of a run's input is that of the output of the run before it: of the same block, or of another.
+        handed = [block.gradient_bytes] if block.count > 1 else []
+        handed += [work.blocks[place - 1].gradient_bytes] if place else []
+        both = block.gradient_bytes + max(handed, default=0)
+        inside.append(max(block.forward_temporary_bytes, block.backward_temporary_bytes + both))
     undivided = samples[:, None] * np.array([work.scaled(size) for size in inside])
     kept = samples[:, None] * work.per_block(work.saved)
     ratio: Floats = np.where(kept > 0, whole / np.maximum(kept, 1e-300), 1.0)
