@@ -67,7 +67,10 @@ def footprint(
     peak = state + activations + top + np.where(level == 3, gathered, 0.0)
     single = (mesh.axis("pipeline") == 1) & (mesh.microbatches == 1) & (mesh.zero <= 1)
     if single.any():
-        followed = _timeline(work, costs, place, kept, costs.temporary[place] + standing)
+        top = costs.temporary[place] + standing
+        # Whoever calls the model holds its output until the backward pass is over; the last block keeps it anyway.
+        top[:, :-1] += (mesh.micro * work.scaled(work.blocks[-1].output_bytes))[:, None]
+        followed = _timeline(work, costs, place, kept, top)
         lean = weights[:, 0] + optimizing[:, 0] + np.maximum(followed, gradients[:, 0])
         peak[:, 0] = np.where(single, lean, peak[:, 0])
     fixed = work.profile.buffer_bytes + mesh.micro * work.profile.input_bytes / work.profile.batch
