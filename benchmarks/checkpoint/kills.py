@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,13 @@ def _train(folder: Path, numbers: int, writer: str, line: int) -> None:
         if tiers:
             handle = manager.save()
             handle.committed.result()
-            handle.drained.add_done_callback(lambda done, step=step: _tell_drained(line, done, step))
+            handle.drained.add_done_callback(partial(_tell_drained, line, step))
         else:
             manager.save(wait=True)
         os.write(line, b"committed %d .\n" % step)
 
 
-def _tell_drained(line: int, done: Any, step: int) -> None:
+def _tell_drained(line: int, step: int, done: Any) -> None:
     if done.exception() is None and done.result() is not None:
         os.write(line, b"drained %d .\n" % step)
 

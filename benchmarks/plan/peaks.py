@@ -142,7 +142,7 @@ def _train(model: nn.Module, batch: tuple[Tensor, ...], configuration: Configura
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=configuration.precision == "amp-bf16"):
             value = _loss(model, batch)
-        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        value.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -162,7 +162,7 @@ def _allocated(step: Callable[[], None], held: list[Tensor]) -> int:
     activity = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity], profile_memory=True, acc_events=True) as profiler:
         step()
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]  # there after the run
+    results = profiler.profiler.kineto_results
     events = [event for event in results.events() if event.name() == "[memory]"]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

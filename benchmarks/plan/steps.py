@@ -117,7 +117,8 @@ def _batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
     x, y = batch
-    return (model(x) - y).square().mean()
+    loss: torch.Tensor = (model(x) - y).square().mean()
+    return loss
 
 
 def main() -> None:
