@@ -1,8 +1,8 @@
 """Activation memory of published configurations (arXiv 2205.05198, as collected by Calculon)."""
 
 import pytest
+from oracle_cases import make_cluster
 
-from conftest import make_cluster
 from trainwright.plan import Degrees, Oracle
 from trainwright.profile import describe_transformer
 

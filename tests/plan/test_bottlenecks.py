@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracle_cases import DEVICE, make_cluster, make_convolutions, make_transformer
 
-from conftest import DEVICE, make_cluster, make_convolutions, make_transformer
 from trainwright.cluster import Failure, Storage, Tier
 from trainwright.plan import Assumptions, Degrees, Input, Oracle, Saving
 from trainwright.profile import Profile

@@ -4,8 +4,8 @@ import math
 from dataclasses import fields, replace
 
 import pytest
+from oracle_cases import DEVICE, make_cluster, make_convolutions, make_transformer
 
-from conftest import DEVICE, make_cluster, make_convolutions, make_transformer
 from trainwright.cluster import Cluster, Tier
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle

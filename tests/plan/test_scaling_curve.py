@@ -5,8 +5,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle_cases import make_cluster, make_convolutions
 
-from conftest import make_cluster, make_convolutions
 from trainwright.engine.simulated import Scaling
 from trainwright.errors import InputError
 from trainwright.plan import Oracle, ScalingCurve

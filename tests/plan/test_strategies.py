@@ -1,8 +1,8 @@
 """The strategies: what all promise, and the formulas of each from small layers by hand."""
 
 import pytest
+from oracle_cases import make_cluster, make_convolutions, make_transformer
 
-from conftest import make_cluster, make_convolutions, make_transformer
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.conformance import StrategyConformance
 from trainwright.plan.state import precision_of

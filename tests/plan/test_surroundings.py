@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle_cases import make_cluster, make_convolutions
 
-from conftest import make_cluster, make_convolutions
 from trainwright.cluster import Failure, Storage
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Input, Oracle, Saving

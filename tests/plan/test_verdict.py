@@ -1,8 +1,8 @@
 """Verdicts before a trial starts: fits, repaired in the order of the cheapest change, or rejected with the bytes."""
 
 import pytest
+from oracle_cases import make_cluster, make_transformer
 
-from conftest import make_cluster, make_transformer
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle, judge, verdicts
 

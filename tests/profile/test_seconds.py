@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from zoo import small
 
 import trainwright as tw
-from conftest import small
 from trainwright.cluster import Device
 from trainwright.errors import ProfileError
 from trainwright.profile.measure import Request

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from zoo import small
 
 import trainwright as tw
-from conftest import small
 from models import gpt, resnet
 from trainwright.profile import Transformer
 from trainwright.profile.measure import Request

@@ -5,8 +5,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from oracle_cases import make_cluster, make_convolutions, make_transformer
 
-from conftest import make_cluster, make_convolutions, make_transformer
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.candidates import CHUNKS, MODES, shapes
