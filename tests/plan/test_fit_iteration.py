@@ -89,8 +89,9 @@ def test_terms_add_up_and_grow(devices, size, seconds, decode):
     assert found["total"] == pytest.approx(sum(value for name, value in found.items() if name != "total"))
     assert min(found.values()) >= 0
     slower = Cluster(1024, 4, tiers=(replace(NODE, bandwidth=25e9), replace(NETWORK, bandwidth=5e9)))
-    assert terms(run, decode_seconds=decode, cluster=slower)["total"] >= found["total"]
-    assert terms(run, decode_seconds=2 * decode)["total"] >= found["total"]
+    least = found["total"] * (1 - 1e-12)  # sums of other terms round otherwise
+    assert terms(run, decode_seconds=decode, cluster=slower)["total"] >= least
+    assert terms(run, decode_seconds=2 * decode)["total"] >= least
 
 
 def test_a_fit_brings_the_machine_back():
