@@ -60,7 +60,7 @@ $(VENV)/.base: $(SOURCES)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --constraint constraints.txt --editable ".[torch,formats,report,optuna,configspace,parquet,redis]" --group test --group lint
+	$(PIP) install --constraint constraints.txt --editable ".[torch,formats,report,optuna,configspace,parquet,redis,ui,serve]" --group test --group lint
 	@touch $@
 
 $(VENV)/.more: $(VENV)/.dev
