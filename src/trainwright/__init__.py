@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainwright import checkpoint, ensemble, ledger, memory, report, train
+    from trainwright import checkpoint, ensemble, ledger, memory, report, serve, train
     from trainwright.cluster import Cluster
     from trainwright.engine import Local
     from trainwright.engine.pycompss import PyCOMPSs
@@ -143,7 +143,7 @@ _HOME = {
     "require": "space",
     "tables": "engine.simulated",
 }
-_PACKAGES = ("checkpoint", "ensemble", "ledger", "memory", "report", "train")
+_PACKAGES = ("checkpoint", "ensemble", "ledger", "memory", "report", "serve", "train")
 
 __all__ = [
     "ASHA",
@@ -217,6 +217,7 @@ __all__ = [
     "one_of",
     "report",
     "require",
+    "serve",
     "tables",
     "train",
 ]

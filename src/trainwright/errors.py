@@ -5,6 +5,7 @@ import functools
 from collections.abc import Collection, Mapping
 
 __all__ = [
+    "AllocationError",
     "BudgetError",
     "BudgetExceeded",
     "ChainError",
@@ -17,6 +18,8 @@ __all__ = [
     "CheckpointSpaceError",
     "CheckpointStateError",
     "CheckpointVersionError",
+    "DeadlinePassed",
+    "DeviceError",
     "EngineError",
     "EnsembleError",
     "ExportError",
@@ -27,13 +30,18 @@ __all__ = [
     "LedgerTooNew",
     "MissingExtra",
     "MixedSplitsError",
+    "NotReady",
     "ObjectiveError",
+    "Overloaded",
     "PipelineError",
     "PlanMismatch",
     "ProfileError",
+    "RequestError",
     "ScheduleError",
     "SchedulerStalled",
     "SearchError",
+    "ServeConfigError",
+    "ServeError",
     "SpaceError",
     "SpaceExhausted",
     "SpaceInfeasible",
@@ -198,6 +206,42 @@ class MixedSplitsError(EnsembleError):
 
 class ExportError(EnsembleError):
     """An exported ensemble that is incomplete, damaged, of a newer version, or whose networks cannot be built."""
+
+
+class ServeError(TrainwrightError):
+    """A served ensemble that cannot do what it is asked."""
+
+
+class ServeConfigError(ServeError, InputError):
+    """Settings of a deployment that are out of range, or that nothing meets."""
+
+
+class DeviceError(ServeError, InputError):
+    """A device that is not there, is named twice, or shares cores with another."""
+
+
+class AllocationError(ServeError, InputError):
+    """An ensemble that does not fit the devices, or a plan made for other ones."""
+
+
+class RequestError(ServeError, InputError):
+    """A request whose tensors or options do not fit the ensemble."""
+
+
+class Overloaded(ServeError):
+    """A queue that is full; ask again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NotReady(Overloaded):
+    """A service that starts, drains, or has too few members left; ask again after `retry_after_seconds`."""
+
+
+class DeadlinePassed(ServeError):
+    """A request whose deadline passed before enough members had answered."""
 
 
 class MissingExtra(InputError):

@@ -33,6 +33,8 @@ class Cost:
     seconds: float | None = None  # median for one batch of `rows`
     repeats: int = 0
     spread: float = 0.0  # interquartile range over the median
+    input_shape: tuple[int, ...] | None = None  # of one row of the sample
+    input_dtype: str | None = None
 
 
 def summed(total: float, seconds: Array) -> Array:
@@ -64,6 +66,7 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Cost
         median = statistics.median(seconds)
         quarters = statistics.quantiles(seconds, n=4)
         timing = {"seconds": median, "repeats": len(seconds), "spread": (quarters[2] - quarters[0]) / median}
+        timing |= {"input_shape": tuple(batch.shape[1:]), "input_dtype": str(batch.dtype).removeprefix("torch.")}
     return Cost(
         parameter_count=sum(tensor.numel() for tensor in module.parameters()),
         weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),

@@ -58,6 +58,8 @@ class Member:
     data: str | None = None  # name of the data set
     factory: str | None = None  # "module:function" that builds the network from params, if the weights were left
     link: str = "identity"  # what makes predictions of the network's output
+    input_shape: tuple[int, ...] | None = None  # of one row of the network's input; None if no sample batch was left
+    input_dtype: str | None = None  # such as "float32"
     takes: Mapping[str, Array] = field(default_factory=dict, repr=False)  # per split the rows meant, if not all
     kept_rows: Mapping[str, int] = field(default_factory=dict, repr=False)  # per such split how many lie on disk
 
@@ -233,4 +235,6 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Memb
         data=told["data"],
         factory=told.get("factory"),
         link=told.get("link", "identity"),
+        input_shape=tuple(cost[0]["input_shape"]) if cost and cost[0].get("input_shape") else None,
+        input_dtype=cost[0].get("input_dtype") if cost else None,
     )
