@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import BudgetedGreedy, Ensemble, Library, leave
+from trainwright.ensemble.export import manifest_digest
 from trainwright.errors import EnsembleError, ExportError
 
 torch = pytest.importorskip("torch")
@@ -148,10 +149,11 @@ class TestFolder:
             Ensemble.load(folder)
         weights.write_bytes(content)
         for change, sentence in (
-            ({"schema": 9}, "got schema 9; allowed: up to 1"),
+            ({"schema": 9}, "got schema 9; allowed: 2; install a newer"),
+            ({"schema": 1}, "got schema 1; allowed: 2; export the ensemble again"),
             ({"rule": {"name": "magic"}}, "rule: got 'magic'"),
         ):
-            manifest.write_text(json.dumps({**told, **change}))
+            manifest.write_text(signed({**told, **change}))
             with pytest.raises(EnsembleError, match=sentence):
                 Ensemble.load(folder)
         for text, sentence in (("{", "is no valid JSON"), ("{}", "is no manifest of an ensemble")):
@@ -166,6 +168,39 @@ class TestFolder:
         monkeypatch.delattr(networks_for_tests, "linear")
         with pytest.raises(ExportError, match="'networks_for_tests:linear' cannot be imported"):
             loaded.predict(x["test"])
+
+    @pytest.mark.parametrize("filled", ["classes"], indirect=True)
+    def test_changed_by_hand(self, filled, tmp_path):
+        """A manifest is what was written: other weights, a threshold or a rule are refused, other spaces are not."""
+        study, x, _ = filled
+        folder = chosen(study).save(tmp_path / "out")
+        manifest = folder / "manifest.json"
+        told = json.loads(manifest.read_text())
+        for change in ({"weights": [1.0] * len(told["weights"])}, {"threshold": 9.0}, {"more": 1}):
+            manifest.write_text(json.dumps({**told, **change}))
+            with pytest.raises(ExportError, match=r"manifest\.json: was changed after it was written: its digest is"):
+                Ensemble.load(folder)
+        manifest.write_text(json.dumps({name: told[name] for name in reversed(told)}, indent=7))
+        assert len(Ensemble.load(folder).predict(x["test"])) == ROWS["test"]
+
+    @pytest.mark.parametrize("filled", ["classes"], indirect=True)
+    def test_members_lie_inside(self, filled, tmp_path):
+        study, _, _ = filled
+        folder = chosen(study).save(tmp_path / "out")
+        chosen(study).save(tmp_path / "other")
+        manifest = folder / "manifest.json"
+        told = json.loads(manifest.read_text())
+        inside = told["members"][0]["folder"]
+        for outside in (f"../other/{inside}", str(tmp_path / "other" / inside)):
+            told["members"][0]["folder"] = outside
+            manifest.write_text(signed(told))
+            with pytest.raises(ExportError, match=r"lies outside of .*; allowed: folders in it"):
+                Ensemble.load(folder)
+
+
+def signed(told):
+    """Return a manifest as text with the digest that fits it."""
+    return json.dumps({**told, "digest": manifest_digest(told)})
 
 
 class TestLeave:

@@ -1,4 +1,7 @@
-"""An ensemble as one folder: `manifest.json` and `members/<trial>/{member.json,weights.safetensors}`; no pickle."""
+"""An ensemble as one folder: `manifest.json` and `members/<trial>/{member.json,weights.safetensors}`; no pickle.
+
+The manifest holds the digests of every other file and, over all the rest of itself, its own.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,11 +12,11 @@ from typing import Any
 from trainwright.ensemble.entry import MEMBER_FILE, WEIGHTS_FILE, Member, read_member, write_folder
 from trainwright.errors import EnsembleError, ExportError
 
-__all__ = ["MANIFEST_FILE", "read_export", "write_export"]
+__all__ = ["MANIFEST_FILE", "manifest_digest", "read_export", "write_export"]
 
 MANIFEST_FILE = "manifest.json"
-_SCHEMA = 1
-_KEYS = ("members", "output", "weights", "rule", "calibration", "threshold", "report")
+_SCHEMA = 2  # 1 had no digest of the manifest itself
+_KEYS = ("members", "output", "weights", "rule", "calibration", "threshold", "report", "digest")
 
 
 def write_export(directory: Path, members: Sequence[Member], content: Mapping[str, Any]) -> Path:
@@ -32,6 +35,7 @@ def write_export(directory: Path, members: Sequence[Member], content: Mapping[st
         digests = {file: member.digest_of(files[f"{name}/{file}"]) for file in (MEMBER_FILE, WEIGHTS_FILE)}
         listed.append({"trial": member.trial, "folder": name, "digests": digests})
     manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _versions()}
+    manifest["digest"] = manifest_digest(manifest)
     files[MANIFEST_FILE] = json.dumps(manifest, indent=1, allow_nan=False).encode()
     folder, _ = write_folder(directory.absolute().parent, directory.name, files)
     return folder
@@ -48,20 +52,46 @@ def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]
         ) from error
     except ValueError as error:
         raise ExportError(f"{path}: is no valid JSON ({error}); export the ensemble again") from error
-    if not isinstance(told, dict) or any(key not in told for key in ("schema", *_KEYS)):
-        raise ExportError(f"{path}: is no manifest of an ensemble; allowed: a folder that Ensemble.save wrote")
-    if told["schema"] > _SCHEMA:
-        raise ExportError(f"{path}: got schema {told['schema']}; allowed: up to {_SCHEMA}; install a newer Trainwright")
+    _check_manifest(path, told)
     members = []
     for one in told["members"]:
+        folder = directory / one["folder"]
+        if not folder.resolve().is_relative_to(directory.resolve()):
+            raise ExportError(
+                f"{path}: got the folder {one['folder']!r} of trial {one['trial']}, which lies outside of {directory}; "
+                "allowed: folders in it; export the ensemble again"
+            )
         try:
-            member = read_member(directory / one["folder"], one["digests"], trial=one["trial"])
+            member = read_member(folder, one["digests"], trial=one["trial"])
             member.weights()
         except EnsembleError as error:
             text = str(error).replace("differs from the digest in the ledger", "differs from the manifest's digest")
             raise ExportError(text.replace("run the trial again", "export the ensemble again")) from error
         members.append(member)
     return tuple(members), told
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """Return the BLAKE2b-128 of a manifest's content, its own digest left out; spaces and order do not count."""
+    rest = {key: value for key, value in manifest.items() if key != "digest"}
+    return Member.digest_of(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _check_manifest(path: Path, told: Any) -> None:
+    if not isinstance(told, dict) or not isinstance(told.get("schema"), int):
+        raise ExportError(f"{path}: is no manifest of an ensemble; allowed: a folder that Ensemble.save wrote")
+    if told["schema"] > _SCHEMA:
+        raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; install a newer Trainwright")
+    if told["schema"] < _SCHEMA:
+        raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; export the ensemble again")
+    if any(key not in told for key in _KEYS):
+        raise ExportError(f"{path}: is no manifest of an ensemble; allowed: a folder that Ensemble.save wrote")
+    found = manifest_digest(told)
+    if found != told["digest"]:
+        raise ExportError(
+            f"{path}: was changed after it was written: its digest is {found}, expected {told['digest']}; "
+            "export the ensemble again"
+        )
 
 
 def _versions() -> dict[str, str]:
