@@ -23,7 +23,7 @@ FLOORS = {
     **dict.fromkeys(("report", "serve"), 7),
     **dict.fromkeys(("cli", "ui"), 8),
 }
-BELOW_ALL = ("errors", "pareto", "randomness")
+BELOW_ALL = ("errors", "listening", "pareto", "randomness")
 WITHOUT_TORCH = [
     name for name, floor in FLOORS.items() if floor <= 2 and name not in {"profile", "checkpoint", "memory"}
 ]

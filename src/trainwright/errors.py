@@ -28,6 +28,7 @@ __all__ = [
     "LedgerError",
     "LedgerFull",
     "LedgerTooNew",
+    "ListenError",
     "MissingExtra",
     "MixedSplitsError",
     "NotReady",
@@ -263,6 +264,10 @@ class LedgerFull(LedgerError):
 
 class LedgerTooNew(StudyError):
     """A ledger written by a newer version of Trainwright."""
+
+
+class ListenError(TrainwrightError):
+    """An address that cannot be listened on: a port in use, or one that others own."""
 
 
 def closest(name: str, known: Collection[str]) -> str:

@@ -1,0 +1,280 @@
+"""What everything that listens has in common: where it binds, who may ask, and by which name it was asked.
+
+The rules: loopback unless told otherwise; anything else needs a token; a request must name a host that is this one
+(else a page of another site, whose name was made to point here, could read the answers: DNS rebinding), and must not
+come from a page of another origin; bodies have a limit. `Guard` carries them out in front of any ASGI application.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from trainwright.errors import InputError, ListenError
+
+__all__ = ["Guard", "bind", "is_loopback", "token_for"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,256}")
+_LARGEST_TOKEN_FILE = 4096
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",  # an address may hold the token
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address, as it stands in a URL or in `--host`, means this machine alone."""
+    bare = host.strip("[]").lower()
+    if bare in {"localhost", "localhost."}:
+        return True
+    address = _address(bare)
+    return address is not None and address.is_loopback
+
+
+def token_for(host: str, token_file: str | Path | None = None) -> str | None:
+    """Return the token that a listener on `host` asks for: the file's, else a new one; None on loopback without file.
+
+    A token has 16 to 256 letters, digits, '-' and '_'; `InputError` names a file that holds none, or that others may
+    read.
+    """
+    if token_file is not None:
+        return _read_token(Path(token_file))
+    return None if is_loopback(host) else secrets.token_urlsafe(32)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket; port 0 takes any that is free. `ListenError` says why it cannot be had."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port: got {port}; allowed: 0 (any that is free) to 65535")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise InputError(f"--host: got {host!r}; allowed: a name or an address of this machine") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}; give another --port, or 0 for "
+            "any that is free"
+        ) from None
+    return listener
+
+
+class Guard:
+    """ASGI middleware: refuses requests that the rules of this module forbid, and adds headers to every answer.
+
+    `token=None` asks for none. A request may name loopback, `host` and `names`; one to a listener beyond loopback may
+    also name any address, for DNS rebinding needs a name, and this machine's name. `headers` are added to,
+    and override, those that forbid every kind of embedding; a body may have `max_body_bytes`. A token may come as
+    `Authorization: Bearer TOKEN`, or once as `?token=TOKEN`, which is answered by a cookie and a redirection to the
+    same place without it. Tokens are compared in constant time; a cookie holds a digest of the token. Refusals: 400
+    for the host, 401 for the token, 403 for the origin, 413 for the size.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        host: str,
+        token: str | None,
+        names: Collection[str] = (),
+        headers: Mapping[str, str] | None = None,
+        max_body_bytes: int = 0,
+    ) -> None:
+        self._application = application
+        self._token = token
+        self._loopback_only = is_loopback(host)
+        machine = () if self._loopback_only else (socket.gethostname(),)
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in (host, *machine, *names))}
+        self._headers = [(k.encode(), v.encode()) for k, v in {**_HEADERS, **(headers or {})}.items()]
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Pass on what is allowed."""
+        if scope["type"] == "lifespan":
+            await self._application(scope, receive, send)
+            return
+        headed = self._with_headers(send)
+        if scope["type"] != "http":  # nothing here speaks WebSocket; a close before the handshake is a 403
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refused = self._refusal(scope)
+        if refused is not None:
+            await _answer(headed, *refused)
+        elif (place := self._entered(scope)) is not None:
+            await _answer(headed, 303, "", {"location": place, "set-cookie": self._cookie(scope)})
+        else:
+            await _Limited(receive, headed, self._max_body_bytes).run(self._application, scope)
+
+    def _refusal(self, scope: Mapping[str, Any]) -> tuple[int, str] | tuple[int, str, dict[str, str]] | None:
+        hosts = _values(scope, b"host")
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            return 400, "this host name is not one of this server's"
+        origins = _values(scope, b"origin")
+        if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
+            return 403, "a page of another origin asked"
+        if not self._allowed(scope):
+            return 401, "a token is needed: open the address that was printed", {"www-authenticate": "Bearer"}
+        lengths = _values(scope, b"content-length")
+        if any(not length.isdigit() or int(length) > self._max_body_bytes for length in lengths):
+            return 413, f"a body may have {self._max_body_bytes} bytes"
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        name = _hostname(host)
+        if name in self._names:
+            return True
+        address = _address(name)
+        return address is not None and (address.is_loopback or not self._loopback_only)
+
+    def _allowed(self, scope: Mapping[str, Any]) -> bool:
+        if self._token is None:
+            return True
+        given = [line[7:].strip() for line in _values(scope, b"authorization") if line[:7].lower() == "bearer "]
+        if any(_same(each, self._token) for each in given) or self._entered(scope) is not None:
+            return True
+        name, wanted = _cookie_name(scope), _digest(self._token)
+        return any(_same(each, wanted) for line in _values(scope, b"cookie") for each in _cookies(line, name))
+
+    def _entered(self, scope: Mapping[str, Any]) -> str | None:
+        """Return the place to go on to if the address holds the token, without it; None if it does not."""
+        if self._token is None or scope["method"] not in {"GET", "HEAD"}:
+            return None
+        query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        if not any(name == "token" and _same(value, self._token) for name, value in query):
+            return None
+        rest = urlencode([pair for pair in query if pair[0] != "token"])
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        path = "/" + raw.decode("latin-1").lstrip("/\\")
+        return path + (f"?{rest}" if rest else "")
+
+    def _cookie(self, scope: Mapping[str, Any]) -> str:
+        return f"{_cookie_name(scope)}={_digest(self._token or '')}; HttpOnly; SameSite=Strict; Path=/"
+
+    def _with_headers(self, send: Send) -> Send:
+        async def headed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = list(message.get("headers", []))
+                known = {name.lower() for name, _ in own}
+                message = {**message, "headers": [*own, *(pair for pair in self._headers if pair[0] not in known)]}
+            await send(message)
+
+        return headed
+
+
+class _Limited:
+    """A request whose body is counted: past the limit the application hears of a lost client, the client gets 413."""
+
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self._receive, self._send, self._limit = receive, send, limit
+        self._count = 0
+        self._exceeded = self._started = False
+
+    async def run(self, application: Application, scope: MutableMapping[str, Any]) -> None:
+        try:
+            await application(scope, self.receive, self.send)
+        except Exception:
+            if not self._exceeded:
+                raise
+        if self._exceeded and not self._started:
+            await _answer(self._send, 413, f"a body may have {self._limit} bytes")
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._count += len(message.get("body", b""))
+        if self._count > self._limit:
+            self._exceeded = True
+            return {"type": "http.disconnect"}
+        return message
+
+    async def send(self, message: Message) -> None:
+        if not self._exceeded or self._started:
+            self._started = True
+            await self._send(message)
+
+
+async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+    body = f"{text}\n".encode() if text else b""
+    fields = {
+        "content-type": "text/plain; charset=utf-8",
+        "content-length": str(len(body)),
+        "cache-control": "no-store",
+    }
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**fields, **(headers or {})}.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _read_token(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_TOKEN_FILE).decode("ascii", "replace").strip()
+            mode = path.stat().st_mode
+    except OSError as error:
+        raise InputError(f"--token-file: cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    if os.name == "posix" and mode & 0o044:
+        raise InputError(f"--token-file: others may read {path}; run: chmod 600 {path}")
+    if not _TOKEN.fullmatch(text):
+        raise InputError(
+            f"--token-file: {path} holds no token; allowed: 16 to 256 letters, digits, '-' and '_', on one line"
+        )
+    return text
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _hostname(host: str) -> str:
+    """Return the name in a Host header, without port and brackets; "" if it is none."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]+)(:\d{1,5})?", host)
+    return found[1].strip("[]").lower().rstrip(".") if found else ""
+
+
+def _values(scope: Mapping[str, Any], name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def _cookies(line: str, name: str) -> list[str]:
+    try:
+        found = SimpleCookie(line).get(name)
+    except CookieError:
+        return []
+    return [] if found is None else [found.value]
+
+
+def _cookie_name(scope: Mapping[str, Any]) -> str:
+    """Return a name of this port's own, since browsers share cookies between the ports of a host."""
+    server = scope.get("server")
+    return f"trainwright-{server[1] if server else 0}"
+
+
+def _digest(token: str) -> str:
+    return hmac.new(token.encode(), b"trainwright cookie", hashlib.sha256).hexdigest()
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
