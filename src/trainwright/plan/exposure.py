@@ -46,32 +46,37 @@ def exposed_seconds(stage: StageTimes, slowdown: float) -> float:
 
 def _events(stage: StageTimes, *, shards: bool, buckets: int) -> list[Event]:
     """Return the events of a micro-batch: weights are gathered one block ahead of their use."""
-    chain = [block for block, count in enumerate(stage.runs) for _ in range(int(count))]
+    chain = np.repeat(np.arange(len(stage.runs)), stage.runs.astype(np.int64))
+    forward, backward, gather_forward, gather_backward, scatter, gradients = (
+        column[chain].tolist()
+        for column in (
+            stage.forward, stage.backward, stage.gather_forward, stage.gather_backward, stage.scatter, stage.gradients
+        )
+    )  # fmt: skip
     events: list[Event] = []
-
-    def add(stream: str, seconds: float, *after: int) -> int:
-        events.append(Event(stream, seconds, after))  # type: ignore[arg-type]
-        return len(events) - 1
-
     computed: list[int] = []
-    for block in chain:
-        before = computed[-2:-1] if shards else []
-        needs = [add("communication", float(stage.gather_forward[block]), *before)] if shards else []
-        computed.append(add("compute", float(stage.forward[block]), *needs))
-    made, sent = 0.0, 0
-    total = sum(float(stage.gradients[block]) for block in chain)
-    gathered = add("communication", float(stage.gather_backward[chain[-1]])) if shards and chain else None
-    for place in range(len(chain) - 1, -1, -1):
-        block = chain[place]
-        needs = [] if gathered is None else [gathered]
-        if shards and place:
-            gathered = add("communication", float(stage.gather_backward[chain[place - 1]]), computed[-1])
-        computed.append(add("compute", float(stage.backward[block]), *needs))
+    for place, seconds in enumerate(forward):
         if shards:
-            add("communication", float(stage.scatter[block]), computed[-1])
-        made += float(stage.gradients[block])
-        complete = buckets if place == 0 else int(np.floor(buckets * made / total)) if total else 0
-        while sent < complete:
-            add("communication", stage.bucket_seconds, computed[-1])
-            sent += 1
+            events.append(Event("communication", gather_forward[place], tuple(computed[-2:-1])))
+        events.append(Event("compute", seconds, (len(events) - 1,) if shards else ()))
+        computed.append(len(events) - 1)
+    last = computed[-1] if computed else 0
+    made, sent, total = 0.0, 0, sum(gradients)
+    gathered: tuple[int, ...] = ()
+    if shards and len(chain):
+        events.append(Event("communication", gather_backward[-1]))
+        gathered = (len(events) - 1,)
+    for place in range(len(chain) - 1, -1, -1):
+        needs = gathered
+        if shards and place:
+            events.append(Event("communication", gather_backward[place - 1], (last,)))
+            gathered = (len(events) - 1,)
+        events.append(Event("compute", backward[place], needs))
+        last = len(events) - 1
+        if shards:
+            events.append(Event("communication", scatter[place], (last,)))
+        made += gradients[place]
+        complete = buckets if place == 0 else int(buckets * made / total) if total else 0
+        events += [Event("communication", stage.bucket_seconds, (last,))] * (complete - sent)
+        sent = max(sent, complete)
     return events

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainwright.cluster import OPERATIONS, Cluster, collective_times, contention
-from trainwright.plan.mesh import Floats
+from trainwright.plan.mesh import Floats, numbered
 from trainwright.plan.strategies import Exchange
 
 __all__ = ["all_seconds"]
-
-_RANKS, _STRIDE = 2**40, 2**20  # room for an operation, ranks and stride in one number
 
 
 def all_seconds(cluster: Cluster, exchanges: Sequence[Exchange]) -> list[Floats]:
@@ -28,12 +26,17 @@ def all_seconds(cluster: Cluster, exchanges: Sequence[Exchange]) -> list[Floats]
     )
     seconds = np.zeros(len(ranks))
     active = np.flatnonzero((count > 0) & (ranks > 1))
-    codes = operations[active] * _RANKS + ranks[active] * _STRIDE + stride[active]
-    order = np.argsort(codes, kind="stable")
-    groups, starts = np.unique(codes[order], return_index=True)
-    for group, places in zip(groups, np.split(active[order], starts)[1:], strict=True):
-        operation, rest = divmod(int(group), _RANKS)
-        among, apart = divmod(rest, _STRIDE)
+    codes = operations[active]
+    for column in (ranks[active], stride[active]):
+        numbers, different = numbered(column)
+        codes = codes * different + numbers
+    # Codes of two bytes are sorted in one pass over them, and there are hardly ever more.
+    order = np.argsort(codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order])) + 1
+    for places in np.split(active[order], starts):
+        if not len(places):
+            continue
+        operation, among, apart = (int(column[places[0]]) for column in (operations, ranks, stride))
         seconds[places] = collective_times(
             cluster,
             OPERATIONS[operation],

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainwright.plan.parallel_plan import Degrees
 
-__all__ = ["AXES", "RECOMPUTE", "SCHEDULES", "Bools", "Floats", "Ints", "Mesh"]
+__all__ = ["AXES", "RECOMPUTE", "SCHEDULES", "Bools", "Floats", "Ints", "Mesh", "numbered"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -18,6 +18,8 @@ Bools = NDArray[np.bool_]
 AXES = tuple(degree.name for degree in fields(Degrees))
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("", "gpipe", "1f1b", "interleaved")
+
+_LONG = 2**40
 
 _INNER = ("tensor", "context", "filter", "channel", "spatial")
 
@@ -99,9 +101,22 @@ class Mesh:
         """Return the different ways in which one pipeline stage works on a micro-batch, and each candidate's place."""
         ways = [*(self.axis(name) for name in (*_INNER, "expert")), self.micro, self.sequence.astype(np.int64)]
         code = np.zeros(self.rows, dtype=np.int64)
+        different = 1
         for column in ways:
-            # Numbered anew after each column, so that codes stay small however many columns there are.
-            values, numbers = np.unique(column, return_inverse=True)
-            _, code = np.unique(code * len(values) + numbers, return_inverse=True)
+            # Numbered by what occurs, and anew once codes get long, so that they stay small however many columns.
+            numbers, count = numbered(column)
+            code = code * count + numbers
+            different *= count
+            if different > _LONG:
+                _, code = np.unique(code, return_inverse=True)
+                different = int(code.max(initial=0)) + 1
         _, first, place = np.unique(code, return_index=True, return_inverse=True)
         return self.take(first), np.asarray(place, dtype=np.int64).ravel()
+
+
+def numbered(column: Ints) -> tuple[Ints, int]:
+    """Return small numbers from 0 for the different values of a column of small counts, and how many there are."""
+    occurs = np.zeros(int(column.max(initial=0)) + 1, dtype=np.bool_)
+    occurs[column] = True
+    numbers = np.cumsum(occurs) - 1
+    return numbers[column], int(numbers[-1]) + 1

@@ -5,16 +5,14 @@ A stream works through its events in order; an event starts when those that it w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = ["Event", "makespan"]
 
 Stream = Literal["compute", "communication", "copy"]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """`seconds` of work on a stream, after the events of these numbers."""
 
     stream: Stream
@@ -28,14 +26,15 @@ def makespan(events: Sequence[Event], *, slowdown: float = 1.0) -> float:
 
 
 def _in_order(events: Sequence[Event]) -> float:
-    free: dict[str, float] = {}
+    free: dict[str, float] = {"compute": 0.0, "communication": 0.0, "copy": 0.0}
     ends: list[float] = []
-    for event in events:
-        start = free.get(event.stream, 0.0)
-        for number in event.after:
-            start = max(start, ends[number])
-        ends.append(start + event.seconds)
-        free[event.stream] = ends[-1]
+    for stream, seconds, after in events:
+        end = free[stream]
+        for number in after:
+            end = max(end, ends[number])
+        end += seconds
+        ends.append(end)
+        free[stream] = end
     return max(ends, default=0.0)
 
 
