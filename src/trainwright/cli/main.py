@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from trainwright.cli import checkpoint, ensemble, export, memory, plan, report, run, simulate, status, worker
+from trainwright.cli import checkpoint, doctor, ensemble, export, memory, plan, report, run, simulate, status, worker
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["app", "main"]
@@ -32,6 +32,7 @@ app.command()(report.report)
 app.command()(export.export)
 app.command()(ensemble.ensemble)
 app.command()(simulate.simulate)
+app.command()(doctor.doctor)
 app.add_typer(checkpoint.app)
 app.add_typer(plan.app)
 app.add_typer(memory.app)

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainwright.cluster.calibrated import Figures, Level, fitted
 from trainwright.cluster.cluster import Cluster
+from trainwright.cluster.granted import granted_memory_bytes
 from trainwright.cluster.tier import ExchangeTimes
 from trainwright.errors import InputError, TrainwrightError
 
@@ -99,11 +100,8 @@ def host_memory_bytes() -> int:
         found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 0
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return found
-    return min(found, int(limit)) if limit.isdigit() else found
+    limit = granted_memory_bytes()
+    return found if limit is None else min(found, limit)
 
 
 def _model() -> str:

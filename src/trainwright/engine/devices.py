@@ -3,19 +3,23 @@
 Where a launcher started several processes on this host without binding each to its own devices, they share evenly.
 """
 
+import math
 import os
 from pathlib import Path
 
+from trainwright.cluster.granted import granted_cores
 from trainwright.engine.launcher import local_rank, local_size
 
 __all__ = ["cores", "visible_gpus"]
 
 
 def cores() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of processors that this process may use: bound to, or granted by a container's limit."""
     whole = os.cpu_count() or 1
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
-    return bound if bound < whole else max(1, bound // local_size())
+    mine = bound if bound < whole else max(1, bound // local_size())
+    granted = granted_cores()
+    return mine if granted is None else min(mine, max(1, math.floor(granted)))
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -1,0 +1,74 @@
+"""`trainwright doctor [DIR]`: what is here, what is missing, and what would mend it."""
+
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainwright.cli._json import print_json
+
+if TYPE_CHECKING:
+    from trainwright.engine.checkup import Examination, Finding
+
+__all__ = ["doctor"]
+
+_HEADINGS = {
+    "installed": "Installed",
+    "extras": "Extras, and what those that are missing would give",
+    "devices": "Devices and limits",
+    "engines": "Engines and launchers",
+    "folder": "The folder of studies",
+}
+_MARKS = {"fine": "ok", "absent": "-", "poor": "!", "broken": "X"}
+
+
+def doctor(
+    directory: Annotated[Path, typer.Argument(help="Where studies are to lie.")] = Path(),
+    *,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
+    from trainwright import __version__
+    from trainwright.engine.checkup import examine
+
+    found = examine(directory)
+    if json:
+        findings = [
+            {"area": str(f.area), "name": f.name, "state": str(f.state), "says": f.says, "mend": f.mend}
+            for f in found.findings
+        ]
+        print_json({"version": __version__, "sound": found.sound, "findings": findings})
+    else:
+        print(f"trainwright {__version__}")
+        for area, heading in _HEADINGS.items():
+            print(f"\n{heading}")
+            for finding in found.findings:
+                if finding.area == area:
+                    _show(finding)
+        print(f"\n{_verdict(found)}")
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+def _show(finding: "Finding") -> None:
+    width = max(60, shutil.get_terminal_size().columns)
+    lead = f"  {_MARKS[finding.state]:<2}  {finding.name:<13} "
+    print(textwrap.fill(finding.says, width, initial_indent=lead, subsequent_indent=" " * len(lead)))
+    if finding.mend:
+        print(f"{' ' * len(lead)}-> {finding.mend}")
+
+
+def _verdict(found: "Examination") -> str:
+    from trainwright.engine.checkup import State
+
+    broken, poor = found.of(State.BROKEN), found.of(State.POOR)
+    told = ". ".join(
+        f"{word}: {', '.join(each.name for each in findings)}"
+        for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))
+        if findings
+    )
+    if broken:
+        return f"Something essential is broken. {told}."
+    return f"All that is essential works. {told}." if told else "All that is essential works."
