@@ -10,7 +10,20 @@ from typing import NoReturn
 
 import typer
 
-from trainwright.cli import checkpoint, doctor, ensemble, export, memory, plan, report, run, simulate, status, worker
+from trainwright.cli import (
+    checkpoint,
+    doctor,
+    ensemble,
+    export,
+    memory,
+    plan,
+    report,
+    run,
+    serve,
+    simulate,
+    status,
+    worker,
+)
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["app", "main"]
@@ -36,6 +49,7 @@ app.command()(doctor.doctor)
 app.add_typer(checkpoint.app)
 app.add_typer(plan.app)
 app.add_typer(memory.app)
+app.add_typer(serve.app)
 
 
 @app.callback()

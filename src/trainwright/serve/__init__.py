@@ -1,5 +1,19 @@
 """Serving: an ensemble placed on devices, worker processes that compute it, and what carries its answers to users."""
 
+from trainwright.serve.devices import Device, found_devices, parse_devices, simulated_devices
+from trainwright.serve.matrix import Instance, Plan
 from trainwright.serve.service import Answer, Options, Service
+from trainwright.serve.units import Unit
 
-__all__ = ["Answer", "Options", "Service"]
+__all__ = [
+    "Answer",
+    "Device",
+    "Instance",
+    "Options",
+    "Plan",
+    "Service",
+    "Unit",
+    "found_devices",
+    "parse_devices",
+    "simulated_devices",
+]

@@ -1,0 +1,191 @@
+"""Plan: which unit runs where, with which batch size, as a matrix of devices by units; what is expected of it."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainwright.ensemble import Ensemble
+from trainwright.errors import AllocationError
+from trainwright.serve.devices import Device, parse_devices
+from trainwright.serve.memory import MemoryModel
+from trainwright.serve.units import Unit, check_units, single_units
+from trainwright.serve.worst_fit import Matrix, worst_fit
+
+__all__ = ["BATCHES", "Instance", "Plan", "Unit", "digest_of"]
+
+_SCHEMA = 1
+_KEYS = ("ensemble", "devices", "units", "matrix", "objective", "expected", "measured", "search")
+BATCHES = tuple(1 << power for power in range(10))
+"""Batch sizes that a search tries: 1 to 512 rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One process: a unit on a device, with at most `batch` rows at a time and `threads` an operation."""
+
+    unit: Unit
+    device: Device
+    batch: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An ensemble placed on devices. Figures are by name; rates are rows a second, sizes bytes."""
+
+    ensemble: str  # digest of its members, see `digest_of`
+    devices: tuple[Device, ...]
+    units: tuple[Unit, ...]
+    matrix: Matrix
+    objective: str = "throughput"
+    expected: Mapping[str, float] = field(default_factory=dict)  # from time tables
+    measured: Mapping[str, float] = field(default_factory=dict)  # from running it; empty if it was not
+    search: Mapping[str, Any] = field(default_factory=dict)  # how it was found
+
+    def __post_init__(self) -> None:
+        check_units(self.units, sum(len(unit.members) for unit in self.units))
+        shape = (len(self.devices), len(self.units))
+        if len(self.matrix) != shape[0] or any(len(row) != shape[1] for row in self.matrix):
+            raise AllocationError(
+                f"Plan.matrix: has rows of {', '.join(str(len(row)) for row in self.matrix) or 'nothing'}; allowed: "
+                f"{shape[0]} rows (devices) of {shape[1]} batch sizes (units)"
+            )
+        for row in self.matrix:
+            for batch in row:
+                if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
+                    raise AllocationError(f"Plan.matrix: got {batch!r}; allowed: batch sizes >= 1, or 0 for none")
+        for place, unit in enumerate(self.units):
+            if not any(row[place] for row in self.matrix):
+                raise AllocationError(
+                    f"Plan.matrix: unit {unit.name} has no instance; allowed: at least one batch size in every column"
+                )
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """The processes of the plan: by device, then unit."""
+        return tuple(
+            Instance(unit=unit, device=device, batch=batch, threads=device.threads)
+            for device, row in zip(self.devices, self.matrix, strict=True)
+            for unit, batch in zip(self.units, row, strict=True)
+            if batch
+        )
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a device of it is simulated, so that it cannot be deployed."""
+        return any(device.simulated for device in self.devices)
+
+    @classmethod
+    def simple(cls, ensemble: Ensemble, devices: str | Iterable[str | Device], *, batch: int = 32) -> "Plan":
+        """Return one instance of each member by worst-fit decreasing, without any search."""
+        found, units = parse_devices(devices), single_units(len(ensemble.members))
+        matrix = worst_fit(found, units, MemoryModel.assumed(ensemble), batch=batch)
+        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix)
+
+    def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
+        """Raise AllocationError if the plan was made for another ensemble, or for other devices than those given.
+
+        Without `devices` it is checked against those of this machine, so that a plan of simulated ones is refused.
+        """
+        found = digest_of(ensemble)
+        if found != self.ensemble:
+            raise AllocationError(
+                f"plan: was made for the ensemble {self.ensemble}, this one is {found}; allowed: a plan of the same "
+                "members; allocate again"
+            )
+        if self.simulated and devices is None:
+            names = ", ".join(device.name for device in self.devices)
+            raise AllocationError(f"plan: its devices are simulated ({names}); allowed: devices that are here")
+        here = parse_devices([device.name for device in self.devices] if devices is None else devices)
+        if _told(here) != _told(self.devices):
+            raise AllocationError(
+                f"plan: was made for the devices {_told(self.devices)}, given are {_told(here)}; allowed: the same; "
+                "allocate again"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as a JSON object, with a digest of what it places where."""
+        told = {
+            "ensemble": self.ensemble,
+            "devices": [device.to_json() for device in self.devices],
+            "units": [unit.to_json() for unit in self.units],
+            "matrix": [list(row) for row in self.matrix],
+            "objective": self.objective,
+            "expected": dict(self.expected),
+            "measured": dict(self.measured),
+            "search": dict(self.search),
+        }
+        return {"schema": _SCHEMA, **told, "digest": _digest(told)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any], *, where: str = "plan") -> "Plan":
+        """Return the plan that `to_json` wrote; raises AllocationError for one that was changed or is newer."""
+        if not isinstance(told, Mapping) or any(key not in told for key in ("schema", "digest", *_KEYS)):
+            raise AllocationError(f"{where}: is no plan; allowed: what Plan.save or `serve allocate --out` wrote")
+        if told["schema"] != _SCHEMA:
+            raise AllocationError(f"{where}: got schema {told['schema']!r}; allowed: {_SCHEMA}; allocate again")
+        found = _digest({key: told[key] for key in _KEYS})
+        if found != told["digest"]:
+            raise AllocationError(
+                f"{where}: its content has the digest {found}, it says {told['digest']}; it was changed; allocate again"
+            )
+        return cls(
+            ensemble=told["ensemble"],
+            devices=tuple(map(Device.from_json, told["devices"])),
+            units=tuple(map(Unit.from_json, told["units"])),
+            matrix=tuple(map(tuple, told["matrix"])),
+            objective=told["objective"],
+            expected=told["expected"],
+            measured=told["measured"],
+            search=told["search"],
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan to a JSON file, in place of what is there; returns it."""
+        target = Path(path)
+        part = target.with_name(f".{target.name}.part")
+        try:
+            part.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            part.replace(target)
+        except OSError as error:
+            raise AllocationError(
+                f"{path}: the plan cannot be written ({error.strerror}); give another path"
+            ) from error
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read the file that `save` wrote; raises AllocationError if it cannot be read or was changed."""
+        try:
+            told = json.loads(Path(path).read_bytes())
+        except OSError as error:
+            raise AllocationError(f"{path}: cannot be read ({error.strerror}); allowed: a plan's file") from error
+        except ValueError as error:
+            raise AllocationError(f"{path}: is no valid JSON ({error}); allocate again") from error
+        return cls.from_json(told, where=str(path))
+
+
+def digest_of(ensemble: Ensemble) -> str:
+    """Return the BLAKE2b-128 of an ensemble's members in order: their trials and what they left.
+
+    Rule and calibration play no part: another combination of the same members runs on the same plan.
+    """
+    told = [
+        [member.trial, member.epoch, member.digests.get("weights.safetensors"), member.factory, member.link]
+        for member in ensemble.members
+    ]
+    return _digest(told)
+
+
+def _told(devices: tuple[Device, ...]) -> str:
+    return ", ".join(
+        f"{one.name} ({one.model}, {one.threads} threads)" for one in sorted(devices, key=lambda one: one.name)
+    )
+
+
+def _digest(told: object) -> str:
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
