@@ -1,11 +1,9 @@
-"""Seconds of a layer's part on a device: as measured, else max(operations / speed, bytes / bandwidth) + launches.
-
-Williams et al., "Roofline" (CACM 2009).
-"""
+"""Seconds of a layer's part on a device: as measured, else by the roofline."""
 
 import numpy as np
 
 from trainwright.cluster import Cluster
+from trainwright.cluster.roofline import roofline_seconds
 from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.mesh import Floats
@@ -73,10 +71,11 @@ def _roofline(
     flops, moved, passes = (
         (work.backward_flops, work.backward_bytes, 2) if backward else (work.forward_flops, work.forward_bytes, 1)
     )
-    arithmetic = samples[:, None] * share * flops / (device_flops(cluster, work) * reached)
     read = passes * weights * work.weights * work.precision.weight_bytes
-    traffic = samples[:, None] * share * moved + read
-    bandwidth = device.memory_bandwidth * assumptions.bandwidth
-    transfer = traffic / bandwidth if bandwidth else np.zeros_like(traffic)
-    seconds: Floats = np.maximum(arithmetic, transfer) + passes * launch_seconds(work, cluster)
-    return seconds
+    return roofline_seconds(
+        samples[:, None] * share * flops,
+        samples[:, None] * share * moved + read,
+        rate=device_flops(cluster, work) * reached,
+        bandwidth=device.memory_bandwidth * assumptions.bandwidth,
+        fixed_seconds=passes * launch_seconds(work, cluster),
+    )

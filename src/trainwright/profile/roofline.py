@@ -1,13 +1,12 @@
-"""Seconds of a layer that was not measured, by the roofline: the slower of its arithmetic and its memory traffic.
+"""Seconds of a layer that was not measured, by the roofline.
 
-seconds = max(flops / (peak * efficiency), bytes / bandwidth) + launches * launch seconds (Williams, Waterman and
-Patterson, Communications of the ACM 52(4), 2009). Peak, bandwidth, launch and the share of the peak that a kind of
-layer reaches are the device's.
+Peak, bandwidth, launch and the share of the peak that a kind of layer reaches are the device's.
 """
 
 from dataclasses import replace
 
 from trainwright.cluster import Device
+from trainwright.cluster.roofline import roofline_seconds
 from trainwright.errors import ProfileError, closest
 from trainwright.profile.layer import Layer
 from trainwright.profile.profile import Profile
@@ -45,7 +44,9 @@ def predicted(profile: Profile, device: Device, *, precision: str | None = None)
         peak = rate * device.efficiency.get(layer.kind, 1.0)
 
         def seconds(flops: float, size: float, launches: int) -> float:
-            return max(flops / peak, size * scale / device.memory_bandwidth) + launches * device.launch_seconds
+            fixed = launches * device.launch_seconds
+            bandwidth = device.memory_bandwidth
+            return float(roofline_seconds(flops, size * scale, rate=peak, bandwidth=bandwidth, fixed_seconds=fixed))
 
         return replace(
             layer,

@@ -10,14 +10,30 @@ import random
 import signal
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-__all__ = ["Request", "Samples", "calm", "generators_kept", "sample_key", "seed_generators", "undisturbed"]
+from trainwright.errors import TrialError
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from trainwright.train.trial import Trial
+
+__all__ = [
+    "Request",
+    "Samples",
+    "generators_kept",
+    "requesting",
+    "sample_key",
+    "seed_generators",
+    "seed_of",
+    "undisturbed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +119,38 @@ def undisturbed() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def calm(_: int) -> None:
+def seed_of(loader: str, trial: "Trial | None", seed: int | None) -> int:
+    """Return the one seed that a loader was given, the trial's or its own. Raises `TrialError` for none or two."""
+    if (trial is None) == (seed is None):
+        raise TrialError(f"{loader} needs one seed: give trial=trial, or seed=0")
+    return int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
+
+
+def requesting(
+    data: Any, requests: Iterable[Any], *, workers: int, pin_memory: bool, persistent_workers: bool
+) -> "DataLoader[Any]":
+    """Return torch's loader of what `data` answers to each of `requests`, collated by itself, with calm workers."""
+    import torch
+
+    return torch.utils.data.DataLoader(
+        data,
+        sampler=requests,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        pin_memory=pin_memory and torch.cuda.is_available(),
+        persistent_workers=persistent_workers and workers > 0,
+        worker_init_fn=_calm,
+        generator=torch.Generator(),  # else each pass would draw from the global one
+    )
+
+
+def _as_it_is(batch: Any) -> Any:
+    """Return the batch: it is collated already."""
+    return batch
+
+
+def _calm(_: int) -> None:
     """Make a worker deaf to the signals by which an allocation ends; only its parent's SIGTERM still ends it."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

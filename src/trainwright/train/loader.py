@@ -14,13 +14,13 @@ import numpy as np
 from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.train.batching import portion
-from trainwright.train.fetching import Request, Samples, calm
+from trainwright.train.fetching import Request, Samples, requesting, seed_of
 from trainwright.train.sampling import InOrder, Order, Shuffled, Weighted
 
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial
 
-__all__ = ["Loader", "as_it_is", "place_of"]
+__all__ = ["Loader", "place_of"]
 
 
 class Loader:
@@ -57,9 +57,7 @@ class Loader:
     ) -> None:
         import torch
 
-        if (trial is None) == (seed is None):
-            raise TrialError("Loader needs one seed: give trial=trial, or seed=0")
-        self._seed = int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
+        self._seed = seed_of("Loader", trial, seed)
         at_once = trial is None and rank is not None  # else `prepare` may yet arrange other batches
         rank, world = place_of(rank, world_size)
         if global_batch < 1:
@@ -80,16 +78,12 @@ class Loader:
         self._pass: object | None = None
         self._share = 1 / world
         collate = collate_fn or torch.utils.data.default_collate
-        self._loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-            Samples(dataset, self._seed, collate),  # type: ignore[arg-type]  # asked by request, not by number
-            sampler=self._plan,
-            batch_size=None,
-            collate_fn=as_it_is,
-            num_workers=workers,
-            pin_memory=pin_memory and torch.cuda.is_available(),
-            persistent_workers=persistent_workers and workers > 0,
-            worker_init_fn=calm,
-            generator=torch.Generator(),  # else each pass would draw from the global one
+        self._loader = requesting(
+            Samples(dataset, self._seed, collate),
+            self._plan,
+            workers=workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
         )
 
     @property
@@ -251,8 +245,3 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise TrialError(f"rank must be in 0..world_size-1, got rank={rank} of world_size={world_size}")
     return rank, world_size
-
-
-def as_it_is(batch: Any) -> Any:
-    """Return the batch: it is collated already."""
-    return batch

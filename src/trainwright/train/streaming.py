@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
-from trainwright.train.fetching import calm, sample_key, seed_generators, undisturbed
-from trainwright.train.loader import as_it_is, place_of
+from trainwright.train.fetching import requesting, sample_key, seed_generators, seed_of, undisturbed
+from trainwright.train.loader import place_of
 
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial
@@ -63,14 +63,12 @@ class StreamLoader:
     ) -> None:
         import torch
 
-        if (trial is None) == (seed is None):
-            raise TrialError("StreamLoader needs one seed: give trial=trial, or seed=0")
+        own = seed_of("StreamLoader", trial, seed)
         if not hasattr(dataset, "__iter__") and not hasattr(dataset, "iter_shard"):
             raise TrialError(
                 f"StreamLoader takes data sets with __iter__, got {type(dataset).__name__}; give one with __len__ and "
                 "__getitem__ to tw.train.Loader"
             )
-        own = int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
         rank, world = place_of(rank, world_size)
         _check(global_batch=global_batch, shards=shards, steps=steps, max_ranks=max_ranks, world=world)
         self.global_batch = global_batch
@@ -83,16 +81,12 @@ class StreamLoader:
         self._facts = {"global_batch": global_batch, "shards": shards, "slots": max_ranks, "steps": steps, "seed": own}
         self._pass: object | None = None
         collate = collate_fn or torch.utils.data.default_collate
-        self._loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-            _Streams(dataset, own, cut, collate),  # type: ignore[arg-type]  # asked by step, not by number
-            sampler=self._plan,
-            batch_size=None,
-            collate_fn=as_it_is,
-            num_workers=workers,
-            pin_memory=pin_memory and torch.cuda.is_available(),
-            persistent_workers=persistent_workers and workers > 0,
-            worker_init_fn=calm,
-            generator=torch.Generator(),  # else each pass would draw from the global one
+        self._loader = requesting(
+            _Streams(dataset, own, cut, collate),
+            self._plan,
+            workers=workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
         )
 
     @property

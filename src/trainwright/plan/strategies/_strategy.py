@@ -1,5 +1,6 @@
 """Strategy: what dividing along one axis makes of work, memory and communication, for candidates in columns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -84,6 +85,15 @@ class Strategy(Protocol):
 
     def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return what is exchanged; `load` is None while blocks are priced, and given for the exchanges of stages."""
+
+
+def largest_part(work: Work, mesh: Mesh, axis: str, widths: Mapping[int, int]) -> Floats:
+    """Return shares of one, but of layers with a width in `widths`, cut along `axis`, the largest part."""
+    share = undivided(work, mesh)
+    degree = mesh.axis(axis)
+    for place, width in widths.items():
+        share[:, place] = -(-width // degree) / width
+    return share
 
 
 def undivided(work: Work, mesh: Mesh) -> Floats:

@@ -7,7 +7,7 @@ completes forward; backward the slices of the gradient of the input are gathered
 import numpy as np
 
 from trainwright.plan.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.strategies._strategy import Exchange, Limit, Load, undivided
+from trainwright.plan.strategies._strategy import Exchange, Limit, Load, largest_part
 from trainwright.plan.strategies.filter import divisible
 from trainwright.plan.work import Work
 
@@ -59,9 +59,4 @@ class Channel:
 
 
 def _largest_part(work: Work, mesh: Mesh) -> Floats:
-    share = undivided(work, mesh)
-    degree = mesh.axis("channel")
-    for place in divisible(work)[1:]:
-        channels = work.layers[place].channels
-        share[:, place] = -(-channels // degree) / channels
-    return share
+    return largest_part(work, mesh, "channel", {place: work.layers[place].channels for place in divisible(work)[1:]})

@@ -8,7 +8,7 @@ only a slice is wanted: a reduce-scatter in place of the paper's all-reduce.
 import numpy as np
 
 from trainwright.plan.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.strategies._strategy import Exchange, Limit, Load, undivided
+from trainwright.plan.strategies._strategy import Exchange, Limit, Load, largest_part, undivided
 from trainwright.plan.work import Work
 
 __all__ = ["Filter", "divisible"]
@@ -74,9 +74,4 @@ def _last(work: Work, place: int) -> bool:
 
 
 def _largest_part(work: Work, mesh: Mesh) -> Floats:
-    share = undivided(work, mesh)
-    degree = mesh.axis("filter")
-    for place in divisible(work):
-        filters = work.layers[place].filters
-        share[:, place] = -(-filters // degree) / filters
-    return share
+    return largest_part(work, mesh, "filter", {place: work.layers[place].filters for place in divisible(work)})
