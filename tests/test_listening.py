@@ -1,6 +1,7 @@
 """What everything that listens promises: where it binds, who may ask, by which name, and how much may be sent."""
 
 import asyncio
+import json
 import socket
 
 import pytest
@@ -231,3 +232,16 @@ class TestBind:
     def test_bad_addresses_are_refused(self, host, port):
         with pytest.raises(InputError, match=r"--(port|host): got .*; allowed: "):
             bind(host, port)
+
+
+def test_answers_of_interfaces():
+    """Programs get objects, and what only says whether the server lives needs no token."""
+    guard = Guard(echo, host="0.0.0.0", token=TOKEN, max_body_bytes=4, open_paths=["/live"], as_json=True)  # noqa: S104
+    refused = ask(guard, "/")
+    assert refused.status == 401
+    assert json.loads(refused.body) == {"error": "a token is needed: open the address that was printed"}
+    assert refused.headers["content-type"] == "application/json"
+    assert ask(guard, "/live").status == 200
+    assert ask(guard, "/live/").status == 401
+    large = ask(guard, method="POST", chunks=[b"abc", b"def"], authorization=f"Bearer {TOKEN}")
+    assert (large.status, json.loads(large.body)) == (413, {"error": "a body may have 4 bytes"})

@@ -8,6 +8,7 @@ come from a page of another origin; bodies have a limit. `Guard` carries them ou
 import hashlib
 import hmac
 import ipaddress
+import json
 import os
 import re
 import secrets
@@ -87,8 +88,9 @@ class Guard:
     also name any address, for DNS rebinding needs a name, and this machine's name. `headers` are added to,
     and override, those that forbid every kind of embedding; a body may have `max_body_bytes`. A token may come as
     `Authorization: Bearer TOKEN`, or once as `?token=TOKEN`, which is answered by a cookie and a redirection to the
-    same place without it. Tokens are compared in constant time; a cookie holds a digest of the token. Refusals: 400
-    for the host, 401 for the token, 403 for the origin, 413 for the size.
+    same place without it; the paths in `open_paths` need none. Tokens are compared in constant time; a cookie holds a
+    digest of the token. Refusals: 400 for the host, 401 for the token, 403 for the origin, 413 for the size; with
+    `as_json` each is an object `{"error": ...}`, else a line of text.
     """
 
     def __init__(
@@ -100,8 +102,11 @@ class Guard:
         names: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
         max_body_bytes: int = 0,
+        open_paths: Collection[str] = (),
+        as_json: bool = False,
     ) -> None:
         self._application = application
+        self._open_paths, self._as_json = frozenset(open_paths), as_json
         self._token = token
         self._loopback_only = is_loopback(host)
         machine = () if self._loopback_only else (socket.gethostname(),)
@@ -120,11 +125,13 @@ class Guard:
             return
         refused = self._refusal(scope)
         if refused is not None:
-            await _answer(headed, *refused)
+            await self._answer(headed, *refused)
         elif (place := self._entered(scope)) is not None:
-            await _answer(headed, 303, "", {"location": place, "set-cookie": self._cookie(scope)})
+            await self._answer(headed, 303, "", {"location": place, "set-cookie": self._cookie(scope)})
         else:
-            await _Limited(receive, headed, self._max_body_bytes).run(self._application, scope)
+            limited = _Limited(receive, headed, self._max_body_bytes)
+            if not await limited.run(self._application, scope):
+                await self._answer(headed, 413, f"a body may have {self._max_body_bytes} bytes")
 
     def _refusal(self, scope: Mapping[str, Any]) -> tuple[int, str] | tuple[int, str, dict[str, str]] | None:
         hosts = _values(scope, b"host")
@@ -148,7 +155,7 @@ class Guard:
         return address is not None and (address.is_loopback or not self._loopback_only)
 
     def _allowed(self, scope: Mapping[str, Any]) -> bool:
-        if self._token is None:
+        if self._token is None or scope["path"] in self._open_paths:
             return True
         given = [line[7:].strip() for line in _values(scope, b"authorization") if line[:7].lower() == "bearer "]
         if any(_same(each, self._token) for each in given) or self._entered(scope) is not None:
@@ -171,6 +178,18 @@ class Guard:
     def _cookie(self, scope: Mapping[str, Any]) -> str:
         return f"{_cookie_name(scope)}={_digest(self._token or '')}; HttpOnly; SameSite=Strict; Path=/"
 
+    async def _answer(self, send: Send, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        body = json.dumps({"error": text}) if self._as_json else f"{text}\n"
+        content = body.encode() if text else b""
+        fields = {
+            "content-type": "application/json" if self._as_json else "text/plain; charset=utf-8",
+            "content-length": str(len(content)),
+            "cache-control": "no-store",
+        }
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**fields, **(headers or {})}.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": content})
+
     def _with_headers(self, send: Send) -> Send:
         async def headed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -183,21 +202,21 @@ class Guard:
 
 
 class _Limited:
-    """A request whose body is counted: past the limit the application hears of a lost client, the client gets 413."""
+    """A request whose body is counted: past the limit the application hears of a lost client."""
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
         self._receive, self._send, self._limit = receive, send, limit
         self._count = 0
         self._exceeded = self._started = False
 
-    async def run(self, application: Application, scope: MutableMapping[str, Any]) -> None:
+    async def run(self, application: Application, scope: MutableMapping[str, Any]) -> bool:
+        """Run the application; return False if the limit was passed and nothing has been answered."""
         try:
             await application(scope, self.receive, self.send)
         except Exception:
             if not self._exceeded:
                 raise
-        if self._exceeded and not self._started:
-            await _answer(self._send, 413, f"a body may have {self._limit} bytes")
+        return self._started or not self._exceeded
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -211,18 +230,6 @@ class _Limited:
         if not self._exceeded or self._started:
             self._started = True
             await self._send(message)
-
-
-async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-    body = f"{text}\n".encode() if text else b""
-    fields = {
-        "content-type": "text/plain; charset=utf-8",
-        "content-length": str(len(body)),
-        "cache-control": "no-store",
-    }
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**fields, **(headers or {})}.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _read_token(path: Path) -> str:
