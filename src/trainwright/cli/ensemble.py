@@ -30,6 +30,9 @@ def ensemble(
         bool, typer.Option("--common-rows", help="Select on the rows that all models left.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Export the ensemble into this new folder.")] = None,
+    self_contained: Annotated[
+        bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
+    ] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Where the pictures go [DIR/ensemble.html].")] = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
@@ -49,7 +52,7 @@ def ensemble(
         chosen = chosen.calibrated()
     report = chosen.report(selection=split)
     page = write_ensemble_page(front, chosen, report, directory / "ensemble.html" if html is None else html)
-    exported = None if out is None else chosen.save(out)
+    exported = None if out is None else chosen.save(out, self_contained=self_contained)
 
     points = [{"corrected_loss": front.corrected(point), **_point(point)} for point in front.thinned()]
     protection = front.protection

@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from trainwright.errors import EnsembleError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BATCH_ROWS", "Cost", "measure", "summed"]
+__all__ = ["BATCH_ROWS", "Cost", "batch_of", "evaluating", "measure", "summed", "unwrapped"]
 
 BATCH_ROWS = 128
 _WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least and most timed calls, when to stop
@@ -52,16 +53,14 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Cost
 
     if not isinstance(model, torch.nn.Module):
         raise EnsembleError(f"leave, model: got {type(model).__name__}; allowed: a torch.nn.Module, or None")
-    module: torch.nn.Module = model
-    while isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        module = module.module  # the wrapper's forward speaks to other ranks, which may not be measuring
+    module = unwrapped(model)
     tensors = [*module.parameters(), *module.buffers()]
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     dtype = torch.get_default_dtype() if first is None else first.dtype
     timing: dict[str, Any] = {}
     if sample is not None:
-        batch = _batch(sample() if callable(sample) else sample, device, dtype)
+        batch = batch_of(sample, device, dtype)
         seconds = _time(module, batch, device)
         median = statistics.median(seconds)
         quarters = statistics.quantiles(seconds, n=4)
@@ -77,9 +76,32 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Cost
     )
 
 
-def _batch(sample: object, device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
+def unwrapped(model: "torch.nn.Module") -> "torch.nn.Module":
+    """Return the module inside a data-parallel wrapper, whose forward would speak to other ranks."""
     import torch
 
+    while isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    return model
+
+
+@contextmanager
+def evaluating(model: "torch.nn.Module") -> Iterator[None]:
+    """Hold a module in evaluation mode; afterwards each of its modules is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]  # one by one: some may be frozen in evaluation
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def batch_of(sample: object | Callable[[], object], device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
+    """Return a sample, or what the function of it returns, as a batch of 128 rows on a device; floats in `dtype`."""
+    import torch
+
+    sample = sample() if callable(sample) else sample
     if isinstance(sample, torch.Tensor):
         batch = sample.detach()
     elif isinstance(sample, np.ndarray):
@@ -104,17 +126,11 @@ def _time(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device
             torch.accelerator.synchronize(device)
         return time.perf_counter() - started
 
-    modes = [(module, module.training) for module in model.modules()]  # one by one: some may be frozen in evaluation
     forked = [device] if device.type == "cuda" else []
-    try:
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng(forked):  # measuring must not shift the trial's own draws
-            for _ in range(_WARM_UP):
-                call()
-            seconds: list[float] = []
-            while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
-                seconds.append(call())
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(forked):  # must not shift the trial's own draws
+        for _ in range(_WARM_UP):
+            call()
+        seconds: list[float] = []
+        while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
+            seconds.append(call())
     return seconds

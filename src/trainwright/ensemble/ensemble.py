@@ -132,10 +132,11 @@ class Ensemble:
             selection=selection,
         )
 
-    def save(self, directory: str | Path) -> Path:
+    def save(self, directory: str | Path, *, self_contained: bool = False) -> Path:
         """Write a folder that needs neither study nor pickle: a manifest with digests, and each member's weights.
 
-        The folder appears whole or not at all, and must not exist. Returns it.
+        With `self_contained` members that were not left with `export=True` are exported now, so that no factory is
+        needed to load them. The folder appears whole or not at all, and must not exist. Returns it.
         """
         splits = self.members[0].splits
         report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.told)
@@ -151,6 +152,7 @@ class Ensemble:
                 "splits": {name: split.digest for name, split in splits.items()},
                 "report": report,
             },
+            self_contained=self_contained,
         )
 
     @classmethod

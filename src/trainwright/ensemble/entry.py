@@ -2,7 +2,7 @@
 
 `member.json` describes; `<split>.f16` or `.f32` holds predictions [N, C] or [N, T, 2], rows in ascending row id,
 `<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets,
-`<split>.rows.i64` the ids if given, and `weights.safetensors` the weights if a factory was.
+`<split>.rows.i64` the ids if given, `weights.safetensors` the weights if a factory was, `model.pt2` the whole network.
 """
 
 import hashlib
@@ -22,11 +22,22 @@ from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.predictions import Output
 from trainwright.errors import EnsembleError
 
-__all__ = ["MEMBER_FILE", "REMOVED_FILE", "SCHEMA", "WEIGHTS_FILE", "Member", "Split", "read_member", "write_folder"]
+__all__ = [
+    "MEMBER_FILE",
+    "PROGRAM_FILE",
+    "REMOVED_FILE",
+    "SCHEMA",
+    "WEIGHTS_FILE",
+    "Member",
+    "Split",
+    "read_member",
+    "write_folder",
+]
 
 SCHEMA = 1
 MEMBER_FILE = "member.json"
 WEIGHTS_FILE = "weights.safetensors"
+PROGRAM_FILE = "model.pt2"
 REMOVED_FILE = "removed"  # beside entries that retention has taken away
 
 
@@ -56,7 +67,7 @@ class Member:
     weight_bytes: int | None = None
     parameter_count: int | None = None
     data: str | None = None  # name of the data set
-    factory: str | None = None  # "module:function" that builds the network from params, if the weights were left
+    factory: str | None = None  # "module:function" that builds the network from params, if one was given
     link: str = "identity"  # what makes predictions of the network's output
     input_shape: tuple[int, ...] | None = None  # of one row of the network's input; None if no sample batch was left
     input_dtype: str | None = None  # such as "float32"
@@ -105,9 +116,13 @@ class Member:
         if WEIGHTS_FILE not in self.digests:
             raise EnsembleError(
                 f"trial {self.trial}: left no weights, so it cannot predict; allowed: members whose training function "
-                "gives model= and factory= to tw.ensemble.leave"
+                "gives model= and factory= (or export=True) to tw.ensemble.leave"
             )
         return self._verified(WEIGHTS_FILE).read_bytes()
+
+    def program(self) -> bytes | None:
+        """Return the network as the bytes of a `torch.export` program, which needs no factory; None without one."""
+        return self._verified(PROGRAM_FILE).read_bytes() if PROGRAM_FILE in self.digests else None
 
     @staticmethod
     def digest_of(content: bytes) -> str:

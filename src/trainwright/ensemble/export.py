@@ -1,16 +1,23 @@
-"""An ensemble as one folder: `manifest.json` and `members/<trial>/{member.json,weights.safetensors}`; no pickle.
+"""An ensemble as one folder: `manifest.json` and `members/<trial>/{member.json,weights.safetensors,model.pt2?}`.
 
-The manifest holds the digests of every other file and, over all the rest of itself, its own.
+No pickle is in it; a member with a `model.pt2` needs no factory. The manifest holds the digests of every other file
+and, over all the rest of itself, its own.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.entry import MEMBER_FILE, WEIGHTS_FILE, Member, read_member, write_folder
+from trainwright.ensemble.cost import BATCH_ROWS
+from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, WEIGHTS_FILE, Member, read_member, write_folder
+from trainwright.ensemble.program import exported
+from trainwright.ensemble.weights import built
 from trainwright.errors import EnsembleError, ExportError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["MANIFEST_FILE", "manifest_digest", "read_export", "write_export"]
 
@@ -19,20 +26,25 @@ _SCHEMA = 2  # 1 had no digest of the manifest itself
 _KEYS = ("members", "output", "weights", "rule", "calibration", "threshold", "report", "digest")
 
 
-def write_export(directory: Path, members: Sequence[Member], content: Mapping[str, Any]) -> Path:
+def write_export(
+    directory: Path, members: Sequence[Member], content: Mapping[str, Any], *, self_contained: bool = False
+) -> Path:
     """Write members and manifest into a new folder, which appears whole or not at all; returns it."""
     if directory.exists():
         raise ExportError(f"{directory}: exists already; allowed: a new folder; give another name or remove it")
     files: dict[str, bytes] = {}
     listed = []
     for member in members:
-        weights = member.weights()
+        own = {WEIGHTS_FILE: member.weights()}
+        program = member.program() or (_exported(member) if self_contained else None)
+        if program is not None:
+            own[PROGRAM_FILE] = program
         told = json.loads((member.folder / MEMBER_FILE).read_bytes())
-        told |= {"splits": {}, "files": {WEIGHTS_FILE: len(weights)}}
+        told |= {"splits": {}, "files": {file: len(one) for file, one in own.items()}}
+        own[MEMBER_FILE] = json.dumps(told, indent=1, allow_nan=False).encode()
         name = f"members/trial-{member.trial:06d}"
-        files[f"{name}/{MEMBER_FILE}"] = json.dumps(told, indent=1, allow_nan=False).encode()
-        files[f"{name}/{WEIGHTS_FILE}"] = weights
-        digests = {file: member.digest_of(files[f"{name}/{file}"]) for file in (MEMBER_FILE, WEIGHTS_FILE)}
+        files |= {f"{name}/{file}": one for file, one in own.items()}
+        digests = {file: member.digest_of(one) for file, one in own.items()}
         listed.append({"trial": member.trial, "folder": name, "digests": digests})
     manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _versions()}
     manifest["digest"] = manifest_digest(manifest)
@@ -64,6 +76,7 @@ def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]
         try:
             member = read_member(folder, one["digests"], trial=one["trial"])
             member.weights()
+            member.program()
         except EnsembleError as error:
             text = str(error).replace("differs from the digest in the ledger", "differs from the manifest's digest")
             raise ExportError(text.replace("run the trial again", "export the ensemble again")) from error
@@ -92,6 +105,26 @@ def _check_manifest(path: Path, told: Any) -> None:
             f"{path}: was changed after it was written: its digest is {found}, expected {told['digest']}; "
             "export the ensemble again"
         )
+
+
+def _exported(member: Member) -> bytes:
+    """Return the program of a member that was left with a factory alone, by an example input of its kind."""
+    whose = f"Ensemble.save, self_contained: trial {member.trial}"
+    shape, dtype = member.input_shape, member.input_dtype
+    if shape is None or dtype is None:
+        raise ExportError(
+            f"{whose}: left no sample, which shows the input's shape; allowed: members whose training function gives "
+            "sample= to tw.ensemble.leave"
+        )
+
+    def example() -> "torch.Tensor":
+        import torch
+
+        kind: torch.dtype = getattr(torch, dtype)
+        draws = torch.randn(BATCH_ROWS, *shape, generator=torch.Generator().manual_seed(0))
+        return draws.to(kind) if kind.is_floating_point else torch.zeros_like(draws, dtype=kind)
+
+    return exported(built(member), example, whose=whose)
 
 
 def _versions() -> dict[str, str]:

@@ -6,16 +6,20 @@ import shutil
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
 from trainwright.ensemble.cost import Cost, measure
-from trainwright.ensemble.entry import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, write_folder
+from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
 from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.predictions import SplitRows, check_split
+from trainwright.ensemble.program import exported
 from trainwright.ensemble.weights import LINKS, factory_name, weights_of
 from trainwright.errors import EnsembleError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["leave"]
 
@@ -65,6 +69,7 @@ def leave(
     data: str | None = None,
     factory: str | Callable[..., Any] | None = None,
     link: str | None = None,
+    export: bool = False,
 ) -> Path:
     """Leave this trial's predictions to the library, in place of what it left before; returns the entry's folder.
 
@@ -76,7 +81,8 @@ def leave(
 
     With `factory`, a function of the trial's parameters (or its "module:function") that builds the network, the weights
     are kept too, so that an ensemble can predict. `link` says what makes predictions of the network's output:
-    "softmax" (the default for classes) or "identity".
+    "softmax" (the default for classes) or "identity". With `export` the network is kept as a `torch.export` program
+    instead, which needs a sample and no code of yours to be loaded; exporting takes up to seconds each time.
 
     Of a trial on several devices rank 0 leaves it. The entry is visible to others once the ledger has it; killed at any
     moment, this leaves either the new entry or the one before.
@@ -93,6 +99,10 @@ def leave(
         raise EnsembleError(f"leave, link: got {link!r} for predictions that are {output}; allowed: {allowed}")
     if factory is not None and model is None:
         raise EnsembleError("leave, factory: got one but no model; allowed: both; pass the model as second argument")
+    if export and (model is None or sample is None):
+        raise EnsembleError(
+            "leave, export: got no model or no sample; allowed: both; the sample shows the input's shape"
+        )
     builder = None if factory is None else factory_name(factory)
     cost = _cost(trial, model, sample)
     epoch = trial.next_epoch
@@ -115,8 +125,12 @@ def leave(
     parent, name = trial.library_directory(), f"epoch-{epoch:06d}"
     if trial.rank:
         return parent / name
-    if builder is not None:
+    if builder is not None or export:
         files[WEIGHTS_FILE] = weights_of(model)
+    if export:
+        files[PROGRAM_FILE] = exported(
+            cast("torch.nn.Module", model), sample, whose=f"leave, export: the model of trial {trial.number}"
+        )
     sizes = {name: len(one) if isinstance(one, bytes) else one.nbytes for name, one in files.items()}
     member["files"] = sizes
     text = json.dumps(member, indent=1, allow_nan=False).encode()

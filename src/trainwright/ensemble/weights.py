@@ -1,4 +1,4 @@
-"""A member's network: its weights as safetensors bytes, and the factory that builds it again from its parameters."""
+"""A member's network: its weights as safetensors bytes, and the factory, or the program, that it comes from again."""
 
 import importlib
 import sys
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.ensemble.cost import unwrapped
 from trainwright.ensemble.entry import Member
+from trainwright.ensemble.program import network_of
 from trainwright.errors import EnsembleError, ExportError, MissingExtra
 
 if TYPE_CHECKING:
@@ -23,11 +25,8 @@ def weights_of(model: object) -> bytes:
 
     if not isinstance(model, torch.nn.Module):
         raise EnsembleError(f"leave, factory: got a model that is {type(model).__name__}; allowed: a torch.nn.Module")
-    module: torch.nn.Module = model
-    while isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        module = module.module
     state = {}
-    for name, tensor in module.state_dict().items():
+    for name, tensor in unwrapped(model).state_dict().items():
         if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "full_tensor"):
             raise EnsembleError(
                 f"leave, factory: {name!r} is {type(tensor).__name__}; allowed: plain tensors on this device; leave "
@@ -60,7 +59,10 @@ def factory_name(factory: str | Callable[..., Any]) -> str:
 
 
 def built(member: Member) -> "torch.nn.Module":
-    """Return a member's network with its weights, in evaluation mode, on the CPU."""
+    """Return a member's network with its weights, in evaluation mode, on the CPU; from its program if it has one."""
+    program = member.program()
+    if program is not None:
+        return network_of(program, whose=f"trial {member.trial}")
     content = member.weights()
     module = _imported(str(member.factory))(dict(member.params))
     try:
