@@ -8,7 +8,7 @@ __all__ = ["budgets", "random_chain"]
 
 
 def random_chain(seed, *, least=3, most=6, options=0, split=False):
-    """Draw a chain: times 1-9, outputs 1-6, saved 0-6 more, temporaries 0-2; options, split forwards where asked."""
+    """Draw a chain: times 1-9, outputs 1-6, saved 0-6 more, temporaries 0-2; options, split forwards and gradients of parameters where asked."""
     rng = np.random.default_rng(seed)
 
     def draw(low, high):
@@ -28,6 +28,7 @@ def random_chain(seed, *, least=3, most=6, options=0, split=False):
                 gradient_bytes=draw(0, out) if split else None,
                 plain_forward_seconds=draw(1, seconds) if split else None,
                 plain_forward_temporary_bytes=draw(0, 2) if split else None,
+                parameter_gradient_bytes=draw(0, 4) if split else 0,
                 options=tuple(
                     Option(forward_seconds=draw(1, 9), backward_seconds=draw(2, 14), saved_bytes=out + draw(0, 3))
                     for _ in range(options)

@@ -23,7 +23,8 @@ def dijkstra(chain, budget):
         alive, gradient = state
         if gradient == 0:
             return spent
-        used = steps[gradient].delta_bytes + sum(
+        grown = sum(step.parameter_gradient_bytes for step in steps[gradient + 1 :])
+        used = grown + steps[gradient].delta_bytes + sum(
             steps[i].output_bytes if kind == "a" else steps[i].choices[kind].saved_bytes for i, kind in alive
         )
         there = {0, *(i for i, _ in alive)}
@@ -38,7 +39,7 @@ def dijkstra(chain, budget):
                 if used + option.saved_bytes + option.forward_temporary_bytes <= room:
                     follow.append((option.forward_seconds, (alive | {(i, o)}, gradient)))
                 made = steps[i - 1].delta_bytes if i > 1 else chain.input_gradient_bytes
-                needed = used + made + option.backward_temporary_bytes
+                needed = used + made + option.backward_temporary_bytes + step.parameter_gradient_bytes
                 if i == gradient and (i, o) in alive and needed <= room:
                     follow.append((option.backward_seconds, (alive - {(i, o)}, gradient - 1)))
         for cost, other in follow:

@@ -17,13 +17,16 @@ def brute_force(chain, budget):
     def gradient(stage):
         return chain.input_gradient_bytes if stage == 0 else steps[stage].delta_bytes
 
+    def grown(stage):
+        return sum(step.parameter_gradient_bytes for step in steps[stage + 1 :])
+
     @cache
     def cost(s, t, m):
         best = float("inf")
         for option in steps[s].choices:
             need = max(
-                gradient(t) + option.saved_bytes + option.forward_temporary_bytes,
-                gradient(s) + option.saved_bytes + gradient(s - 1) + option.backward_temporary_bytes,
+                gradient(t) + grown(t) + option.saved_bytes + option.forward_temporary_bytes,
+                gradient(s) + option.saved_bytes + gradient(s - 1) + grown(s - 1) + option.backward_temporary_bytes,
             )
             if m >= need:
                 rest = cost(s + 1, t, m - option.saved_bytes) if s < t else 0.0
@@ -31,7 +34,7 @@ def brute_force(chain, budget):
         for split in range(s + 1, t + 1):
             ran = range(s, split)
             need = max(
-                gradient(t) + steps[j].output_bytes + steps[j].plain_temporary_bytes
+                gradient(t) + grown(t) + steps[j].output_bytes + steps[j].plain_temporary_bytes
                 + (steps[j - 1].output_bytes if j > s else 0)
                 for j in ran
             )  # fmt: skip

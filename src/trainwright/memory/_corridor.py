@@ -34,7 +34,8 @@ def phase(
     out, delta, plain_temporary, plain, first, forward = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.forward
     back, saved, temporary, back_temporary = z.back, z.saved, z.temporary, z.back_temporary
     (d, own), (now, then), (runs, done) = turn, rows, scratch
-    used = delta[d]
+    grown = z.grown
+    used = delta[d] + grown[d]
     for i in range(1, d + 1):
         if now[i] == 1:
             used += out[i]
@@ -92,7 +93,7 @@ def phase(
                     used -= out[before]
                     count = _emit(done, count, DELETE_OUTPUT, before, 0)
     o = first[d - 1] + (now[d] - 2 if now[d] > 1 else own)
-    if used + delta[d - 1] + back_temporary[o] > room:
+    if used + delta[d - 1] + grown[d - 1] - grown[d] + back_temporary[o] > room:
         return np.inf, 0
     seconds += back[o]
     count = _emit(done, count, BACKWARD, d, 0)

@@ -71,6 +71,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
         z.first,
     )
     forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
+    grown = z.grown
     n = plain.size
     powers = np.ones(n + 2, np.int64)
     for i in range(1, n + 2):
@@ -107,7 +108,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
             return path, cost[node], cost[node]
         if proven >= bound or count > limit:
             break
-        code, used, rest = states[node] - top * gradient, delta[gradient], 0.0
+        code, used, rest = states[node] - top * gradient, delta[gradient] + grown[gradient], 0.0
         for i in range(1, n + 1):
             digit[i] = (code // powers[i - 1]) % base
             if digit[i] == 1:
@@ -134,8 +135,9 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
         alone = False
         if digit[gradient] > 1 and (gradient == 1 or digit[gradient - 1]):
             o = first[gradient - 1] + digit[gradient] - 2
-            if used + delta[gradient - 1] + back_temporary[o] <= room:
-                alone = delta[gradient - 1] <= saved[o] + delta[gradient]
+            made = delta[gradient - 1] + grown[gradient - 1] - grown[gradient]
+            if used + made + back_temporary[o] <= room:
+                alone = made <= saved[o] + delta[gradient]
         for kind in (BACKWARD, FORWARD_ALL, FORWARD_KEEP, DELETE):
             if alone and kind != BACKWARD:
                 break
@@ -147,7 +149,8 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
                     o = first[i - 1] + option
                     if kind == BACKWARD:
                         o = first[i - 1] + digit[i] - 2
-                        if digit[i] < 2 or not ready or used + delta[i - 1] + back_temporary[o] > room:
+                        made = delta[i - 1] + grown[i - 1] - grown[i]
+                        if digit[i] < 2 or not ready or used + made + back_temporary[o] > room:
                             continue
                         state -= digit[i] * powers[i - 1] + top
                         if i > 1 and digit[i - 1] == 1:  # nobody reads it any more

@@ -57,6 +57,7 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Table
         z.first,
     )
     forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
+    arrived = delta + z.grown  # alive beside a stage's own when the gradient of its output is there
     unit, up, slots = grid
     n = plain.size
     table = np.empty((n * (n + 1) // 2, slots + 1), np.float32)
@@ -76,8 +77,8 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Table
             if s == t or not leaves_only:
                 for o in range(first[s], first[s + 1]):
                     need = max(
-                        delta[t + 1] + saved[o] + temporary[o],
-                        delta[s + 1] + saved[o] + delta[s] + back_temporary[o],
+                        arrived[t + 1] + saved[o] + temporary[o],
+                        delta[s + 1] + saved[o] + arrived[s] + back_temporary[o],
                     )
                     low = _round(need, unit, up)
                     cost = np.float32(forward[o] + back[o])
@@ -99,7 +100,7 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Table
             for split in range(s + 1, t + 1):  # the right part begins at `split`
                 j = split - 1
                 ran += plain[j]
-                more = delta[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0)
+                more = arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0)
                 if more > need:
                     need = more
                     low0 = _round(need, unit, up)
@@ -130,6 +131,7 @@ def walk(z: Sizes, table: Table, start: Ints, grid: tuple[int, int, int], leaves
     """
     out, delta, plain_temporary, plain, first, forward = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.forward
     back, saved, temporary, back_temporary = z.back, z.saved, z.temporary, z.back_temporary
+    arrived = delta + z.grown  # alive beside a stage's own when the gradient of its output is there
     unit, up, slots = grid
     n = plain.size
     done = np.empty((64, 3), np.int64)
@@ -154,7 +156,7 @@ def walk(z: Sizes, table: Table, start: Ints, grid: tuple[int, int, int], leaves
         if s == t or not leaves_only:
             for o in range(first[s], first[s + 1]):
                 need = max(
-                    delta[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + delta[s] + back_temporary[o]
+                    arrived[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + arrived[s] + back_temporary[o]
                 )
                 value = np.float32(forward[o] + back[o])
                 left = m
@@ -167,7 +169,7 @@ def walk(z: Sizes, table: Table, start: Ints, grid: tuple[int, int, int], leaves
         for split in range(s + 1, t + 1):
             j = split - 1
             ran += plain[j]
-            need = max(need, delta[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
+            need = max(need, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
             left = m - _round(out[split], unit, up)
             right = _row(split, t, n)
             if m < _round(need, unit, up):
@@ -208,6 +210,7 @@ def lowest(z: Sizes) -> tuple[Ints, Ints]:
     """
     out, delta, plain_temporary, plain, first, saved = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.saved
     temporary, back_temporary = z.temporary, z.back_temporary
+    arrived = delta + z.grown
     n = plain.size
     need = np.empty(n * (n + 1) // 2, np.int64)
     choice = np.empty(n * (n + 1) // 2, np.int64)
@@ -216,7 +219,7 @@ def lowest(z: Sizes) -> tuple[Ints, Ints]:
             best, which = np.iinfo(np.int64).max, 0
             for o in range(first[s], first[s + 1]):
                 least = max(
-                    delta[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + delta[s] + back_temporary[o]
+                    arrived[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + arrived[s] + back_temporary[o]
                 )
                 if s < t:
                     least = max(least, saved[o] + need[_row(s + 1, t, n)])
@@ -225,7 +228,7 @@ def lowest(z: Sizes) -> tuple[Ints, Ints]:
             ran = np.int64(0)
             for split in range(s + 1, t + 1):
                 j = split - 1
-                ran = max(ran, delta[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
+                ran = max(ran, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
                 least = max(ran, out[split] + need[_row(split, t, n)], need[_row(s, j, n)])
                 if least < best:
                     best, which = least, split

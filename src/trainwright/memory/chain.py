@@ -7,10 +7,11 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
 - `saved_bytes` is everything that autograd holds for one stage *with* its own output a^l and *without* its input
   a^{l-1} and without parameters.
 - `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l.
+- `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step.
 - Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
   bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
-- What does not change during a step (parameters, gradients of parameters, buffers, optimizer state, constants shared
-  by stages, a reserve for libraries) is `fixed`, bytes by owner, and part of every budget.
+- What does not change during a step (parameters, gradients that are there when it begins, buffers, optimizer state,
+  constants shared by stages, a reserve for libraries) is `fixed`, bytes by owner, and part of every budget.
 """
 
 import hashlib
@@ -61,6 +62,8 @@ class Stage:
     """Forward without gradients, which keeps only the output; None: the same time."""
     plain_forward_temporary_bytes: int | None = None
     """None: the same bytes."""
+    parameter_gradient_bytes: int = 0
+    """What its backward leaves until the end of the step; 0 where `fixed` has it."""
     parameter_bytes: int = 0
     """Used by pipelines, which place parameters; a plan for one device has them in the chain's `fixed`."""
     options: tuple[Option, ...] = ()
@@ -199,7 +202,7 @@ class Chain:
 
 _SECONDS = ("forward_seconds", "backward_seconds", "plain_forward_seconds")
 _BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
-          "plain_forward_temporary_bytes", "parameter_bytes")  # fmt: skip
+          "plain_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
 
 
 def _check_stage(place: int, stage: Stage) -> None:

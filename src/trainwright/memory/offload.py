@@ -126,7 +126,7 @@ def _profile(chain: Chain, operations: tuple[Operation, ...]) -> tuple[list[int]
     needs: list[int] = []
     gaps: list[_Gap] = []
     alive: dict[tuple[Value, int], tuple[int, int, int]] = {}  # bytes, option, last reader
-    gradient = 0
+    gradient = grown = 0
     for place, operation in enumerate(operations):
         stage = operation.stage
         if operation.value is not None:
@@ -143,11 +143,12 @@ def _profile(chain: Chain, operations: tuple[Operation, ...]) -> tuple[list[int]
                 if place > before + 1 and size:
                     gaps.append(_Gap(key[0], key[1], size, before, place))
                 alive[key] = (size, option, place)
-        held = chain.fixed_bytes + gradient + sum(size for size, _, _ in alive.values())
+        held = chain.fixed_bytes + gradient + grown + sum(size for size, _, _ in alive.values())
         if operation.kind is Kind.BACKWARD:
             way = step.choices[alive.pop((Value.SAVED, stage))[1]]
             made = steps[stage - 2].delta_bytes if stage > 1 else chain.input_gradient_bytes
-            needs.append(held + made + way.backward_temporary_bytes)
+            grown += step.parameter_gradient_bytes
+            needs.append(held + made + step.parameter_gradient_bytes + way.backward_temporary_bytes)
             gradient = made
         elif operation.kind is Kind.FORWARD_ALL:
             way = step.choices[operation.option]

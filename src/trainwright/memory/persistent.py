@@ -8,7 +8,8 @@ by the caller and the gradient of a^t arrives and is paid inside m (Beaumont et 
       over options of s:  forward_s + C(s+1, t, m - w_saved[s]) + backward_s                        if m >= m_all(s,t)
 
 m_0 and m_all are the peaks of the forwards and of the two operations of stage s; m_all counts the gradient that the
-backward makes beside the one that it reads. A plan is persistent if what is kept is kept until its backward has run;
+backward makes beside the one that it reads. Both count the parameters' gradients that are there by then: those of all
+stages behind t, and in the backward of s those of s and behind. A plan is persistent if what is kept is kept until its backward has run;
 `improve` goes beyond.
 
 Sizes are rounded up to slots (limits are summed in bytes and rounded once), so every plan is within the budget; with

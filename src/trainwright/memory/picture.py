@@ -12,6 +12,7 @@ __all__ = ["draw"]
 _WIDTH, _HEIGHT, _LANE, _LEFT, _TOP = 960, 320, 22, 90, 30
 _OWNERS = (
     ("fixed_bytes", "fixed", "#9aa0a6"),
+    ("parameter_gradient_bytes", "parameters' gradients", "#ff9da6"),
     ("output_bytes", "outputs", "#4c78a8"),
     ("saved_bytes", "saved values", "#72b7b2"),
     ("gradient_bytes", "gradients", "#e45756"),

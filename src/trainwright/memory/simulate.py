@@ -28,11 +28,13 @@ class Point:
     saved_bytes: int
     gradient_bytes: int
     temporary_bytes: int
+    parameter_gradient_bytes: int
 
     @property
     def total_bytes(self) -> int:
         """All of them."""
-        return self.fixed_bytes + self.output_bytes + self.saved_bytes + self.gradient_bytes + self.temporary_bytes
+        held = self.fixed_bytes + self.output_bytes + self.saved_bytes
+        return held + self.gradient_bytes + self.temporary_bytes + self.parameter_gradient_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class _Machine:
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
-        self.sums = [chain.fixed_bytes, 0, 0, 0, 0]
+        self.sums = [chain.fixed_bytes, 0, 0, 0, 0, 0]  # as a Point has them
         self.points: list[Point] = []
         self.spans: list[Span] = []
         self.peak, self.peak_at, self.peak_owners = -1, 0, self._owners(None)
@@ -188,6 +190,7 @@ class _Machine:
         made, temporary, seconds = self._product(operation)
         if operation.kind is Kind.BACKWARD:
             self.sums[3] += made
+            self.sums[5] += stage.parameter_gradient_bytes
         else:
             saves = operation.kind is Kind.FORWARD_ALL
             key = (Value.SAVED if saves else Value.OUTPUT, number)
@@ -234,6 +237,8 @@ class _Machine:
                 return f"{name} is not there", "input" if any(copy.key == key for copy in self.incoming) else ""
         made, temporary, _ = self._product(operation)
         wanted = sum(self.sums) + made + temporary
+        if operation.kind is Kind.BACKWARD:
+            wanted += self.steps[number - 1].parameter_gradient_bytes
         if wanted > self.room:
             return f"it needs {wanted} bytes, the budget is {self.room}", "memory"
         return "", ""
@@ -353,6 +358,8 @@ class _Machine:
         owners += [(_named(key), size) for key, (size, _) in self.alive.items() if size]
         if extra and extra[2]:
             owners.append((f"{extra[0]} {extra[1]}", extra[2]))
+        if self.sums[5]:
+            owners.append(("gradients of parameters", self.sums[5]))
         if self.sums[3]:
             owners.append((f"gradient at stage {self.gradient}", self.sums[3]))
         return tuple(owners)

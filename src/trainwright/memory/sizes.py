@@ -13,13 +13,15 @@ __all__ = ["Sizes", "sizes_of"]
 class Sizes(NamedTuple):
     """Sizes in bytes, times in seconds, of n stages, the loss stage last.
 
-    `out` and `delta` [n + 1] are those of stages counted from 1, with the chain's input at 0; `plain_temporary`,
+    `out`, `delta` and `grown` [n + 1] are those of stages counted from 1, with the chain's input at 0; `plain_temporary`,
     `plain`, `cheapest` [n] of stages from 0; the others of options, those of stage s (from 0) at first[s] to
     first[s + 1] - 1.
     """
 
     out: NDArray[np.int64]
     delta: NDArray[np.int64]
+    grown: NDArray[np.int64]
+    """The parameters' gradients of all stages behind this one: alive when the gradient of its output has arrived."""
     plain_temporary: NDArray[np.int64]
     plain: NDArray[np.float64]
     cheapest: NDArray[np.float64]
@@ -41,6 +43,7 @@ def sizes_of(chain: Chain) -> Sizes:
     return Sizes(
         out=np.array([chain.input_bytes, *(step.output_bytes for step in steps)], np.int64),
         delta=np.array([chain.input_gradient_bytes, *(step.delta_bytes for step in steps)], np.int64),
+        grown=np.cumsum([0, *(step.parameter_gradient_bytes for step in reversed(steps))])[::-1].astype(np.int64),
         plain_temporary=np.array([step.plain_temporary_bytes for step in steps], np.int64),
         plain=np.array([step.plain_seconds for step in steps], np.float64),
         cheapest=np.array(least, np.float64),

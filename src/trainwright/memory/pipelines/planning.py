@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.memory.chain import Chain
@@ -67,6 +67,7 @@ def plan_pipeline(
     check_schedule(schedule)
     if schedule in {"gpipe", "interleaved"}:
         raise PipelineError(f"schedule: got {schedule!r}; allowed for a plan: 1f1b, zero-bubble")
+    chain = _without_gradients(chain)
     costs = ways(chain, memory_bytes, weights=weights or Weights(), microbatches=microbatches)
     found = {
         way: cut(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
@@ -94,6 +95,11 @@ def plan_pipeline(
         memory_bytes=memory_bytes,
         plain_bytes=plain,
     )
+
+
+def _without_gradients(chain: Chain) -> Chain:
+    """Return the chain as `Weights` counts it: gradients of parameters add up over micro-batches, and are always there."""
+    return replace(chain, stages=tuple(replace(stage, parameter_gradient_bytes=0) for stage in chain.stages))
 
 
 def _timeline(parts: tuple[Part, ...], schedule: str, microbatches: int) -> Timeline:
