@@ -8,7 +8,7 @@ __all__ = ["budgets", "random_chain"]
 
 
 def random_chain(seed, *, least=3, most=6, options=0, split=False):
-    """Draw a chain: times 1-9, outputs 1-6, saved 0-6 more, temporaries 0-2; options, split forwards and gradients of parameters where asked."""
+    """Draw a chain: times 1-9, outputs 1-6, saved 0-6 more, temporaries 0-2; options, `split` plain forwards."""
     rng = np.random.default_rng(seed)
 
     def draw(low, high):
@@ -16,7 +16,7 @@ def random_chain(seed, *, least=3, most=6, options=0, split=False):
 
     stages = []
     for _ in range(draw(least, most)):
-        out, seconds = draw(1, 6), draw(1, 9)
+        out, seconds, grown = draw(1, 6), draw(1, 9), draw(0, 4) if split else 0
         stages.append(
             Stage(
                 forward_seconds=seconds,
@@ -24,11 +24,11 @@ def random_chain(seed, *, least=3, most=6, options=0, split=False):
                 output_bytes=out,
                 saved_bytes=out + draw(0, 6),
                 forward_temporary_bytes=draw(0, 2),
-                backward_temporary_bytes=draw(0, 2),
+                backward_temporary_bytes=draw(-grown, 2),
                 gradient_bytes=draw(0, out) if split else None,
                 plain_forward_seconds=draw(1, seconds) if split else None,
                 plain_forward_temporary_bytes=draw(0, 2) if split else None,
-                parameter_gradient_bytes=draw(0, 4) if split else 0,
+                parameter_gradient_bytes=grown,
                 options=tuple(
                     Option(forward_seconds=draw(1, 9), backward_seconds=draw(2, 14), saved_bytes=out + draw(0, 3))
                     for _ in range(options)

@@ -24,8 +24,10 @@ def dijkstra(chain, budget):
         if gradient == 0:
             return spent
         grown = sum(step.parameter_gradient_bytes for step in steps[gradient + 1 :])
-        used = grown + steps[gradient].delta_bytes + sum(
-            steps[i].output_bytes if kind == "a" else steps[i].choices[kind].saved_bytes for i, kind in alive
+        used = (
+            grown
+            + steps[gradient].delta_bytes
+            + sum(steps[i].output_bytes if kind == "a" else steps[i].choices[kind].saved_bytes for i, kind in alive)
         )
         there = {0, *(i for i, _ in alive)}
         follow = [(0.0, (alive - {value}, gradient)) for value in alive]

@@ -42,14 +42,16 @@ def plan(
     *,
     budget: str | float,
     loss: Any = None,
-    optimizer: str | None = None,
+    optimizer: Any = None,
+    accumulate: bool = False,
     **settings: Any,
 ) -> Plan:
     """Plan a step of a model, a chain, or a chain or graph file within a budget, with the settings of `plan_chain`.
 
-    A model needs `sample`, and may have `loss` and `optimizer`, as in `fit`.
+    A model needs `sample`, and may have `loss`, `optimizer` and `accumulate`, as in `fit`.
     """
-    return plan_chain(as_chain(subject, sample, loss=loss, optimizer=optimizer), budget=budget, **settings)
+    chain = as_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
+    return plan_chain(chain, budget=budget, **settings)
 
 
 def fit(
@@ -58,21 +60,28 @@ def fit(
     *,
     budget: str | float,
     loss: Any = None,
-    optimizer: str | None = None,
+    optimizer: Any = None,
+    accumulate: bool = False,
+    reserve_bytes: int = 0,
     **settings: Any,
 ) -> Any:
     """Return a `torch.nn.Module` that trains inside a budget with the least overhead found; it shares all with `model`.
 
     `sample` is a batch (a tuple or list holds positional, a mapping keyword arguments). The budget bounds the peak of
-    tracked bytes of one step: parameters, gradients (from the first on), buffers, the state of `optimizer` ("sgd",
-    "momentum", "adam", "adamw"), the batch, activations and temporaries; a float is a share of the peak without a plan.
-    `loss` makes a scalar of the model's result; without it the loss's own memory is not planned. Gradients are those of
-    the model, bit by bit, and `plan` is the module's plan. Each stage is measured, then one step is checked. Raises
-    `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
+    tracked bytes of forward and backward: parameters, gradients, buffers, the state of `optimizer` (torch's, or "sgd",
+    "momentum", "adam", "adamw"), the batch, activations and temporaries, and `reserve_bytes` of others; a float is a
+    share of the peak without a plan. `loss` makes a scalar of the model's result; without it the loss's own memory is
+    not planned. Gradients count from when they are made, as after `zero_grad()`; with `accumulate` they are there from
+    the start, for passes whose gradients add up. They are those of the model, bit by bit, and `plan` is the module's
+    plan. Each stage is measured, then one step is checked. Raises `InfeasibleBudget`, `BudgetExceeded`,
+    `UnsupportedModel`.
     """
     from trainwright.memory.execute.fitting import fit as fitted
 
-    return fitted(model, sample, budget=budget, loss=loss, optimizer=optimizer, **settings)
+    return fitted(
+        model, sample, budget=budget, loss=loss, optimizer=optimizer, accumulate=accumulate,
+        reserve_bytes=reserve_bytes, **settings,
+    )  # fmt: skip
 
 
 def apply(model: Any, plan: Plan) -> Any:

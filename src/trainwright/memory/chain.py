@@ -10,6 +10,8 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
 - `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step.
 - Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
   bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
+- The temporaries of a backward may be negative: one that frees what it has read while it makes its gradients needs
+  less than all of it together.
 - What does not change during a step (parameters, gradients that are there when it begins, buffers, optimizer state,
   constants shared by stages, a reserve for libraries) is `fixed`, bytes by owner, and part of every budget.
 """
@@ -121,8 +123,10 @@ class Chain:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ChainError("chain, stages: got none; allowed: at least one stage")
+        below = self.input_gradient_bytes
         for place, stage in enumerate(self.steps, start=1):
-            _check_stage(place, stage)
+            _check_stage(place, stage, below)
+            below = stage.delta_bytes
         if self.loss.delta_bytes:
             raise ChainError(
                 f"chain, loss, gradient_bytes: got {self.loss.delta_bytes}; allowed: 0, for nothing comes after the "
@@ -205,16 +209,17 @@ _BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_by
           "plain_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
 
 
-def _check_stage(place: int, stage: Stage) -> None:
+def _check_stage(place: int, stage: Stage, below: int) -> None:
     where = f"chain, stage {place}" + (f" ({stage.name})" if stage.name else "")
-    _check_fields(where, stage)
+    least = -(below + stage.parameter_gradient_bytes) if isinstance(stage.parameter_gradient_bytes, int) else 0
+    _check_fields(where, stage, least)
     if stage.saved_bytes < stage.output_bytes:
         raise ChainError(
             f"{where}, saved_bytes: got {stage.saved_bytes}; allowed: at least its output_bytes, {stage.output_bytes}, "
             "for what autograd saves of a stage counts its output"
         )
     for number, option in enumerate(stage.options, start=1):
-        _check_fields(f"{where}, option {number}", option)
+        _check_fields(f"{where}, option {number}", option, least)
         if option.saved_bytes < stage.output_bytes:
             raise ChainError(
                 f"{where}, option {number}, saved_bytes: got {option.saved_bytes}; allowed: at least the stage's "
@@ -222,7 +227,7 @@ def _check_stage(place: int, stage: Stage) -> None:
             )
 
 
-def _check_fields(where: str, record: Stage | Option) -> None:
+def _check_fields(where: str, record: Stage | Option, least: int) -> None:
     for name in _SECONDS:
         value = getattr(record, name, None)
         if value is None and name not in {"forward_seconds", "backward_seconds"}:
@@ -232,12 +237,12 @@ def _check_fields(where: str, record: Stage | Option) -> None:
     for name in _BYTES:
         value = getattr(record, name, None)
         if value is not None or name == "saved_bytes":
-            _check_bytes(f"{where}, {name}", value)
+            _check_bytes(f"{where}, {name}", value, least if name == "backward_temporary_bytes" else 0)
 
 
-def _check_bytes(where: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ChainError(f"{where}: got {value!r}; allowed: a whole number of bytes >= 0")
+def _check_bytes(where: str, value: object, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ChainError(f"{where}: got {value!r}; allowed: a whole number of bytes >= {least}")
 
 
 def _stage_to_json(record: Stage | Option) -> dict[str, Any]:

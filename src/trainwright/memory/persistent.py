@@ -9,8 +9,8 @@ by the caller and the gradient of a^t arrives and is paid inside m (Beaumont et 
 
 m_0 and m_all are the peaks of the forwards and of the two operations of stage s; m_all counts the gradient that the
 backward makes beside the one that it reads. Both count the parameters' gradients that are there by then: those of all
-stages behind t, and in the backward of s those of s and behind. A plan is persistent if what is kept is kept until its backward has run;
-`improve` goes beyond.
+stages behind t, and in the backward of s those of s and behind. A plan is persistent if what is kept is kept until its
+backward has run; `improve` goes beyond.
 
 Sizes are rounded up to slots (limits are summed in bytes and rounded once), so every plan is within the budget; with
 sizes rounded down and the budget rounded up the value is a lower bound of all persistent plans.

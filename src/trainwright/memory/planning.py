@@ -112,7 +112,7 @@ def _persistent(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation,
         if budget_bytes - chain.fixed_bytes <= count:
             break  # one byte a slot
         bound = solve_persistent(chain, budget_bytes, slots=count, rounding="down")
-        if bound is not None and min(found)[0] <= bound.seconds * (1 + _GAP):
+        if bound is not None and min(seconds for seconds, _ in found) <= bound.seconds * (1 + _GAP):
             break
     return min(found, key=lambda each: each[0])[1]
 

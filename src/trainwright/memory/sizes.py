@@ -13,9 +13,9 @@ __all__ = ["Sizes", "sizes_of"]
 class Sizes(NamedTuple):
     """Sizes in bytes, times in seconds, of n stages, the loss stage last.
 
-    `out`, `delta` and `grown` [n + 1] are those of stages counted from 1, with the chain's input at 0; `plain_temporary`,
-    `plain`, `cheapest` [n] of stages from 0; the others of options, those of stage s (from 0) at first[s] to
-    first[s + 1] - 1.
+    `out`, `delta` and `grown` [n + 1] are those of stages counted from 1, with the chain's input at 0;
+    `plain_temporary`, `plain`, `cheapest` [n] of stages from 0; the others of options, those of stage s (from 0) at
+    first[s] to first[s + 1] - 1.
     """
 
     out: NDArray[np.int64]

@@ -10,7 +10,9 @@ from trainwright.memory.graphs import read_graph
 __all__ = ["as_chain", "read_chain"]
 
 
-def as_chain(subject: Any, sample: Any = None, *, loss: Any = None, optimizer: str | None = None) -> Chain:
+def as_chain(
+    subject: Any, sample: Any = None, *, loss: Any = None, optimizer: Any = None, accumulate: bool = False
+) -> Chain:
     """Return the chain that `subject` is, that the file of that name holds, or that is measured on a torch module."""
     if isinstance(subject, Chain):
         return subject
@@ -27,7 +29,7 @@ def as_chain(subject: Any, sample: Any = None, *, loss: Any = None, optimizer: s
         )
     from trainwright.memory.execute.fitting import chain_of
 
-    return chain_of(subject, sample, loss=loss, optimizer=optimizer)
+    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
 
 
 def read_chain(path: str | Path, *, saved_multiple: float = 1.0) -> Chain:

@@ -29,12 +29,12 @@ def chain():
 
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.5, 0.0])
 def test_budgets_are_kept(chain, share):
-    """Tracked bytes of a step are within the budget and the prediction, and at most 3 % below it."""
+    """Tracked bytes of a step are within the budget and the prediction, and at most 2 % below it."""
     budget = max(int(full_bytes(chain) * share), minimal_bytes(chain))
     module = memory.fit(net(), SAMPLE, budget=budget)
     tracked = tracked_peak(module, SAMPLE)
     assert tracked <= module.plan.peak_bytes <= budget
-    assert tracked >= 0.97 * module.plan.peak_bytes
+    assert tracked >= 0.98 * module.plan.peak_bytes
 
 
 def test_measuring_changes_nothing():
@@ -69,7 +69,11 @@ def test_loss_and_optimizer_count():
     told = chain_of(net(), (SAMPLE,), loss=lambda out: nn.functional.cross_entropy(out, targets), optimizer="adamw")
     assert told.loss.name == "loss"
     assert told.loss.saved_bytes > 0
-    assert told.fixed["optimizer"] == 2 * told.fixed["gradients"]
+    gradients = sum(stage.parameter_gradient_bytes for stage in told.stages)
+    assert told.fixed["optimizer"] == 2 * gradients > 0
+    again = chain_of(net(), (SAMPLE,), accumulate=True)
+    assert again.fixed["gradients"] == gradients
+    assert not any(stage.parameter_gradient_bytes for stage in again.stages)
 
 
 @pytest.mark.parametrize(

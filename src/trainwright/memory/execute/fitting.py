@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.errors import BudgetExceeded, PlanMismatch
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.chain import Chain
 from trainwright.memory.execute.interpreter import carried_out
-from trainwright.memory.execute.measure import call, measured, tracked_peak
+from trainwright.memory.execute.measure import call, granule_of, measured, tracked_peak
+from trainwright.memory.execute.optimizers import state_bytes
 from trainwright.memory.execute.stages import Row, split
 from trainwright.memory.plan_record import Plan
 from trainwright.memory.planning import full_bytes, plan_chain
@@ -22,10 +24,22 @@ _TRIES = 3
 Loss = Callable[[Any], torch.Tensor]
 
 
-def chain_of(model: nn.Module, sample: Any, *, loss: Loss | None = None, optimizer: str | None = None) -> Chain:
+def chain_of(
+    model: nn.Module,
+    sample: Any,
+    *,
+    loss: Loss | None = None,
+    optimizer: Optimizer | str | None = None,
+    accumulate: bool = False,
+    reserve_bytes: int = 0,
+) -> Chain:
     """Return the measured chain of a model; the arguments are those of `fit`."""
     row = split(model)
-    return measured(model, row, call(row.bind, sample), loss=loss, optimizer=optimizer)
+    state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
+    return measured(
+        model, row, call(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
+        reserve_bytes=reserve_bytes,
+    )  # fmt: skip
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -39,20 +53,23 @@ def fit(
     *,
     budget: str | float,
     loss: Loss | None = None,
-    optimizer: str | None = None,
+    optimizer: Optimizer | str | None = None,
+    accumulate: bool = False,
+    reserve_bytes: int = 0,
     **settings: Any,
 ) -> nn.Module:
     """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`."""
     row = split(model)
-    chain = measured(model, row, call(row.bind, sample), loss=loss, optimizer=optimizer)
+    chain = chain_of(model, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
     budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
+    elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
     for _ in range(_TRIES):
         plan = plan_chain(chain, budget=budget_bytes, **settings)
         module = _applied(model, row, plan)
-        peak = tracked_peak(module, sample, loss=loss) + chain.fixed.get("optimizer", 0)
+        peak = tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1) + elsewhere
         if peak <= budget_bytes:
             return module
-        reserve = chain.fixed.get("reserve", 0) + peak - budget_bytes
+        reserve = chain.fixed["reserve"] + peak - budget_bytes
         chain = replace(chain, fixed={**chain.fixed, "reserve": reserve})
     raise BudgetExceeded(
         f"budget: got {readable(budget_bytes)}, and a step took {readable(peak)} though its plan was within it; "

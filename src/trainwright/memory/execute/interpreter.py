@@ -1,8 +1,10 @@
 """The interpreter: a plan's operations carried out stage by stage, with the gradients of plain autograd to the bit.
 
 Each stage is one node of autograd. Its forward does the operations up to the stage's first forward, its backward those
-up to the stage's own; so a gradient lives no longer than the plan says. What is kept lies in the step's store, from
-which nothing goes but by an operation. Reruns see the random numbers, autocast and buffers of the first run.
+up to the stage's own; so a gradient lives no longer than the plan says. Parameters are inputs of the node: their
+gradients come out of it as out of any other, so that hooks (those of DDP too) fire once, in order. What is kept lies in
+the step's store, from which nothing goes but by an operation. Reruns see the random numbers, autocast and buffers of
+the first run.
 """
 
 import contextlib
@@ -70,7 +72,7 @@ class _Saved:
 
     found: list[torch.Tensor | None]  # gradients of its input, once its backward has run
     edges: list[tuple[int, GradientEdge]]  # place among the output's tensors
-    output: _Boundary  # without the graph
+    output: _Boundary | None  # without the graph; of the last stage nobody but the caller reads it
     aliases: list[tuple[nn.Parameter, torch.Tensor]]
 
 
@@ -83,7 +85,7 @@ class _Step:
     bare: dict[int, _Boundary] = field(default_factory=dict)
     saved: dict[int, _Saved] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
-    tied: dict[int, torch.Tensor] = field(default_factory=dict)  # by id of the parameter
+    made: dict[int, torch.Tensor] = field(default_factory=dict)  # gradients not handed out yet, by id of the parameter
     gradient: list[torch.Tensor | None] | None = None  # of the output of the stage whose backward comes next
     devices: tuple[int, ...] = ()
     inputs: set[int] = field(default_factory=set)  # storages of inputs that want no gradient, wherever they ride to
@@ -91,6 +93,7 @@ class _Step:
     def clear(self) -> None:
         self.bare.clear()
         self.saved.clear()
+        self.made.clear()
         self.gradient = None
 
 
@@ -105,15 +108,13 @@ class _Program:
         self.reruns = {stage for stage, times in runs.items() if times > 1}
         self.buffers = [Buffers(stage) for stage in row.stages]
         trained = [[p for p in stage.parameters() if p.requires_grad] for stage in row.stages]
-        uses = Counter(id(p) for own in trained for p in own)
         first: dict[int, int] = {}
         for number, own in enumerate(trained, start=1):
             for parameter in own:
                 first.setdefault(id(parameter), number)
-        self.ties: list[list[tuple[Place, nn.Parameter]]] = [_ties(stage, uses) for stage in row.stages]
-        self.returned = [
-            [p for p in own if uses[id(p)] > 1 and first[id(p)] == number] for number, own in enumerate(trained, 1)
-        ]
+        self.places: list[list[tuple[Place, nn.Parameter]]] = [_places(stage) for stage in row.stages]
+        # The last backward that makes a gradient hands it out: of tied parameters that of the first stage.
+        self.returned = [[p for p in own if first[id(p)] == number] for number, own in enumerate(trained, 1)]
         self.trains = [bool(own) for own in trained]
         self.anchor = torch.zeros((), requires_grad=True)  # makes every stage a node, whatever its input
 
@@ -127,7 +128,7 @@ class _Program:
         out: list[_Boundary] = []
         for number in range(1, len(self.stages) + 1):
             returned = self.returned[number - 1]
-            tensors = list(_Node.apply(self, step, number, out, self.anchor, len(returned), *returned, *tensors))
+            tensors = list(_Node.apply(self, step, number, out, self.anchor, *returned, *tensors))
         result = out[0].with_tensors(tensors)
         return tree_unflatten(result.leaves, result.spec)
 
@@ -169,8 +170,9 @@ class _Program:
     def _value(self, step: _Step, number: int) -> _Boundary:
         if number in step.bare:
             return step.bare[number]
-        if number in step.saved:
-            return step.saved[number].output
+        saved = step.saved.get(number)
+        if saved is not None and saved.output is not None:
+            return saved.output
         raise UnsupportedModel(
             "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
         )
@@ -189,26 +191,27 @@ class _Program:
             if number == 1
             else [below and _differentiable(t) and _storage(t) not in step.inputs for t in tensors]
         )
-        ties = self.ties[number - 1]
-        made = {id(parameter): (parameter, parameter.detach().requires_grad_()) for _, parameter in ties}
+        places = self.places[number - 1]
+        aliases = {id(parameter): (parameter, _alias(parameter)) for _, parameter in places}
         found: list[torch.Tensor | None] = [None] * len(tensors)
         with (
             torch.enable_grad(),
             self._surrounded(step, number),
-            swapped([(place, made[id(parameter)][1]) for place, parameter in ties], "_parameters"),
+            swapped([(place, aliases[id(parameter)][1]) for place, parameter in places], "_parameters"),
             torch.autograd.graph.saved_tensors_hooks(*self._door(step, number, tensors)),
         ):
             inputs = _Door.apply(found, wanted, self.anchor, *tensors)
             out = _flat(self._call(number, value.with_tensors(inputs)))
         del tensors, inputs
         results = out.tensors()
-        saved = step.saved[number] = _Saved(
+        output = out.with_tensors([t.detach() for t in results])
+        step.saved[number] = _Saved(
             found=found,
             edges=[(place, get_gradient_edge(t)) for place, t in enumerate(results) if t.requires_grad],
-            output=out.with_tensors([t.detach() for t in results]),
-            aliases=list(made.values()),
+            output=output if number < len(self.stages) else None,
+            aliases=list(aliases.values()),
         )
-        return saved.output
+        return output
 
     def _door(self, step: _Step, number: int, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
         """Return hooks by which a graph looks its input up in the store, so that it may go and be made again."""
@@ -248,6 +251,7 @@ class _Program:
                 seen = step.seen[number] = Seen()
                 seen.keep_random(step.devices)
                 stack.enter_context(self.buffers[number - 1].watched(seen))
+                stack.callback(seen.forget_undrawn)
             yield
 
     def _backward(self, step: _Step, number: int) -> None:
@@ -262,8 +266,8 @@ class _Program:
             torch.autograd.backward([edge for edge, _ in pairs], [given for _, given in pairs])
         for parameter, alias in saved.aliases:
             if alias.grad is not None:  # summed as autograd does, in the order of arrival
-                before = step.tied.get(id(parameter))
-                step.tied[id(parameter)] = alias.grad if before is None else before + alias.grad
+                before = step.made.get(id(parameter))
+                step.made[id(parameter)] = alias.grad if before is None else before + alias.grad
         step.gradient = saved.found
 
 
@@ -291,8 +295,8 @@ class _Node(torch.autograd.Function):
         except BaseException:
             step.clear()
             raise
-        ties = [step.tied.pop(id(parameter), None) for parameter in program.returned[number - 1]]
-        return None, None, None, None, None, None, *ties, *found
+        made = [step.made.pop(id(parameter), None) for parameter in program.returned[number - 1]]
+        return None, None, None, None, None, *made, *found
 
 
 class _Door(torch.autograd.Function):
@@ -339,13 +343,19 @@ def _flat(out: Any) -> _Boundary:
     return _Boundary(*tree_flatten(out))
 
 
-def _ties(stage: nn.Module, uses: Counter[int]) -> list[tuple[Place, nn.Parameter]]:
+def _places(stage: nn.Module) -> list[tuple[Place, nn.Parameter]]:
+    """Return where a stage's trained parameters stand, each as often as it does."""
     return [
         ((module, name), parameter)
         for module in stage.modules()
         for name, parameter in module._parameters.items()  # noqa: SLF001  named_parameters would leave out the second use
-        if parameter is not None and parameter.requires_grad and uses[id(parameter)] > 1
+        if parameter is not None and parameter.requires_grad
     ]
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a leaf of the same storage, whose gradient is its own."""
+    return nn.Parameter(parameter.detach())
 
 
 def _sorted(operations: Sequence[Operation], count: int) -> tuple[list[list[Operation]], list[list[Operation]]]:

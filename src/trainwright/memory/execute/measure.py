@@ -11,17 +11,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trainwright.errors import BudgetError, UnsupportedModel, closest
 from trainwright.memory.chain import NO_LOSS, Chain, Stage
 from trainwright.memory.execute.stages import Row
-from trainwright.memory.execute.surroundings import swapped
+from trainwright.memory.execute.surroundings import Autocast, swapped
 from trainwright.profile.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "call", "measured", "tensors_of", "tracked_peak"]
+__all__ = ["OPTIMIZERS", "call", "granule_of", "measured", "tensors_of", "tracked_peak"]
 
 _REPEATS = 3
+_CPU_GRANULE, _CUDA_GRANULE = 64, 512
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the trained parameters that an optimizer keeps."""
 
@@ -32,39 +34,55 @@ def measured(
     arguments: Sequence[Any],
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
-    optimizer: str | None = None,
+    optimizer: str | int | None = None,
+    accumulate: bool = False,
+    reserve_bytes: int = 0,
     repeats: int = _REPEATS,
 ) -> Chain:
     """Return the chain of a model's stages for the arguments of its first stage.
 
-    `loss` makes a scalar of the model's result, and is measured as the loss stage; `optimizer` (see `OPTIMIZERS`) is
-    what its state takes. Raises `UnsupportedModel` if nothing is trained, or the sample does not run through a stage.
+    `loss` makes a scalar of the model's result, and is measured as the loss stage; `optimizer` is what its state takes,
+    by name (see `OPTIMIZERS`) or in bytes. Gradients of parameters count from the backward that makes them, as after
+    `zero_grad(set_to_none=True)`; with `accumulate` they are there from the start, and a stage's new ones come on top.
+    `reserve_bytes` are somebody else's. Raises `UnsupportedModel` if nothing is trained, or the sample does not run
+    through a stage.
     """
-    granule = 512 if any(each.is_cuda for each in model.parameters()) else 64
+    granule = granule_of(model)
     fixed = {
         "parameters": _bytes(model.parameters(), granule),
-        "gradients": _bytes((each for each in model.parameters() if each.requires_grad), granule),
         "buffers": 2 * _bytes(model.buffers(), granule),  # reruns write to copies
+        "reserve": reserve_bytes,
     }
-    if not fixed["gradients"]:
+    gradients = _bytes((each for each in model.parameters() if each.requires_grad), granule)
+    if not gradients:
         raise UnsupportedModel(
             "model: got no parameter that wants a gradient; allowed: at least one, for a plan to serve"
         )
-    if optimizer is not None:
+    if accumulate:
+        fixed["gradients"] = gradients
+    if isinstance(optimizer, int):
+        fixed["optimizer"] = optimizer
+    elif optimizer is not None:
         if optimizer not in OPTIMIZERS:
             raise BudgetError(
                 f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
             )
-        fixed["optimizer"] = OPTIMIZERS[optimizer] * fixed["gradients"]
+        fixed["optimizer"] = OPTIMIZERS[optimizer] * gradients
     constant = _storages(arguments) | _storages(list(model.parameters())) | _storages(list(model.buffers()))
     stages: list[Stage] = []
     last: dict[str, Any] | None = None
+    draws = 0
     with _untouched(model):
         value: Any = tuple(arguments)
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
-            spread = row.tuples or number == 1
+            spread, state = row.tuples or number == 1, torch.get_rng_state()
             told, value = _told(
-                number, name, stage, value, spread=spread, constant=constant, granule=granule, repeats=repeats
+                number, name, stage, value, spread=spread, constant=constant, granule=granule, repeats=repeats,
+                last=number == len(row.stages),
+            )  # fmt: skip
+            draws += not torch.equal(state, torch.get_rng_state())
+            told |= _gradients(
+                row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
             )
             stages.append(Stage(name=name, parameter_bytes=_bytes(stage.parameters(), granule), **told))
         if not any(t.is_floating_point() for t in tensors_of(value)):
@@ -72,10 +90,13 @@ def measured(
                 f"model: got a result without a floating tensor ({type(value).__name__}); allowed: one for a loss"
             )
         fixed["output"] = _bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
+        # Of the executor: the node that makes stages differentiable, a loss, the states of generators for reruns.
+        state_bytes = -(-state.nbytes // granule) * granule if granule == _CPU_GRANULE else 0
+        fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
         if loss is not None:
             last, _ = _told(
                 len(stages) + 1, "loss", _Loss(loss), value,
-                spread=False, constant=constant, granule=granule, repeats=repeats,
+                spread=False, constant=constant, granule=granule, repeats=repeats, last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
     return Chain(
@@ -87,21 +108,36 @@ def measured(
     )
 
 
-def tracked_peak(model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None) -> int:
+def tracked_peak(
+    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
+) -> int:
     """Return the peak bytes of live storages of one training step, with the parameters, but no optimizer's state.
 
-    Without `loss` the sum of the result's floating tensors stands for it. The model is as before afterwards.
+    Without `loss` the sum of the result's floating tensors stands for it. With several `passes` gradients add up. The
+    model is as before afterwards.
     """
-    tracker = StorageTracker(granule_bytes=512 if any(each.is_cuda for each in model.parameters()) else 64)
+    tracker = StorageTracker(granule_bytes=granule_of(model))
     tracker.watch(model.parameters(), "parameters")
     tracker.watch(model.buffers(), "buffers")
     tracker.watch(tensors_of(sample), "input")
     with _untouched(model), tracker:
-        out = call(model, sample)
-        total = loss(out) if loss is not None else sum(t.sum() for t in tensors_of(out) if t.requires_grad)
-        total.backward()  # type: ignore[union-attr]  # a model that trains has such a tensor
-        del out, total
+        for _ in range(passes):
+            _pass(model, sample, loss)
     return tracker.peak_bytes
+
+
+def _pass(model: nn.Module, sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
+    out = call(model, sample)
+    if loss is not None:
+        loss(out).backward()
+    else:
+        # The gradient that arrives is to be a tensor of its own, not a number seen as one.
+        sum((t * 1).sum() for t in tensors_of(out) if t.requires_grad).backward()  # type: ignore[union-attr]  # trained
+
+
+def granule_of(model: nn.Module) -> int:
+    """Return what the allocator of the model's device rounds a storage up to."""
+    return _CUDA_GRANULE if any(each.is_cuda for each in model.parameters()) else _CPU_GRANULE
 
 
 def call(function: Callable[..., Any], sample: Any) -> Any:
@@ -120,6 +156,19 @@ class _Loss(nn.Module):
         return self.loss(value)
 
 
+def _gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
+    """Return what the first stage's backward leaves, and its temporaries beside it; the others come behind it."""
+    own = {id(each): each for each in stages[0].parameters() if each.requires_grad}
+    later = {id(each) for stage in stages[1:] for each in stage.parameters()}
+    shared = _bytes((each for key, each in own.items() if key in later), granule)  # added to what is there
+    alone = _bytes((each for key, each in own.items() if key not in later), granule)
+    if accumulate:
+        return {"parameter_gradient_bytes": 0, "backward_temporary_bytes": max(temporary, 0) + shared + alone}
+    if shared:
+        temporary = max(temporary + shared, 2 * shared)
+    return {"parameter_gradient_bytes": alone, "backward_temporary_bytes": temporary}
+
+
 def _told(
     number: int,
     name: str,
@@ -130,9 +179,10 @@ def _told(
     constant: set[int],
     granule: int,
     repeats: int,
+    last: bool,
 ) -> tuple[dict[str, Any], Any]:
     try:
-        return _measured_stage(stage, value, spread=spread, fixed=constant, granule=granule, repeats=repeats)
+        return _measured_stage(stage, value, spread=spread, fixed=constant, granule=granule, repeats=repeats, last=last)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -144,9 +194,12 @@ def _told(
 
 
 def _measured_stage(
-    stage: nn.Module, value: Any, *, spread: bool, fixed: set[int], granule: int, repeats: int
+    stage: nn.Module, value: Any, *, spread: bool, fixed: set[int], granule: int, repeats: int, last: bool
 ) -> tuple[dict[str, Any], Any]:
-    """Return the numbers of a stage as the fields of its record, and what it hands on."""
+    """Return the numbers of a stage as the fields of its record, and what it hands on.
+
+    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once.
+    """
 
     def call(given: Any) -> Any:
         return stage(*given) if spread else stage(given)
@@ -175,12 +228,18 @@ def _measured_stage(
         result = call(entered)
     grown = tracker.live_bytes - before
     told |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
+    if last:
+        told |= {
+            "output_bytes": 0,
+            "saved_bytes": _without_output(call, opened, tracker),
+            "forward_temporary_bytes": told["forward_temporary_bytes"] + made,
+            "plain_forward_temporary_bytes": told["plain_forward_temporary_bytes"] + made,
+        }
 
     ends = [t for t in tensors_of(result) if t.requires_grad]
     deltas = [torch.ones_like(t) for t in ends]
     tracker.watch(deltas, "gradient")
     told["gradient_bytes"] = sum(_rounded(t, granule) for t in deltas)
-    gradients = before_gradients = 0
     if ends:
         tracker.restart_peak()
         start = tracker.live_bytes
@@ -189,7 +248,7 @@ def _measured_stage(
             torch.autograd.backward(ends, deltas, retain_graph=False)
         gradients = _gradient_bytes(stage, granule) - before_gradients
         below = sum(_rounded(t.grad, granule) for t in tensors_of(entered) if t.grad is not None)
-        told["backward_temporary_bytes"] = max(0, tracker.peak_bytes - start - gradients - below)
+        told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
     else:
         told["backward_temporary_bytes"] = 0
     del result, entered, ends, deltas
@@ -211,6 +270,18 @@ def _measured_stage(
         _forget_gradients(stage)
     told |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
     return told, out
+
+
+def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], tracker: StorageTracker) -> int:
+    """Return the bytes that a stage's graph holds by itself."""
+    before = tracker.live_bytes
+    with tracker:
+        result = call(opened())
+    edges = [get_gradient_edge(t) for t in tensors_of(result) if t.requires_grad]
+    del result
+    held = tracker.live_bytes - before
+    del edges
+    return held
 
 
 def _least(call: Any, repeats: int, value: Any) -> float:
@@ -249,6 +320,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
         stack.enter_context(swapped(places, "_buffers"))
         try:
             _forget_gradients(model)

@@ -74,14 +74,20 @@ class Buffers:
 @contextlib.contextmanager
 def swapped(tensors: list[tuple[Place, torch.Tensor]], kind: str) -> Iterator[None]:
     """Put tensors in the place of buffers or parameters, and those back at the end."""
-    own = [getattr(module, kind)[name] for (module, name), _ in tensors]
-    for (module, name), tensor in tensors:
-        getattr(module, kind)[name] = tensor
+    places = [place for place, _ in tensors]
+    own = [getattr(module, kind)[name] for module, name in places]
+    _put(places, [tensor for _, tensor in tensors], kind)
     try:
         yield
     finally:
-        for ((module, name), _), tensor in zip(tensors, own, strict=True):
-            getattr(module, kind)[name] = tensor
+        _put(places, own, kind)
+
+
+def _put(places: list[Place], tensors: list[torch.Tensor], kind: str) -> None:
+    for (module, name), tensor in zip(places, tensors, strict=True):
+        getattr(module, kind)[name] = tensor
+    for module in {id(module): module for module, _ in places if isinstance(module, nn.RNNBase)}.values():
+        module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]  # noqa: SLF001  its own list
 
 
 @dataclass(slots=True)
@@ -97,9 +103,22 @@ class Seen:
         self.random = torch.get_rng_state()
         self.device_random = {index: torch.cuda.get_rng_state(index) for index in devices}
 
+    def forget_undrawn(self) -> None:
+        """Drop the state of generators that have not moved since: a rerun draws nothing either."""
+        if self.random is not None and torch.equal(self.random, torch.get_rng_state()):
+            self.random = None
+        still = [
+            index for index, state in self.device_random.items() if torch.equal(state, torch.cuda.get_rng_state(index))
+        ]
+        for index in still:
+            del self.device_random[index]
+
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Draw the same numbers again, and leave the generators where they were."""
+        if self.random is None and not self.device_random:
+            yield
+            return
         now = Seen()
         now.keep_random(tuple(self.device_random))
         self._set()
@@ -109,8 +128,8 @@ class Seen:
             now._set()
 
     def _set(self) -> None:
-        assert self.random is not None  # noqa: S101  kept at the first run
-        torch.set_rng_state(self.random)
+        if self.random is not None:
+            torch.set_rng_state(self.random)
         for index, state in self.device_random.items():
             torch.cuda.set_rng_state(state, index)
 

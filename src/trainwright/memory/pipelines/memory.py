@@ -50,7 +50,7 @@ def stage_bytes(chain: Chain, first: int, last: int, *, flying: int, weights: We
     return (
         weight_bytes(chain, first, last, weights)
         + flying * held
-        + max(layer.backward_temporary_bytes for layer in layers)
+        + max(0, *(layer.backward_temporary_bytes for layer in layers))
         + borders
     )
 

@@ -5,7 +5,7 @@ import io
 from dataclasses import dataclass, field, replace
 
 from trainwright.errors import InfeasibleBudget, PipelineError
-from trainwright.memory.chain import Chain
+from trainwright.memory.chain import Chain, Option, Stage
 from trainwright.memory.pipelines.memory import SCHEDULES, Weights, check_schedule, stage_bytes
 from trainwright.memory.pipelines.partition import Part, Partition, Way, cut, ways
 from trainwright.memory.pipelines.patterns import groups
@@ -98,8 +98,21 @@ def plan_pipeline(
 
 
 def _without_gradients(chain: Chain) -> Chain:
-    """Return the chain as `Weights` counts it: gradients of parameters add up over micro-batches, and are always there."""
-    return replace(chain, stages=tuple(replace(stage, parameter_gradient_bytes=0) for stage in chain.stages))
+    """Return the chain as `Weights` counts: sums of gradients are always there, a micro-batch's own come on top."""
+
+    def on_top(kind: Stage | Option, stage: Stage) -> int:
+        return max(0, kind.backward_temporary_bytes + stage.parameter_gradient_bytes)
+
+    stages = tuple(
+        replace(
+            stage,
+            parameter_gradient_bytes=0,
+            backward_temporary_bytes=on_top(stage, stage),
+            options=tuple(replace(each, backward_temporary_bytes=on_top(each, stage)) for each in stage.options),
+        )
+        for stage in chain.stages
+    )
+    return replace(chain, stages=stages)
 
 
 def _timeline(parts: tuple[Part, ...], schedule: str, microbatches: int) -> Timeline:
