@@ -56,11 +56,11 @@ $(VENV)/.base: $(SOURCES)
 	@echo "== set-up: .venv (about two minutes and 2 GB the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade "pip>=25.1"
-	$(PIP) install --constraint constraints.txt --editable ".[torch,report]" --group demo
+	$(PIP) install --constraint constraints.txt --editable ".[torch]" --group demo
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --constraint constraints.txt --editable ".[torch,formats,report,optuna,configspace,parquet,redis,ui,serve]" --group test --group lint
+	$(PIP) install --constraint constraints.txt --editable ".[torch,formats,optuna,configspace,parquet,redis,ui,serve]" --group test --group lint
 	@touch $@
 
 $(VENV)/.more: $(VENV)/.dev

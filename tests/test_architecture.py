@@ -117,7 +117,7 @@ def test_engines_import_no_ray_tune_or_train():
 def test_heavy_packages_are_loaded_where_they_are_used():
     """Loading every package of the house loads numpy and the command line's parser, and nothing else of weight."""
     packages = [f"trainwright.{path.parent.name}" for path in ROOT.glob("*/__init__.py")]
-    heavy = ("torch", "ray", "numba", "scipy", "polars", "pyarrow", "plotly", "optuna", "sklearn", "rich", "hypothesis")
+    heavy = ("torch", "ray", "numba", "scipy", "polars", "pyarrow", "optuna", "sklearn", "rich", "hypothesis")
     code = (
         f"import sys, importlib; sys.path.insert(0, {str(ROOT.parent)!r})\n"
         f"for name in {packages!r}: importlib.import_module(name)\n"

@@ -27,7 +27,7 @@ def pictures(report: Report) -> list[Figure]:
 def write_ensemble_page(front: Front, ensemble: Ensemble, report: Report, path: str | Path) -> Path:
     """Write the page of an ensemble and the front that it is from as one self-contained HTML file; returns its path.
 
-    Needs the extra `report`. An earlier page is replaced as a whole.
+    An earlier page is replaced as a whole.
     """
     where = Path(path)
     told = Ensembles(front=front, singles=_singles(front), pick=ensemble, left_out=0)

@@ -35,7 +35,7 @@ _MOST_OBJECTIVES = 3
 def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
     """Write the report of the study in `directory` to `path` (by default report.html in it) and return where it is.
 
-    Needs the extra `report`. An earlier report is replaced as a whole.
+    An earlier report is replaced as a whole.
     """
     directory = Path(directory)
     ledger = open_ledger(directory)

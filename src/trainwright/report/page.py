@@ -1,15 +1,16 @@
 """The page: sections of a report put together into one HTML text that needs nothing from a network.
 
-A content security policy allows the page's own two scripts by their digests and nothing else, so that no text of a
+A content security policy allows the page's own script by its digest and nothing else, so that no text of a
 study can become code even if it escaped its escaping.
 """
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import resources
 
-from trainwright.errors import MissingExtra
 from trainwright.report.figures.figure import Figure
 from trainwright.report.words import embedded_json, escape
 
@@ -18,12 +19,13 @@ __all__ = ["Section", "figure_html", "page_html"]
 Section = tuple[str, str, str]
 """Id, heading and inner HTML."""
 
+_MODULES = ("pens.js", "scales.js", "chart.js", "page.js")
+
 
 def page_html(*, title: str, header: str, sections: Sequence[Section], figures: Sequence[Figure], footer: str) -> str:
     """Return the whole page; `figures` are those whose places are in the sections."""
-    style, script, plotly = _asset("page.css"), _asset("page.js"), _plotly_js() if figures else ""
-    data = embedded_json([{"name": f.name, "data": f.data, "layout": f.layout} for f in figures])
-    scripts = [plotly, script] if figures else []
+    style, scripts = _asset("page.css"), [_bundled(*_MODULES)] if figures else []
+    data = embedded_json([asdict(figure) for figure in figures])
     allowed = " ".join(f"'sha256-{_digest(text)}'" for text in scripts) or "'none'"
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections)
@@ -64,7 +66,7 @@ def figure_html(figure: Figure, *, alone: bool = False) -> str:
     width = f";min-width:{figure.least_width}px" if figure.least_width else ""
     return (
         f'<figure aria-labelledby="title-{figure.name}"><h3 id="title-{figure.name}"{hidden}>{figure.title}</h3>'
-        f'<div class="scroll"><div class="plot" id="plot-{figure.name}" role="img" '
+        f'<div class="scroll"><div class="plot" id="plot-{figure.name}" '
         f'aria-labelledby="title-{figure.name}" aria-describedby="caption-{figure.name}" '
         f'style="height:{figure.height}px{width}"></div></div>'
         f'<figcaption id="caption-{figure.name}">{figure.caption}</figcaption></figure>'
@@ -75,13 +77,12 @@ def _asset(name: str) -> str:
     return resources.files("trainwright.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _plotly_js() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise MissingExtra.of("the report", "plotly", "report") from None
-    # Browsers read all ends of lines as "\n", and the digest is of what they read.
-    return str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
+def _bundled(*names: str) -> str:
+    """Return modules as one script: each after those that it imports, so that a file needs no other."""
+    text = "\n".join(_asset(name) for name in names)
+    alone = re.sub(r"^import .*;\n", "", text, flags=re.MULTILINE)
+    script = re.sub(r"^export (?=const|class|function)", "", alone, flags=re.MULTILINE)
+    return f'(() => {{\n"use strict";\n{script}\n}})();'
 
 
 def _digest(text: str) -> str:

@@ -16,7 +16,7 @@ _LONGEST = 60  # characters of one value in a table or on an axis
 
 
 def escape(text: object, longest: int | None = None) -> str:
-    """Return text for HTML and for Plotly's labels, which know tags too; cut after `longest` characters."""
+    """Return text for HTML, and for figures, whose texts are HTML too; cut after `longest` characters."""
     plain = str(text)
     if longest is not None and len(plain) > longest:
         plain = plain[: longest - 1] + "…"

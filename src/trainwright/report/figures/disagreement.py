@@ -8,6 +8,8 @@ from trainwright.report.words import escape, number
 
 __all__ = ["disagreement_figure"]
 
+_MOST_WRITTEN = 12  # members whose shares have room in their cells
+
 
 def disagreement_figure(report: Report) -> Figure | None:
     """Return the figure; None for one member, or without rows to compare on."""
@@ -40,7 +42,7 @@ def disagreement_figure(report: Report) -> Figure | None:
                 "z": [rounded(row) for row in apart],
                 "colorscale": [[0, "--surface"], [1, "--blue"]],
                 "hovertemplate": f"%{{y}} and %{{x}}: %{{z:{form}}}<extra></extra>",
-                "colorbar": {"thickness": 12, "tickformat": ".0%" if classes else "", "outlinewidth": 0},
+                "zformat": form if len(names) <= _MOST_WRITTEN else "",
             }
         ],
         layout=layout(xaxis=axis(), yaxis=axis(autorange="reversed")),

@@ -1,7 +1,8 @@
-"""A figure as plain data: traces and layout for plotly.js, a title, and a caption that says what is to be seen.
+"""A figure as plain data: traces and a layout for chart.js, a title, and a caption that says what is to be seen.
 
+The words are a few of those that Plotly made usual: scatter, bar and heatmap; xaxis, yaxis, shapes, annotations.
 Colours are names of the page's CSS properties, such as "--blue", which the page replaces by the colour of its theme;
-so one figure fits light and dark. Text that comes from users is escaped, since Plotly's labels know tags.
+so one figure fits light and dark. All texts are HTML: what comes from users is escaped.
 """
 
 from collections.abc import Sequence
@@ -32,31 +33,14 @@ class Figure:
 def axis(title: str = "", **settings: Any) -> Json:
     """Return an axis in the style of all figures."""
     return {
-        "title": {"text": title, "standoff": 8},
-        "gridcolor": "--grid",
-        "linecolor": "--line",
-        "tickcolor": "--line",
-        "zeroline": False,
-        "showline": True,
-        "ticks": "outside",
-        "ticklen": 4,
-        "automargin": True,
+        "title": {"text": title},
         **settings,
     }
 
 
 def layout(**settings: Any) -> Json:
-    """Return the layout that all figures share: a legend in one line on top, no background of its own."""
-    return {
-        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": "--ink"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 48, "r": 16, "t": 36, "b": 44},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
-        "hoverlabel": {"bgcolor": "--surface", "bordercolor": "--line", "font": {"color": "--ink"}},
-        "hovermode": "closest",
-        **settings,
-    }
+    """Return a layout: `xaxis`, `yaxis` and perhaps `yaxis2`, `shapes`, `annotations` and `bargap`."""
+    return settings
 
 
 def value_axis(title: str, values: NDArray[np.float64], *, low_is_good: bool) -> tuple[Json, str]:

@@ -44,6 +44,5 @@ def hypervolume_figure(state: State) -> Figure | None:
         layout=layout(
             xaxis=axis("results", rangemode="tozero"),
             yaxis=axis("hypervolume", rangemode="tozero"),
-            margin={"l": 48, "r": 16, "t": 12, "b": 44},
         ),
     )

@@ -31,20 +31,17 @@ def importance_figure(importance: Importance, metric: str, objective: int = 0) -
         data=[
             {
                 "type": "bar",
-                "orientation": "h",
                 "y": names[::-1],
                 "x": rounded(shares[::-1], 4),
                 "text": [f"{share:.0%}" for share in shares[::-1]],
                 "textposition": "outside",
-                "cliponaxis": False,
                 "marker": {"color": "--blue"},
                 "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
             }
         ],
         layout=layout(
             xaxis=axis("share", tickformat=".0%", rangemode="tozero", nticks=6),
-            yaxis=axis(type="category", ticks="", showgrid=False),
-            margin={"l": 48, "r": 40, "t": 12, "b": 44},
+            yaxis=axis(type="category", showgrid=False),
             bargap=0.35,
         ),
         height=90 + 28 * len(order),

@@ -94,7 +94,6 @@ def _curves(name: str, style: tuple[str, float], trials: list[TrialState], goal:
         "x": x,
         "y": rounded(y),
         "customdata": numbers,
-        "connectgaps": False,
         "opacity": opacity,
         "line": {"color": colour, "width": 3 if name == "best" else 1.2},
         "marker": {"color": colour, "size": 6 if name == "best" else 3},

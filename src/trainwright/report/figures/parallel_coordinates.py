@@ -70,7 +70,7 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
             yaxis=axis(range=[_INACTIVE - 0.1, 1.1], visible=False, fixedrange=True),
             shapes=[_upright(x) for x in range(len(axes))],
             annotations=[label for x, each in enumerate(axes) for label in _labels(x, each)],
-            margin={"l": 16, "r": 16, "t": 36, "b": 8},
+            margin={"l": 16, "r": 16},
         ),
         height=420,
         least_width=95 * len(axes),
@@ -150,7 +150,7 @@ def _upright(x: int) -> Json:
 
 
 def _labels(x: int, each: _Axis) -> list[Json]:
-    plain = {"x": x, "showarrow": False, "font": {"color": "--ink", "size": 11}}
+    plain = {"x": x, "font": {"color": "--ink", "size": 11}}
     name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(each.name, 22)}</b>"}
     ticks = [
         {
@@ -160,7 +160,6 @@ def _labels(x: int, each: _Axis) -> list[Json]:
             "xshift": 4,
             "text": text,
             "bgcolor": "--halo",
-            "borderpad": 1,
         }
         for place, text in each.ticks
     ]

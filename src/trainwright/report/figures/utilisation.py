@@ -48,23 +48,21 @@ def utilisation(overview: Overview) -> Figure | None:
     height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
     whole = height + 200
     foot = 90 / (whole - 90)  # share of the plot that the line below takes
-    above = axis(automargin=True, domain=[foot + 0.06, 1.0], showgrid=False, showline=False, ticks="")
+    above = axis(domain=[foot + 0.06, 1.0], showgrid=False)
     if many:
-        above |= {"type": "linear", "tickvals": [], "title": {"text": f"{len(slots):,} slots", "standoff": 8}}
+        above |= {"tickvals": [], "title": {"text": f"{len(slots):,} slots"}}
     else:
-        above |= {"type": "category", "categoryorder": "array", "categoryarray": labels[::-1]}
+        above |= {"type": "category", "categoryarray": labels[::-1]}
     return Figure(
         name="utilisation",
         title="Workers",
         caption=_caption(overview, runs, slots, share, many=many),
         data=[*traces, _line(busy, total / per)],
         layout=layout(
-            barmode="overlay",
             bargap=0.25,
-            uniformtext={"mode": "hide", "minsize": 8},
-            xaxis=axis(f"time of work ({unit})", range=[0, total / per], anchor="y2"),
+            xaxis=axis(f"time of work ({unit})", range=[0, total / per]),
             yaxis=above,
-            yaxis2=axis("busy", domain=[0.0, foot], range=[0, 1.05], tickformat=".0%", nticks=3, anchor="x"),
+            yaxis2=axis("busy", domain=[0.0, foot], range=[0, 1.05], tickformat=".0%", nticks=3),
             shapes=[
                 {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": _BREAK}
                 for x in breaks.tolist()
@@ -155,24 +153,17 @@ def _bars(runs: list[_Run], per: float) -> list[Json]:
             traces.append(
                 {
                     "type": "bar",
-                    "orientation": "h",
                     "name": how,
                     "y": [escape(run.slot, 24) for run in chosen],
                     "base": rounded([run.start / per for run in chosen]),
                     "x": rounded([(run.end - run.start) / per for run in chosen]),
                     "customdata": [[run.trial, duration(run.end - run.start)] for run in chosen],
-                    "marker": {"color": colour, "line": {"color": "--surface", "width": 0.5}},
+                    "marker": {"color": colour},
                     "hovertemplate": f"trial %{{customdata[0]}}: {how}, ran %{{customdata[1]}}<extra></extra>",
                 }
             )
             if len(runs) <= _LABELLED:
-                traces[-1] |= {
-                    "text": [str(run.trial) for run in chosen],
-                    "textposition": "inside",
-                    "insidetextanchor": "middle",
-                    "textangle": 0,
-                    "textfont": {"color": "--on-colour", "size": 10},
-                }
+                traces[-1] |= {"text": [str(run.trial) for run in chosen], "textposition": "inside"}
     return traces
 
 
@@ -188,7 +179,6 @@ def _map(busy: NDArray[np.float64], end: float) -> Json:
         "colorscale": [[0, "--surface"], [1, "--blue"]],
         "zmin": 0,
         "zmax": 1,
-        "showscale": False,
         "hovertemplate": "%{z:.0%} busy<extra></extra>",
     }
 
@@ -202,7 +192,6 @@ def _line(busy: NDArray[np.float64], end: float) -> Json:
         "showlegend": False,
         "x": rounded(edges),
         "y": rounded([*busy.mean(axis=0), busy[:, -1].mean()], 3),
-        "xaxis": "x",
         "yaxis": "y2",
         "fill": "tozeroy",
         "fillcolor": "--wash",
