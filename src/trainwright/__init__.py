@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         RandomSearcher,
     )
     from trainwright.search.sampler import TrainwrightSampler
+    from trainwright.serve import Deployment
     from trainwright.space import (
         Beta,
         Choice,
@@ -86,6 +87,7 @@ _HOME = {
     "Configuration": "space",
     "Constant": "space",
     "DefaultSearcher": "search",
+    "Deployment": "serve",
     "Derived": "space",
     "Doubling": "schedule",
     "DoublingAsPublished": "schedule",
@@ -158,6 +160,7 @@ __all__ = [
     "Configuration",
     "Constant",
     "DefaultSearcher",
+    "Deployment",
     "Derived",
     "Doubling",
     "DoublingAsPublished",

@@ -12,7 +12,7 @@ from trainwright.errors import EnsembleError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["outputs_of"]
+__all__ = ["checked", "linked", "outputs_of", "shaped"]
 
 
 def outputs_of(
@@ -33,19 +33,24 @@ def outputs_of(
         batch = batch.to(first.dtype)  # numpy's float64 is hardly ever the network's
     network.to(device)
     with torch.no_grad():
-        parts = [_linked(network(part.to(device)), member.link).cpu() for part in batch.split(batch_rows)]
-    return _checked(torch.cat(parts).double().numpy(), member)
+        parts = [linked(network(part.to(device)), member.link).cpu() for part in batch.split(batch_rows)]
+    return checked(shaped(torch.cat(parts).double().numpy(), member.output), member)
 
 
-def _linked(output: "torch.Tensor", link: str) -> "torch.Tensor":
+def linked(output: "torch.Tensor", link: str) -> "torch.Tensor":
+    """Return what a network's output predicts: probabilities in float64 for "softmax", itself for "identity"."""
     return output.double().softmax(1) if link == "softmax" else output
 
 
-def _checked(found: Array, member: Member) -> Array:
-    if member.output == "moments":
-        found = found[:, None, :] if found.ndim == 2 else found
-    elif member.output == "values":
-        found = found[:, None] if found.ndim == 1 else found
+def shaped(found: Array, output: str) -> Array:
+    """Return values [N] as [N, 1] and moments [N, 2] as [N, 1, 2]; others as they are."""
+    if output == "moments":
+        return found[:, None, :] if found.ndim == 2 else found
+    return found[:, None] if output == "values" and found.ndim == 1 else found
+
+
+def checked(found: Array, member: Member) -> Array:
+    """Return a member's predictions, probabilities summing to 1, or raise EnsembleError naming the first bad row."""
     wrong = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
     why = "is not finite"
     if member.output == "moments" and not wrong.any():

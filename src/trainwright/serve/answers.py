@@ -1,0 +1,49 @@
+"""From members' predictions to an answer: the ensemble's rule over those that came, and what is said of the others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainwright.ensemble import Ensemble, Slots, uncertainty_of
+from trainwright.ensemble.metrics import Array
+from trainwright.ensemble.networks import checked
+from trainwright.errors import EnsembleError, RequestError
+from trainwright.serve.batching import Request
+from trainwright.serve.service import Answer
+
+__all__ = ["answer_of"]
+
+
+def answer_of(
+    ensemble: Ensemble,
+    request: Request,
+    predictions: Mapping[int, Array],
+    missing: Mapping[int, str],
+    trace: Mapping[str, Any],
+) -> Answer:
+    """Return the answer of a request from its members' predictions, by position in the ensemble; they are copied.
+
+    With all members asked for it is what `Ensemble.predict` returns. Raises RequestError for rows to which a member
+    has no valid answer.
+    """
+    try:
+        found = {member: checked(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())}
+    except EnsembleError as error:
+        raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
+    slots = Slots(
+        rule=ensemble.rule, weights=[request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
+    )
+    for member, prediction in found.items():
+        slots.put(member, prediction)
+    combined = slots.combined()
+    used = [request.weights[member] for member in combined.members]
+    trial = [member.trial for member in ensemble.members]
+    calibration = ensemble.calibration
+    return Answer(
+        prediction=combined.prediction if calibration is None else calibration.apply(combined.prediction),
+        used=tuple(trial[member] for member in combined.members),
+        missing={trial[member]: why for member, why in missing.items()},
+        weight=sum(used) / sum(request.weights[member] for member in request.members),
+        uncertainty=uncertainty_of(found.values(), used, ensemble.output) if request.options.uncertainty else None,
+        members={trial[member]: one for member, one in found.items()} if request.options.members else {},
+        trace=trace,
+    )

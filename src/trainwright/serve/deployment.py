@@ -1,0 +1,248 @@
+"""A deployment: an ensemble that answers from worker processes on this machine, placed by a plan."""
+
+import math
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
+from trainwright.serve.arena import Arena, Layout
+from trainwright.serve.batching import Request
+from trainwright.serve.combiner import Combiner
+from trainwright.serve.dispatch import Dispatcher
+from trainwright.serve.matrix import Plan
+from trainwright.serve.pool import Pool, credits_of
+from trainwright.serve.posts import State
+from trainwright.serve.service import Answer, Options
+from trainwright.serve.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Deployment"]
+
+
+class Deployment:
+    """A running ensemble: `with Deployment(ensemble, plan) as service: service.predict(x)`.
+
+    `plan` says which members run where; None puts them on this machine's processor. `sample`, a batch of one row or
+    more, tells shape and dtype of inputs where the members do not remember those of the batch they were measured with.
+    The workers are started by `start`, or by entering; they read weights from the members' folders.
+    """
+
+    _runner = "trainwright.serve.fused:runner_of"
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        plan: Plan | None = None,
+        *,
+        sample: "Array | torch.Tensor | None" = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._ensemble = ensemble
+        self.settings = Settings() if settings is None else settings
+        self.plan = Plan.simple(ensemble, "cpu") if plan is None else plan
+        self.plan.check(ensemble)
+        self.input_shape, self.input_dtype = _inputs(ensemble, sample)
+        self._weights = dict(enumerate(ensemble.weights))
+        self._draining = False
+        self._dispatcher: Dispatcher | None = None
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The ensemble that is served."""
+        return self._ensemble
+
+    def start(self) -> Self:
+        """Start the workers and wait until every member can answer; raises ServeError naming the one that cannot."""
+        if self._dispatcher is not None:
+            raise ServeError("Deployment.start: was started before; allowed: once; make another one")
+        lines: dict[tuple[int, ...], int] = {}
+        for instance in self.plan.instances:
+            held = lines.get(instance.unit.members, 0)
+            lines[instance.unit.members] = held + credits_of(instance, self.settings.segment_rows)
+        layout = Layout(
+            slots=max(lines.values()) + 2,
+            rows=self.settings.segment_rows,
+            members=len(self._ensemble.members),
+            input_shape=self.input_shape,
+            input_dtype=self.input_dtype.name,
+            output_shape=(),
+        )
+        self._pool = Pool(
+            ensemble=self._ensemble, plan=self.plan, settings=self.settings, layout=layout, runner=self._runner
+        )
+        self._arena = Arena.create()
+        self._combiner = Combiner(self._ensemble)
+        self._dispatcher = Dispatcher(
+            pool=self._pool, arena=self._arena, combiner=self._combiner, settings=self.settings, layout=layout
+        )
+        self._combiner.start()
+        self._dispatcher.start()
+        try:
+            self._dispatcher.started.wait()
+        except BaseException:
+            self.drain(0.0)
+            raise
+        if self._dispatcher.refusal is not None:
+            self.drain(0.0)
+            raise self._dispatcher.refusal
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drain(0.0 if kind is not None else math.inf)
+
+    def predict(self, x: "Array | torch.Tensor", **options: Any) -> Array:
+        """Return the combined prediction of rows x [N, ...], as `Ensemble.predict` does; options as in `Options`."""
+        return self.submit(x, Options(**options)).result().prediction
+
+    def submit(self, x: "Array | torch.Tensor", options: Options | None = None) -> "Future[Answer]":
+        """Admit the rows x [N, ...], which are not to be changed until the answer has come.
+
+        Raises RequestError for rows or options that do not fit, Overloaded if too many rows wait, NotReady if members
+        are missing or the deployment ends. The future raises DeadlinePassed, or RequestError for rows to which a member
+        has no valid answer; cancelling it lets rows that wait go.
+        """
+        options = Options() if options is None else options
+        rows = self._rows(x)
+        members = self._members(options)
+        dispatcher = self._dispatcher
+        if dispatcher is None or self._draining or not self.ready():
+            raise NotReady(f"service: {self._unready()}; try again", 1.0)
+        now = time.monotonic()
+        deadline = self.settings.deadline_ms if options.deadline_ms is None else options.deadline_ms
+        request = Request(
+            x=rows,
+            options=options,
+            members=members,
+            weights={member: self._weights[member] for member in members},
+            admitted=now,
+            deadline=math.inf if deadline is None else now + deadline / 1e3,
+        )
+        dispatcher.admit(request, self.queue_rows)
+        return request.future
+
+    def ready(self) -> bool:
+        """Say whether requests are admitted now: members that answer hold at least the quorum of the weights."""
+        dispatcher = self._dispatcher
+        if dispatcher is None or self._draining or dispatcher.over or not dispatcher.started.is_set():
+            return False
+        weight = sum(self._weights[m] for line in self._pool.lines if line.ready for m in line.unit.members)
+        return weight >= self.settings.quorum * sum(self._weights.values())
+
+    @property
+    def queue_rows(self) -> int:
+        """Rows that may wait: as set, or 4 x what the slowest unit can answer within the deadline, or 1 s without."""
+        if self.settings.queue_rows is not None:
+            return self.settings.queue_rows
+        seconds = (self.settings.deadline_ms or 1e3) / 1e3
+        rate = 0.0 if self._dispatcher is None else self._dispatcher.rate
+        return max(4 * self.settings.segment_rows, int(4 * rate * seconds))
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what goes on now, as JSON."""
+        told: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": self.plan.to_json()}
+        if self._dispatcher is None:
+            return told
+        pool = self._pool
+        alive = {m for line in pool.lines if line.ready for m in line.unit.members}
+        return {
+            **told,
+            **self._dispatcher.state(),
+            "queue_rows": self.queue_rows,
+            "waiting_rows": self._dispatcher.rows,
+            "members": [
+                {"trial": trial, "weight": self._weights[place], "alive": place in alive}
+                for place, trial in enumerate(pool.trials)
+            ],
+            "instances": [
+                {
+                    "unit": post.instance.unit.name,
+                    "device": post.instance.device.name,
+                    "state": post.state.value,
+                    "pid": None if post.process is None else post.process.pid,
+                    "batch": post.batch,
+                    "batches": post.batches,
+                    "batch_ms": 1e3 * post.health.median_seconds,
+                    "restarts": post.restarts,
+                    "why": post.why,
+                }
+                for post in list(pool.posts)
+            ],
+        }
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests, finish the admitted ones for at most so long, and end; safe to call twice."""
+        self._draining = True
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            return
+        until = time.monotonic() + seconds
+        while dispatcher.is_alive() and dispatcher.open and time.monotonic() < until:
+            time.sleep(0.005)
+        dispatcher.stop()
+        self._combiner.stop()
+        self._arena.close()
+
+    def _rows(self, x: "Array | torch.Tensor") -> Array:
+        rows = np.asarray(x)
+        if rows.ndim == 0 or len(rows) == 0 or rows.shape[1:] != self.input_shape:
+            wanted = ", ".join(["N", *map(str, self.input_shape)])
+            raise RequestError(f"x: got shape {rows.shape}; allowed: [{wanted}] with N >= 1")
+        if not np.can_cast(rows.dtype, self.input_dtype, casting="same_kind"):
+            raise RequestError(f"x: got dtype {rows.dtype}; allowed: {self.input_dtype}, or what rounds to it")
+        return rows
+
+    def _members(self, options: Options) -> tuple[int, ...]:
+        if options.deadline_ms is not None and not (math.isfinite(options.deadline_ms) and options.deadline_ms > 0):
+            raise RequestError(f"deadline_ms: got {options.deadline_ms!r}; allowed: a number above 0")
+        most, count = options.max_members, len(self._weights)
+        if most is None:
+            return tuple(self._weights)
+        if not isinstance(most, int) or most < 1:
+            raise RequestError(f"max_members: got {most!r}; allowed: an integer >= 1; the ensemble has {count}")
+        heaviest = sorted(self._weights, key=lambda member: (-self._weights[member], member))
+        return tuple(sorted(heaviest[:most]))
+
+    def _unready(self) -> str:
+        if self._draining:
+            return "is draining"
+        if self._dispatcher is None or not self._dispatcher.started.is_set():
+            return "has not started"
+        starting = sum(post.state is not State.READY for post in self._pool.posts)
+        return f"{starting} of {len(self._pool.posts)} workers cannot answer now, so members are below the quorum"
+
+
+def _inputs(ensemble: Ensemble, sample: "Array | torch.Tensor | None") -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and dtype of one row."""
+    if sample is not None:
+        rows = np.asarray(sample)
+        if rows.ndim == 0:
+            raise ServeConfigError("Deployment, sample: got a single number; allowed: a batch of one row or more")
+        return rows.shape[1:], rows.dtype
+    known = {(member.input_shape, member.input_dtype) for member in ensemble.members}
+    shape, dtype = next(iter(known))
+    if len(known) > 1 or shape is None or dtype is None:
+        why = "remember different inputs" if len(known) > 1 else "do not remember the shape of their input"
+        raise ServeConfigError(
+            f"Deployment: the members {why}; give sample=, a batch of rows as it will be asked, or leave members with "
+            "sample="
+        )
+    try:
+        return shape, np.dtype(dtype)
+    except TypeError:
+        raise ServeConfigError(
+            f"Deployment: the members take {dtype}, which numpy lacks; give sample=, rows in another dtype"
+        ) from None

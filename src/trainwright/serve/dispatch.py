@@ -1,0 +1,299 @@
+"""The one thread that moves work: rows into slots, slots to workers that have room, reports into answers.
+
+It alone touches queues, slots and posts, so none of them has a lock; other threads leave calls in its inbox. It waits
+on the workers' lines and, at most a tick, on its timers; sums over predictions are done by another thread.
+"""
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
+from trainwright.serve.arena import Arena, Layout
+from trainwright.serve.batching import Request
+from trainwright.serve.combiner import Combiner, Finished
+from trainwright.serve.messages import DONE, DROPPED, Report, decode
+from trainwright.serve.pool import Pool
+from trainwright.serve.posts import Post, State, UnitLine
+from trainwright.serve.segments import LATE, Segments
+from trainwright.serve.settings import Settings
+
+__all__ = ["Dispatcher"]
+
+_TICK_SECONDS = 0.25
+_ENDED = "service: has ended; nothing is answered any more"
+
+
+class Dispatcher(threading.Thread):
+    """Serves requests on the posts of a pool, from `start` until `stop`."""
+
+    def __init__(self, *, pool: Pool, arena: Arena, combiner: Combiner, settings: Settings, layout: Layout) -> None:
+        super().__init__(name="trainwright-dispatch", daemon=True)
+        self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings
+        self._layout = layout  # until the first worker says what members answer, without their shape
+        self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, hand_over=self._hand_over)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._asleep = False
+        self._gate = threading.Lock()  # of the three numbers below
+        self._entering = 0  # rows that were admitted and are not among the waiting yet
+        self.open = 0  # requests that were admitted and not answered
+        self.shed = 0  # requests that were refused because too many rows waited
+        self.over = False  # nothing is admitted any more
+        self.rate = 1.0  # rows a second that the slowest unit can compute, by its first batch
+        self.started = threading.Event()
+        self.refusal: TrainwrightError | None = None  # why it could not start, or failed
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+
+    # From other threads.
+
+    def admit(self, request: Request, limit: int) -> None:
+        """Queue a request, or raise Overloaded if others wait and its rows would make them more than `limit`."""
+        with self._gate:
+            waiting = self.rows
+            if waiting and waiting + request.rows > limit:
+                self.shed += 1
+                retry = min(30.0, max(0.1, waiting / self.rate))
+                raise Overloaded(
+                    f"service: {waiting} rows wait and {request.rows} more were given; allowed: {limit}; try again",
+                    retry,
+                )
+            self._entering += request.rows
+            self.open += 1
+        self._call(lambda: self._admitted(request))
+
+    def stop(self) -> None:
+        """End all workers and the thread; requests under way are refused."""
+        if self.is_alive():
+            self._call(self._stopped)
+            self.join()
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait for a slot."""
+        return self._segments.batcher.rows + self._entering
+
+    def state(self) -> dict[str, Any]:
+        """Return counts and what is in use; may be a moment old."""
+        counts, accumulator = self._segments.counts, self._segments.accumulator
+        return {
+            **{name: counts[name] for name in ("requests", "rows", "segments", "degraded", "late", "restarts")},
+            "duplicates": accumulator.duplicates,
+            "stale": accumulator.stale,
+            "shed": self.shed,
+            "slots": len(accumulator.slots),
+            "slots_used": len(accumulator.slots) - accumulator.free,
+            "open": self.open,
+        }
+
+    def _call(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        if self._asleep:
+            self._asleep = False
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._waker, b"\0")
+
+    # The thread.
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        refusal: TrainwrightError = NotReady(_ENDED, 1.0)
+        try:
+            while not self.over:
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must be told
+            refusal = self.refusal = ServeError(f"service: its dispatcher failed ({type(error).__name__}: {error})")
+        finally:
+            with self._gate:
+                self.over = True
+            while self._inbox:
+                self._inbox.popleft()()
+            self._segments.finish_all(refusal)
+            self._selector.close()
+            self._pool.close()
+            os.close(self._wake)
+            os.close(self._waker)
+            self.started.set()
+
+    def _turn(self) -> None:
+        self._asleep = True
+        events = self._selector.select(0.0 if self._inbox else self._until_next())
+        self._asleep = False
+        for key, _ in events:
+            if key.data is None:
+                os.read(key.fd, 4096)
+            else:
+                self._heard(key.data)
+        while self._inbox:
+            self._inbox.popleft()()
+        now = time.monotonic()
+        self._segments.expire(now)
+        self._watch(now)
+        self._form(now)
+        for line in self._pool.lines:
+            line.send(now)
+
+    def _until_next(self) -> float:
+        now = time.monotonic()
+        due = [now + _TICK_SECONDS, self._segments.next_deadline]
+        due += [post.restart_at for post in self._pool.posts if post.state is State.WAITING]
+        if self._settings.max_delay_ms:  # what is ripe and still waits, waits for room, of which a report will tell
+            ripe = (
+                head.admitted + self._settings.max_delay_ms / 1e3 for _, head, _ in self._segments.batcher.waiting()
+            )
+            due += [one for one in ripe if one > now]
+        return max(0.0, min(due) - now)
+
+    def _admitted(self, request: Request) -> None:
+        with self._gate:
+            self._entering -= request.rows
+        self._segments.admit(request)
+
+    def _hand_over(self, request: Request, finished: Finished) -> None:
+        self._combiner.put(finished, lambda: self._call(lambda: self._released(request)))
+
+    def _released(self, request: Request) -> None:
+        with self._gate:
+            self.open -= 1
+        self._segments.release(request)
+
+    def _stopped(self) -> None:
+        self.over = True
+
+    # Work.
+
+    def _form(self, now: float) -> None:
+        """Make segments of waiting rows while every unit that they need will have room for them."""
+        segments, limit = self._segments, self._layout.rows
+        for members, head, rows in segments.batcher.waiting():
+            lines = [
+                line for line in self._pool.lines if not line.lost and not set(members).isdisjoint(line.unit.members)
+            ]
+            left = rows
+            while left > 0 and segments.accumulator.free and all(line.has_room for line in lines):
+                if left < limit and now < head.admitted + self._settings.max_delay_ms / 1e3:
+                    break
+                slot = segments.form(members, limit, self._pool.lost(), now)
+                left -= slot.rows
+                for line in lines:
+                    line.add(slot, now)
+
+    def _heard(self, post: Post) -> None:
+        process = post.process
+        if process is None:
+            return
+        try:
+            message = decode(process.line.recv_bytes())
+        except (EOFError, OSError):
+            self._failed(post, "")
+            return
+        post.heard = time.monotonic()
+        if isinstance(message, Report):
+            self._reported(post, message)
+        elif isinstance(message, Mapping):
+            self._told(post, message)
+
+    def _reported(self, post: Post, report: Report) -> None:
+        number, generation, member = report.slot, report.generation, report.member
+        if report.kind == DONE:
+            post.health.batch(report.seconds)
+            post.batches += 1
+            self._segments.came(number, generation, member, report.seconds)
+        elif report.kind == DROPPED and (slot := self._segments.accumulator.find(number, generation)):
+            self._segments.without(slot, {member: LATE})
+        if report.kind in {DONE, DROPPED}:
+            self._landed(post, number, generation, {member})
+
+    def _told(self, post: Post, told: Mapping[str, Any]) -> None:
+        if "built" in told:
+            self._built(post, told["built"])
+        elif "refused" in told:
+            post.why = told["refused"]
+            if not self.started.is_set():
+                self._refused(f"unit {post.instance.unit.name}: {post.why}")
+        elif told["broken"]:  # the process ends itself, and its work goes to the next one
+            post.why = told["why"]
+        else:
+            number, generation = told["failed"]
+            trials = ", ".join(str(self._pool.trials[member]) for member in told["members"])
+            if slot := self._segments.accumulator.find(number, generation):
+                self._segments.refuse(slot, f"trial {trials} refused the rows ({told['why']})")
+            self._landed(post, number, generation, set(told["members"]))
+
+    def _landed(self, post: Post, number: int, generation: int, members: set[int]) -> None:
+        if slot := post.landed(number, generation, members):
+            self._segments.accumulator.release(slot, leases=1)
+
+    # Processes.
+
+    def _watch(self, now: float) -> None:
+        for post in self._pool.posts:
+            process = post.process
+            if post.state is State.WAITING and now >= post.restart_at:
+                line = self._pool.open(post, self._arena, now)
+                self._selector.register(line, selectors.EVENT_READ, post)
+            elif process is not None and process.ended and not process.line.poll():
+                self._failed(post, "")
+            elif post.state is State.STARTING and now > post.heard + self._settings.start_seconds:
+                self._failed(post, f"did not start within {self._settings.start_seconds:g} s")
+            elif post.flights and post.health.hung(now - post.heard):
+                self._failed(post, f"was silent for {now - post.heard:.1f} s")
+
+    def _built(self, post: Post, told: Mapping[str, Any]) -> None:
+        shape = tuple(told["output_shape"])
+        if not self._layout.output_shape:
+            self._layout = self._pool.laid_out(shape)
+            self._arena.grow(self._layout)
+        elif shape != self._layout.output_shape:
+            self._refused(
+                f"unit {post.instance.unit.name}: answers with {shape} a row, others with {self._layout.output_shape}; "
+                "allowed: members with the same outputs"
+            )
+            return
+        post.say({"map": self._layout.to_json()})
+        post.state = State.READY
+        post.health.batch(told["seconds"])
+        post.rate = told["rows"] / max(told["seconds"], 1e-9)
+        if not self.started.is_set() and all(line.ready for line in self._pool.lines):
+            self.rate = min(sum(post.rate for post in line.posts) for line in self._pool.lines)
+            self.started.set()
+
+    def _refused(self, why: str) -> None:
+        self.refusal = self.refusal or ServeError(why)
+        self.started.set()
+
+    def _failed(self, post: Post, why: str) -> None:
+        """End a post's process, give its work to others, and decide when the next one starts."""
+        if post.process is None:
+            return
+        self._selector.unregister(post.process.line)
+        how = post.process.kill()
+        post.process = None
+        line = self._pool.line_of(post)
+        for slot in line.take_back(post):
+            self._segments.accumulator.release(slot, leases=1)
+        post.why = f"its worker {why or how}" + (f" ({post.why})" if post.why and not why else "")
+        now = time.monotonic()
+        pause = post.health.failed(now)
+        if pause is None:
+            post.state = State.LOST
+            self._given_up(line)
+        else:
+            post.state, post.restart_at, post.restarts = State.WAITING, now + pause, post.restarts + 1
+            self._segments.counts["restarts"] += 1
+
+    def _given_up(self, line: UnitLine) -> None:
+        if not line.lost:
+            return
+        line.pending.clear()
+        if not self.started.is_set():
+            self._refused(f"unit {line.unit.name}: cannot start: {line.why}")
+        for slot in self._segments.accumulator.used:
+            self._segments.without(slot, dict.fromkeys(slot.awaited & set(line.unit.members), line.why))

@@ -1,0 +1,187 @@
+"""Requests under way: their rows go into slots, their members' predictions are counted, and they are finished once.
+
+It belongs to the dispatcher's thread and knows nothing of processes.
+"""
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
+from trainwright.serve.accumulate import Accumulator, Arrival, Slot
+from trainwright.serve.arena import Arena
+from trainwright.serve.batching import Batcher, Piece, Request
+from trainwright.serve.combiner import Finished
+from trainwright.serve.settings import Settings
+
+__all__ = ["LATE", "Segments"]
+
+LATE = "its answer did not come before the deadline"
+
+
+class Segments:
+    """The rows that wait, the slots in use, and the deadlines; `hand_over` gets each request when it is finished."""
+
+    def __init__(
+        self, *, slots: int, arena: Arena, settings: Settings, hand_over: Callable[[Request, Finished], None]
+    ) -> None:
+        self.batcher = Batcher()
+        self.accumulator = Accumulator(slots)
+        self.counts: Counter[str] = Counter()
+        self._arena, self._settings, self._hand_over = arena, settings, hand_over
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._number = itertools.count()
+
+    def admit(self, request: Request) -> None:
+        """Let a request's rows wait."""
+        self.counts["requests"] += 1
+        self.counts["rows"] += request.rows
+        self.batcher.put(request)
+        if request.deadline < math.inf:
+            heapq.heappush(self._deadlines, (request.deadline, next(self._number), request))
+
+    @property
+    def next_deadline(self) -> float:
+        """The first deadline of all, which may be that of a request that is finished; infinity if there is none."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def expire(self, now: float) -> None:
+        """Finish the requests whose deadline has come."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if not request.ended:
+                self.counts["late"] += 1
+                self.finish(request, late=True)
+
+    def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> Slot:
+        """Put up to `limit` of the rows that wait for these members into a free slot; `lost` members are left out."""
+        pieces = self.batcher.take(members, limit)
+        expected = [member for member in members if member not in lost]
+        slot = self.accumulator.lease(pieces, expected)
+        inputs = self._arena.inputs(slot.number)
+        for piece in pieces:
+            request = piece.request
+            rows = request.x[piece.first : piece.first + piece.rows]
+            np.copyto(inputs[piece.start : piece.start + piece.rows], rows, casting="same_kind")
+            request.pieces.append(piece)
+            request.awaited += len(expected)
+            request.missing |= {member: lost[member] for member in members if member in lost}
+            request.begun = now if math.isnan(request.begun) else request.begun
+        self.counts["segments"] += 1
+        for piece in pieces:
+            if not expected or piece.request.future.cancelled():
+                self.finish(piece.request)
+        return slot
+
+    def came(self, number: int, generation: int, member: int, seconds: float) -> None:
+        """Count a member's predictions once; those of requests in several slots are taken out at once."""
+        if self.accumulator.arrive(number, generation, member) is not Arrival.NEW:
+            return
+        slot = self.accumulator.slots[number]
+        for piece in slot.pieces:
+            request = piece.request
+            if not piece.live:
+                continue
+            request.came[member] = request.came.get(member, 0) + piece.rows
+            request.seconds[member] = max(seconds, request.seconds.get(member, 0.0))
+            if request.split:
+                found = self._arena.predictions(slot.number, member)[piece.start : piece.start + piece.rows]
+                if member not in request.kept:
+                    request.kept[member] = np.empty((request.rows, *found.shape[1:]))
+                request.kept[member][piece.first : piece.first + piece.rows] = found
+        self._less(slot, 1)
+
+    def without(self, slot: Slot, missing: Mapping[int, str]) -> None:
+        """Let the requests of a slot go without these members."""
+        left = {member: why for member, why in missing.items() if member in slot.awaited}
+        if left:
+            slot.missing |= left.keys()
+            for piece in slot.pieces:
+                if piece.live:
+                    piece.request.missing |= left
+            self._less(slot, len(left))
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        """Refuse the request of a slot; if there are several, let each begin anew alone, to find the one."""
+        requests = list(dict.fromkeys(piece.request for piece in slot.pieces if piece.live))
+        for request in requests:
+            if len(requests) == 1:
+                self.finish(request, refusal=RequestError(f"request: {why}"))
+            else:
+                held = request.pieces
+                self.batcher.put_back(request)
+                request.alone = True
+                self._let_go(held)
+
+    def finish(self, request: Request, *, late: bool = False, refusal: TrainwrightError | None = None) -> None:
+        """Hand a request over to be answered from what has come; nothing that comes later counts."""
+        if request.ended:
+            return
+        request.ended = True
+        self.batcher.drop(request)
+        used = [member for member in request.members if request.came.get(member) == request.rows]
+        missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
+        if refusal is None and missing:
+            refusal = self._refusal(request, missing, late=late)
+            self.counts["degraded"] += refusal is None
+        pieces = request.pieces
+        if pieces and not request.split:
+            only = pieces[0]
+            lies = slice(only.start, only.start + only.rows)
+            found = {member: self._arena.predictions(only.slot, member)[lies] for member in used}
+        else:
+            found = {member: request.kept[member] for member in used}
+            self._let_go(pieces)
+        for piece in pieces:
+            piece.live = False
+        self._hand_over(request, Finished(request=request, predictions=found, missing=missing, refusal=refusal))
+
+    def release(self, request: Request) -> None:
+        """Let go of a finished request's slots, once its predictions have been read."""
+        self._let_go(request.pieces)
+
+    def finish_all(self, refusal: TrainwrightError) -> None:
+        """Refuse whatever is not finished."""
+        for request in self.batcher.all():
+            self.finish(request, refusal=refusal)
+        for slot in self.accumulator.used:
+            for piece in list(slot.pieces):
+                self.finish(piece.request, refusal=refusal)
+
+    def _less(self, slot: Slot, members: int) -> None:
+        """Let the requests of a slot wait for so many predictions less, and let go of what is complete."""
+        for piece in list(slot.pieces):
+            request = piece.request
+            if piece.live:
+                request.awaited -= members
+                if request.awaited == 0 and request.taken == request.rows:
+                    self.finish(request)
+                elif not slot.awaited and request.split:
+                    self._let_go([piece])
+
+    def _let_go(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if piece.held:
+                piece.held = False
+                self.accumulator.release(self.accumulator.slots[piece.slot], readers=1)
+
+    def _refusal(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
+        """Say why an answer without the missing members is none; None if it is one."""
+        total = sum(request.weights.values())
+        weight = 1.0 - sum(request.weights[member] for member in missing) / total
+        share = f"{len(request.members) - len(missing)} of {len(request.members)} members ({weight:.0%} of the weight)"
+        enough = len(missing) < len(request.members) and weight >= self._settings.quorum
+        if late and not enough:
+            waited = (request.deadline - request.admitted) * 1e3
+            return DeadlinePassed(
+                f"deadline: {waited:g} ms passed with {share}; needed: {self._settings.quorum:.0%} of the weight"
+            )
+        if not enough:
+            return NotReady(f"service: has {share}; needed: {self._settings.quorum:.0%} of the weight; try again", 1.0)
+        if self._settings.strict:
+            return NotReady(f"service: has {share}, and is strict: it answers with all or not at all; try again", 1.0)
+        return None

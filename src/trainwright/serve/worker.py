@@ -1,0 +1,180 @@
+"""A worker process: it computes the members of its unit on slots of shared memory until its line to the front ends.
+
+One thread listens, so that the end of the line ends the process at once, whatever it computes; the main thread takes
+what has come, joins small tasks and cuts large ones to its batch.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.serve.arena import Arena, Layout
+from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode, tell
+
+__all__ = ["Runner", "main"]
+
+_BEAT_SECONDS = 0.5
+_BROKEN = 3  # exit status of a process that cannot go on
+
+
+class Runner(Protocol):
+    """The members of a unit, loaded on their device."""
+
+    def __call__(self, x: Array, members: Sequence[int]) -> Iterator[tuple[int, Array]]:
+        """Yield (k, predictions [N, ...] in float64) for each of these members of the unit, as soon as it is done."""
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Serve with the descriptors of line and memory given as arguments."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group: the front decides when workers leave
+        signal.signal(number, signal.SIG_IGN)
+    line: Connection[Any, Any] = Connection(int(argv[0]))
+    arena = Arena(int(argv[1]))
+    try:
+        told = json.loads(line.recv_bytes())
+    except EOFError:
+        os._exit(0)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
+    try:
+        runner, built = _started(told)
+    except Exception as error:  # noqa: BLE001 - whatever stops a member from loading is the front's to tell
+        _say(line, {"refused": f"{type(error).__name__}: {error}"})
+        os._exit(_BROKEN)
+    _say(line, {"built": built})
+    arena.map(Layout.from_json(inbox.get()["map"]))
+    _Worker(line=line, inbox=inbox, arena=arena, runner=runner, told=told).serve()
+
+
+class _Worker:
+    def __init__(
+        self,
+        *,
+        line: "Connection[Any, Any]",
+        inbox: "queue.SimpleQueue[Any]",
+        arena: Arena,
+        runner: Runner,
+        told: Mapping[str, Any],
+    ) -> None:
+        self._line, self._inbox, self._arena, self._runner = line, inbox, arena, runner
+        self._places: list[int] = told["places"]  # positions in the ensemble of the unit's members
+        self._held: Task | None = None
+        self._beat = time.monotonic()
+
+    def serve(self) -> NoReturn:
+        while True:
+            tasks = self._taken()
+            late = [task for task in tasks if task.deadline < time.monotonic()]
+            for task in late:
+                self._report(DROPPED, task, None)
+            if tasks := [task for task in tasks if task not in late]:
+                self._computed(tasks)
+
+    def _taken(self) -> list[Task]:
+        """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
+        first = self._held or self._inbox.get()
+        self._held, tasks, rows = None, [first], first.rows
+        while rows < first.batch:
+            try:
+                task = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
+                self._held = task
+                break
+            tasks.append(task)
+            rows += task.rows
+        return tasks
+
+    def _computed(self, tasks: list[Task]) -> None:
+        inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
+        x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
+        wanted = [k for k in range(len(self._places)) if tasks[0].members >> k & 1]
+        batch, left = tasks[0].batch, set(wanted)
+        try:
+            for start in range(0, len(x), batch):
+                stop, begun = min(start + batch, len(x)), time.perf_counter()
+                for k, found in self._runner(x[start:stop], wanted):
+                    self._written(tasks, k, start, found)
+                    seconds, begun = time.perf_counter() - begun, time.perf_counter()
+                    if stop == len(x):
+                        left.discard(k)
+                        for task in tasks:
+                            self._report(DONE, task, k, rows=stop - start, seconds=seconds)
+                    elif time.monotonic() > self._beat + _BEAT_SECONDS:
+                        self._report(BEAT, tasks[0], k, rows=stop - start, seconds=seconds)
+        except Exception as error:  # noqa: BLE001 - a member that refuses these rows must not end the others' requests
+            broken = isinstance(error, MemoryError) or "CUDA" in str(error)
+            for task in tasks:
+                told = {"failed": [task.slot, task.generation], "members": [self._places[k] for k in sorted(left)]}
+                _say(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
+            if broken:
+                os._exit(_BROKEN)
+
+    def _written(self, tasks: list[Task], k: int, start: int, found: Array) -> None:
+        """Put rows that began at `start` of the joined tasks where they belong."""
+        first = 0
+        for task in tasks:
+            low, high = max(start, first), min(start + len(found), first + task.rows)
+            if low < high:
+                place = self._arena.predictions(task.slot, self._places[k])
+                place[low - first : high - first] = found[low - start : high - start]
+            first += task.rows
+
+    def _report(self, kind: int, task: Task, k: int | None, *, rows: int = 0, seconds: float = 0.0) -> None:
+        self._beat = time.monotonic()
+        for one in [k] if k is not None else [k for k in range(len(self._places)) if task.members >> k & 1]:
+            member = self._places[one]
+            report = Report(
+                kind=kind, slot=task.slot, generation=task.generation, member=member, rows=rows, seconds=seconds
+            )
+            with contextlib.suppress(OSError):  # the front is gone: the listener ends this process
+                self._line.send_bytes(report.encode())
+
+
+def _listen(line: "Connection[Any, Any]", inbox: "queue.SimpleQueue[Any]") -> NoReturn:
+    try:
+        while True:
+            inbox.put(decode(line.recv_bytes()))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _started(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
+    """Load the members and compute a batch of zeros, which says what they answer and how long they take."""
+    if told["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, told["cores"])
+    sys.path[:] = told["path"]
+    module, name = told["runner"].split(":")
+    make: Callable[[Mapping[str, Any]], Runner] = getattr(importlib.import_module(module), name)
+    runner = make(told)
+    x = np.zeros((told["batch"], *told["input_shape"]), told["input_dtype"])
+    wanted = range(len(told["places"]))
+    for _ in range(2):  # the first one pays for what is set up at first use
+        begun = time.perf_counter()
+        shapes = {found.shape[1:] for _, found in runner(x, wanted)}
+        seconds = time.perf_counter() - begun
+    if len(shapes) > 1:
+        raise ValueError(f"members answer with different shapes: {', '.join(str(shape) for shape in sorted(shapes))}")
+    return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": told["batch"]}
+
+
+def _say(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        tell(line, message)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

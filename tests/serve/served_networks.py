@@ -1,0 +1,109 @@
+"""Networks that workers import by name, and ensembles of them without a study."""
+
+import json
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.entry import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
+from trainwright.ensemble.rules import rule_of
+from trainwright.ensemble.weights import weights_of
+
+INPUTS = 5
+
+
+def classes(params):
+    hidden = params.get("hidden", 8)
+    return nn.Sequential(nn.Linear(INPUTS, hidden), nn.ReLU(), nn.Linear(hidden, params.get("outputs", 3)))
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(INPUTS, 2)
+
+    def forward(self, x):
+        mean, scale = self.inner(x).unbind(1)
+        return torch.stack([mean, nn.functional.softplus(scale) + 1e-3], 1)
+
+
+def pairs(params):
+    return Pairs()
+
+
+def values(params):
+    return nn.Linear(INPUTS, 1)
+
+
+class Slow(nn.Module):
+    """Takes its time, and refuses rows that begin with -1."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds, self.inner = seconds, nn.Linear(INPUTS, 3)
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        if (x[:, 0] == -1).any():
+            raise IndexError("index out of range in self")
+        return self.inner(x)
+
+
+def slow(params):
+    return Slow(params["seconds"])
+
+
+def broken(params):
+    raise RuntimeError("no such file as the vocabulary")
+
+
+FACTORIES = {"classes": classes, "moments": pairs, "values": values, "slow": slow, "broken": broken}
+
+
+def ensemble(directory, params, *, kind="classes", weights=None, rule=None, sample=True, build=None):
+    """Return an ensemble of one network per entry of `params`, with weights of their own."""
+    members = []
+    for number, one in enumerate(params):
+        torch.manual_seed(number)
+        factory = FACTORIES[kind]
+        network = (build or factory)(one)
+        output = kind if kind in {"moments", "values"} else "classes"
+        weights_file = weights_of(network)
+        table = {
+            "device": "cpu",
+            "threads": 1,
+            "dtype": "float32",
+            "rows": 128,
+            "seconds": 0.01,
+            "input_shape": [INPUTS],
+            "input_dtype": "float32",
+        }
+        told = {
+            "schema": SCHEMA,
+            "trial": 10 + number,
+            "epoch": 1,
+            "params": one,
+            "seed": 0,
+            "output": output,
+            "data": None,
+            "splits": {},
+            "parameter_count": 1,
+            "weight_bytes": len(weights_file),
+            "cost": [table] if sample else [],
+            "factory": f"served_networks:{factory.__name__}",
+            "link": "softmax" if output == "classes" else "identity",
+            "files": {WEIGHTS_FILE: len(weights_file)},
+        }
+        files = {WEIGHTS_FILE: weights_file, MEMBER_FILE: json.dumps(told).encode()}
+        folder, digests = write_folder(directory, f"member-{number}", files)
+        members.append(read_member(folder, digests, trial=10 + number))
+    weights = weights or [1.0 / len(members)] * len(members)
+    default = "mixture" if kind == "moments" else "weighted"
+    return Ensemble(members=tuple(members), weights=tuple(weights), rule=rule_of(rule or default, members[0].output))
+
+
+def inputs(rows, seed=0):
+    return np.random.default_rng(seed).normal(size=(rows, INPUTS)).astype(np.float32)
