@@ -125,6 +125,53 @@ SCRIPT = """
 """
 
 
+ON_RANKS = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    import trainwright as tw
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    together = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    data = torch.utils.data.TensorDataset(torch.linspace(0, 1, 32)[:, None])
+    loader = tw.train.Loader(data, global_batch=8, seed=0)
+    manager = tw.checkpoint.Manager(sys.argv[1], model=model, optimizer=optimizer, loader=loader)
+    manager.restore()
+    while True:
+        for (x,) in loader:
+            optimizer.zero_grad()
+            together(x).square().mean().backward()
+            optimizer.step()
+            manager.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_script_on_ranks(tmp_path):
+    """Two ranks are compared with two, killed too; on one rank the restored state and the samples are the same."""
+    script = tmp_path / "together.py"
+    script.write_text(textwrap.dedent(ON_RANKS))
+    arguments = [str(tmp_path / "checkpoints")]
+    proof = verify_resume(script, steps=3, arguments=arguments, ranks=2, kill=True)
+    assert (proof.repeatable, proof.equal, proof.item) == (True, True, "")
+    resized = verify_resume(script, steps=3, arguments=arguments, ranks=2, resume_ranks=1)
+    assert (resized.repeatable, resized.equal, resized.item) == (True, True, "")
+    assert 0 < resized.max_difference < 0.1
+    dropped = verify_resume(script, steps=3, arguments=arguments, ranks=2, resume_ranks=1, drop=["optimizer"])
+    assert (dropped.equal, dropped.step) == (False, 3)
+    assert dropped.item.startswith("optimizer")
+
+
+@pytest.mark.parametrize("settings", [{"ranks": 0}, {"resume_ranks": 0}])
+def test_no_ranks(tmp_path, settings):
+    with pytest.raises(CheckpointConfigError, match="ranks must be a whole number >= 1, got 0"):
+        prove(of(), tmp_path, steps=1, **settings)
+
+
 @pytest.mark.slow
 def test_a_script(tmp_path):
     """As it is, with its arguments; its own folder stays as it was."""

@@ -10,17 +10,20 @@ A script takes part as it is, if its loop has the three lines that checkpoints n
 Every run is a process of its own, whose checkpoints go to a folder of the proof: (A) 2k steps without interruption,
 twice, which tells whether the script repeats itself at all; (B) k steps, a save, a new process that restores and does
 the other k. Batches, losses and all state are compared at every step, bit by bit.
+
+With several ranks each run is that many processes, which find each other as torchrun has them (`RANK`, `WORLD_SIZE`,
+`MASTER_ADDR`, `MASTER_PORT`); every rank is compared. On another number of ranks after the interruption only what is
+the same there is: the restored state, and from then on where the loader stands.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.checkpoint.script import run_script
 from trainwright.checkpoint.witness import Plan
 from trainwright.errors import CheckpointConfigError, CheckpointError, CheckpointNotFoundError
 
@@ -57,24 +60,29 @@ def verify_resume(
     arguments: Sequence[str] = (),
     kill: bool = False,
     drop: Sequence[str] = (),
+    ranks: int = 1,
+    resume_ranks: int | None = None,
     timeout_seconds: float = 3600.0,
 ) -> Proof:
     """Run a script four times and compare: 2k steps twice, and k steps, a new process, and k more.
 
     With `kill`, the first half is not stopped after its save but goes on for a while and is killed (SIGKILL). `drop`
-    names items, or "rng", that are left as they are when the rest is restored: so each shows that it is needed. Raises
-    `CheckpointNotFoundError` if there is no such script and `CheckpointError` if it fails or does too few steps.
+    names items, or "rng", that are left as they are when the rest is restored: so each shows that it is needed. Each
+    run has so many `ranks`, and after the interruption `resume_ranks`, if given. Raises `CheckpointNotFoundError` if
+    there is no such script and `CheckpointError` if it fails or does too few steps.
     """
     path = Path(script)
     if not path.is_file():
         raise CheckpointNotFoundError(f"verify-resume: got {str(script)!r}, where no file is; give a Python script")
     with tempfile.TemporaryDirectory(prefix="trainwright-proof-") as folder:
         return prove(
-            lambda plan: _run_script(plan, path, arguments, timeout_seconds),
+            lambda plan: run_script(plan, path, arguments, timeout_seconds, alone=max(ranks, resume_ranks or 1) == 1),
             Path(folder),
             steps=steps,
             kill=kill,
             drop=drop,
+            ranks=ranks,
+            resume_ranks=resume_ranks,
         )
 
 
@@ -90,11 +98,22 @@ def drop_table(launch: Launch, folder: Path, *, steps: int, items: Sequence[str]
     return found
 
 
-def prove(launch: Launch, folder: Path, *, steps: int, kill: bool = False, drop: Sequence[str] = ()) -> Proof:
+def prove(
+    launch: Launch,
+    folder: Path,
+    *,
+    steps: int,
+    kill: bool = False,
+    drop: Sequence[str] = (),
+    ranks: int = 1,
+    resume_ranks: int | None = None,
+) -> Proof:
     """Let `launch` run a training as `verify_resume` would a script, below `folder`."""
-    if steps < 1:
-        raise CheckpointConfigError(f"verify-resume: steps must be a whole number >= 1, got {steps!r}")
-    runs = _Runs(launch, folder, steps)
+    after = ranks if resume_ranks is None else resume_ranks
+    for name, value in (("steps", steps), ("ranks", ranks), ("resume_ranks", after)):
+        if value < 1:
+            raise CheckpointConfigError(f"verify-resume: {name} must be a whole number >= 1, got {value!r}")
+    runs = _Runs(launch, folder, steps, ranks)
     whole = runs.run("a", steps=2 * steps)
     again = runs.run("again", steps=2 * steps)
     idle = _idle_generators(whole.lines)
@@ -115,15 +134,19 @@ def prove(launch: Launch, folder: Path, *, steps: int, kill: bool = False, drop:
         half = runs.run("b1", steps=2 * steps, save_at=steps, kill_at=min(2 * steps, steps + max(1, steps // 2)))
     else:
         half = runs.run("b1", steps=steps, save_at=steps)
-    resumed = runs.run("b2", steps=2 * steps, drop=tuple(drop))
-    differing = (
-        _first_difference(whole.lines, half.lines, idle)
-        or _first_difference(half.lines, resumed.lines[:1])
-        or _first_difference(whole.lines, resumed.lines, idle)
-    )
+    resumed = runs.run("b2", steps=2 * steps, drop=tuple(drop), ranks=after, best_effort=after != ranks)
+    if after == ranks:
+        differing = (
+            _first_difference(whole.lines, half.lines, idle)
+            or _first_difference(half.lines, [line for line in resumed.lines if line.restored])
+            or _first_difference(whole.lines, resumed.lines, idle)
+        )
+    else:
+        differing = _first_difference(whole.lines, half.lines, idle) or _resized_difference(half.lines, resumed.lines)
     compared = sum(len(line.state) + len(line.batches) + len(line.losses) for line in resumed.lines)
     if differing is None:
-        return Proof(steps=steps, repeatable=True, equal=True, compared=compared)
+        apart = 0.0 if after == ranks else _max_difference(whole, resumed)
+        return Proof(steps=steps, repeatable=True, equal=True, compared=compared, max_difference=apart)
     return Proof(
         steps=steps,
         repeatable=True,
@@ -137,13 +160,18 @@ def prove(launch: Launch, folder: Path, *, steps: int, kill: bool = False, drop:
     )
 
 
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
+    rank: int
     step: int
     restored: bool
     batches: list[str]
     losses: list[str]
     state: dict[str, str]
+    samples: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +191,8 @@ class _Unlike:
 class _Runs:
     """The runs of one proof: those of b share their folder of checkpoints."""
 
-    def __init__(self, launch: Launch, folder: Path, steps: int) -> None:
+    def __init__(self, launch: Launch, folder: Path, steps: int, ranks: int = 1) -> None:
+        self._ranks = ranks
         self._launch = launch
         self._folder = folder
         self._steps = steps
@@ -173,13 +202,15 @@ class _Runs:
         journal = self._folder / f"{name}.journal"
         shared = name.partition("-")[0][0]
         resumes = name.startswith("b2")
-        plan = Plan(
-            folder=str(self._folder / f"checkpoints-{shared if shared == 'b' else name}"), journal=str(journal), **what
-        )
+        home = self._folder / f"checkpoints-{shared if shared == 'b' else name}"
+        plan = Plan(folder=str(home), journal=str(journal), **{"ranks": self._ranks, **what})
         self._launch(plan)
-        lines = _read(Path(f"{journal}.0"))
-        reached = lines[-1].step if lines else 0
+        lines = [line for rank in range(plan.ranks) for line in _read(Path(f"{journal}.{rank}"), rank)]
+        last = {line.rank: line.step for line in lines}
+        reached = min(last.get(rank, 0) for rank in range(plan.ranks))
         wanted = plan.kill_at or plan.steps
+        if plan.kill_at and plan.ranks > 1:  # the first rank to die may take another along in the step before
+            wanted -= 1
         if reached < wanted:
             raise CheckpointError(
                 f"verify-resume: the training ended after {reached} calls of manager.step(), {wanted} are needed; give "
@@ -190,48 +221,52 @@ class _Runs:
         return _Run(lines=lines, end=Path(f"{journal}.end.0"))
 
 
-def _run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_seconds: float) -> None:
-    path = Path(f"{plan.journal}.plan")
-    plan.write(path)
-    start = "import sys; from trainwright.checkpoint.witness import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", start, str(path), str(script), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_seconds)
-    except subprocess.TimeoutExpired as error:
-        raise CheckpointError(
-            f"verify-resume: {script} took longer than {timeout_seconds:g} s for {plan.steps} steps; give fewer steps"
-        ) from error
-    killed = plan.kill_at and done.returncode < 0
-    if done.returncode != 0 and not killed:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CheckpointError(f"verify-resume: {script} ended with status {done.returncode}: {last}")
-
-
-def _read(path: Path) -> list[_Line]:
+def _read(path: Path, rank: int) -> list[_Line]:
     if not path.exists():
         return []
-    return [_Line(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [_Line(rank=rank, **json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _idle_generators(lines: list[_Line]) -> frozenset[str]:
     """Return the generators that nobody draws from: where they stand may differ between two runs that nobody seeded."""
-    first, last = lines[0].state, lines[-1].state
+    own = [line for line in lines if line.rank == 0]
+    first, last = own[0].state, own[-1].state
     return frozenset(name for name in first if name.startswith("rng") and first[name] == last.get(name))
 
 
 def _first_difference(whole: list[_Line], other: list[_Line], idle: frozenset[str] = frozenset()) -> _Unlike | None:
     """Return the first step at which a run is not as the uninterrupted one was, and what differs there."""
-    expected = {line.step: line for line in whole}
+    expected = {(line.rank, line.step): line for line in whole}
     compared = 0
-    for line in other:
-        was = expected[line.step]
+    for line in sorted(other, key=lambda line: line.step):  # a stable order: ranks one after the other
+        was = expected[line.rank, line.step]
         compared += len(line.state)
         # what was handed out before the save is no business of the run that resumed
         samples = [] if line.restored or line.batches == was.batches else ["batches"]
         losses = [] if line.restored or line.losses == was.losses else ["losses"]
         names = [name for name in was.state if line.state.get(name) != was.state[name] and name not in idle]
         names += [name for name in line.state if name not in was.state]
+        if line.rank and line.restored:  # the first one's buffers are kept: DDP hands them out with the next batch
+            names = [name for name in names if not name.endswith(_BUFFERS)]
         found = [*samples, *losses, *names]
+        if found:
+            return _Unlike(line.step, found, _suspect(line.restored, found), compared)
+    return None
+
+
+def _resized_difference(half: list[_Line], resumed: list[_Line]) -> _Unlike | None:
+    """Return what is not as it was right after a restore on other ranks, or the step where the loader is elsewhere."""
+    saved = next(line for line in half if line.step == next(one.step for one in resumed if one.restored))
+    where = {line.step: line.state for line in half}
+    compared = 0
+    for line in sorted(resumed, key=lambda line: line.step):
+        if line.restored:
+            names = [name for name in saved.state if not name.startswith("rng")]
+            found = [name for name in names if line.state.get(name) != saved.state[name]]
+        else:
+            names = [name for name in line.samples if line.step in where]
+            found = [name for name in names if line.state[name] != where[line.step][name]]
+        compared += len(names)
         if found:
             return _Unlike(line.step, found, _suspect(line.restored, found), compared)
     return None

@@ -35,7 +35,8 @@ __all__ = ["Plan", "main", "taking_part"]
 class Plan:
     """What one run of a proof does: up to `steps`, a save after `save_at`, a SIGKILL after `kill_at`.
 
-    Checkpoints lie in `folder`, the journal is `journal`; the items in `drop`, and "rng", are not restored.
+    Checkpoints lie in `folder`, the journal is `journal`; the items in `drop`, and "rng", are not restored. A run on
+    another number of ranks restores with `best_effort`.
     """
 
     folder: str
@@ -44,6 +45,8 @@ class Plan:
     save_at: int = 0
     kill_at: int = 0
     drop: tuple[str, ...] = ()
+    ranks: int = 1
+    best_effort: bool = False
 
     @classmethod
     def read(cls, path: str) -> "Plan":
@@ -73,7 +76,22 @@ def main(arguments: list[str]) -> None:
     sys.path[0] = str(Path(script).resolve().parent)
     with taking_part(Plan.read(plan_file)) as manager:
         home.Manager = trainwright.checkpoint.Manager = manager  # type: ignore[misc]  # whichever the script takes
-        runpy.run_path(script, run_name="__main__")
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as leaving:
+            _leave_together(leaving)
+            raise
+
+
+def _leave_together(leaving: SystemExit) -> None:
+    """End a rank here: at the interpreter's end, destructors of torch.distributed may wait for each other for ever."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and not leaving.code:
+        dist.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class _Seen:
@@ -108,7 +126,7 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
                     f"--drop: the script keeps no {', '.join(unknown)}; allowed: rng, {', '.join(sorted(self._items))}"
                 )
             undo = [_undo(name, self._items.get(name)) for name in plan.drop]
-            restored = super().restore(step, mode=mode, check=check)
+            restored = super().restore(step, mode="best_effort" if plan.best_effort else mode, check=check)
             if restored is not None:
                 for put_back in undo:
                     put_back()
@@ -130,6 +148,7 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
 
         def _write_line(self, *, restored: bool = False) -> None:
             line = {"step": self.steps, "restored": restored, "batches": seen.batches, "losses": seen.losses}
+            line["samples"] = [name for name, item in self._items.items() if hasattr(item, "state_differences")]
             line["state"] = _digests({**self._items, "counters": self.steps, "rng": capture_random()})
             with Path(_of_rank(plan.journal)).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
@@ -196,6 +215,7 @@ def _digest(value: Any) -> str:
     import torch
 
     if isinstance(value, torch.Tensor):
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return _hex(f"{value.dtype} {tuple(value.shape)}".encode() + content)
     if isinstance(value, np.ndarray):

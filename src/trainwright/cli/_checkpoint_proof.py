@@ -23,6 +23,10 @@ def verify_resume(
     drop: Annotated[
         list[str] | None, typer.Option("--drop", help="An item, or rng, not to restore, to see that it is needed.")
     ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", help="Processes of each run, as torchrun starts them.")] = 1,
+    resume_ranks: Annotated[
+        int | None, typer.Option("--resume-ranks", help="Another number of them after the interruption.")
+    ] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that one run of the script may take.")] = 3600.0,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
@@ -32,15 +36,32 @@ def verify_resume(
     """
     from trainwright.checkpoint.proof import verify_resume as prove
 
-    proof = prove(script, steps=steps, arguments=arguments or (), kill=kill, drop=drop or (), timeout_seconds=timeout)
-    print(_told(proof, script, "killed" if kill else "interrupted"))
+    proof = prove(
+        script,
+        steps=steps,
+        arguments=arguments or (),
+        kill=kill,
+        drop=drop or (),
+        ranks=ranks,
+        resume_ranks=resume_ranks,
+        timeout_seconds=timeout,
+    )
+    resized = resume_ranks is not None and resume_ranks != ranks
+    print(_told(proof, script, "killed" if kill else "interrupted", (ranks, resume_ranks) if resized else None))
     if json:
         print_json(asdict(proof))
     if not proof.equal:
         raise typer.Exit(1)
 
 
-def _told(proof: "Proof", script: Path, how: str) -> str:
+def _told(proof: "Proof", script: Path, how: str, resized: tuple[int, int | None] | None) -> str:
+    if proof.equal and resized is not None:
+        return (
+            f"{script}: {how} at step {proof.steps} with {resized[0]} ranks and resumed with {resized[1]}: the "
+            "restored state and the samples after it are equal\n"
+            f"  parameters at step {2 * proof.steps} are apart by up to {proof.max_difference:.2g}: sums over other "
+            "ranks round otherwise, and each rank has its own random draws"
+        )
     if proof.equal:
         return (
             f"{script}: {how} at step {proof.steps} and resumed, it is equal to the last bit\n"
