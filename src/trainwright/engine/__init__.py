@@ -15,6 +15,7 @@ from trainwright.engine._function import FunctionReference, load_function, load_
 from trainwright.engine.in_process import InProcess
 from trainwright.engine.launcher import local_rank, local_size, rank
 from trainwright.engine.local import Local
+from trainwright.engine.vetted import Vetted
 
 __all__ = [
     "Block",
@@ -29,6 +30,7 @@ __all__ = [
     "Raised",
     "Returned",
     "TrainFunction",
+    "Vetted",
     "load_function",
     "load_reference",
     "local_rank",

@@ -38,7 +38,7 @@ class Quiet(_Ended):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Raised(_Ended):
-    """The trial failed: exception, out_of_memory, timeout or killed; `message` is one sentence.
+    """The trial failed: exception, out_of_memory, timeout, killed or rejected; `message` is one sentence.
 
     no_room is no failure of its own: its checkpoint found none on the disk, and it may run again.
     """

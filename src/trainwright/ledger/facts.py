@@ -156,7 +156,7 @@ def finished(trial: int, lease: int, *, reason: str, values: Mapping[str, float]
 def failed(
     trial: int, lease: int, *, failure: str, message: str, traceback: str = "", wall_seconds: float = 0.0
 ) -> Record:
-    """Return the record of a failure; `failure` is exception, out_of_memory, timeout, killed or bad_objective."""
+    """Return the record of a failure: exception, out_of_memory, timeout, killed, bad_objective or rejected."""
     body = {"failure": failure, "message": message, "traceback": traceback, "wall_seconds": round(wall_seconds, 6)}
     return Record(kind="failed", trial=trial, lease=lease, body=body)
 

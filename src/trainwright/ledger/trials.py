@@ -82,7 +82,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a trial failed: exception, out_of_memory, timeout, killed or bad_objective."""
+    """Why a trial failed: exception, out_of_memory, timeout, killed, bad_objective or rejected."""
 
     kind: str
     message: str

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
+from trainwright.engine.vetted import REJECTED
 from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
@@ -93,6 +94,7 @@ class Driver:
         self._directory = None if book.directory is None else str(book.directory.resolve())
         self._leaving = False
         self._left_out: set[int] = set()  # the first slots of nodes that the engine has lost
+        self._rejected = 0  # trials that a verdict never let start
         self._unsaved = False  # a trial was paused that had saved nothing
         self._spent: SpentFollower | None = None  # kept if there is a budget of device seconds
         self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
@@ -348,13 +350,15 @@ class Driver:
         failed = counts[Status.FAILED]
         if trial.status is not Status.FAILED:
             return
+        self._rejected += trial.failure is not None and trial.failure.kind == REJECTED
+        broken = failed - self._rejected  # that a trial does not fit says nothing of the others
         hopeless = max(_HOPELESS, counts[Status.RUNNING])  # in a team as many as that fail before any can succeed
-        if failed >= hopeless and not self.book.state.results:
+        if broken >= hopeless and not self.book.state.results:
             self.book.refresh()  # others may have had success since we read
         most = self.budget.max_failures
         if most is None:
             most = max(_MOST_FAILURES, counts[Status.RUNNING])
-        if failed >= most or (failed >= hopeless and not self.book.state.results):
+        if failed >= most or (broken >= hopeless and not self.book.state.results):
             why = trial.failure.message if trial.failure is not None else ""
             raise StudyFailed(f"{failed} trials have failed, {self.book.state.results} have a result; the last: {why}")
 
