@@ -1,0 +1,85 @@
+"""Serving an ensemble: what the service costs beside a bare loop and its peers, and whether it is ever wrong.
+
+    python benchmarks/serve/run.py --parts overhead,faults --json
+
+Each file beside this one that has a function `run(options)` is a part; it returns a mapping with a `summary` (numbers
+by name) and whatever else is worth keeping. Counts (whole numbers) that several parts give are added, such as
+`wrong_answers`; any other name belongs to one part. A part that needs what is not installed says so under `missing`.
+"""
+
+import argparse
+import ast
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
+
+from benchmarks._report import add_arguments, environment, finish, progress
+
+__all__ = ["main"]
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run the parts and print."""
+    parts = _parts()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(parts), help=f"which to run, of {', '.join(parts)}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement that lasts by the clock")
+    parser.add_argument("--repeats", type=int, default=5, help="of each measurement that is repeated")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs; no figures")
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+    chosen = options.parts.split(",")
+    if unknown := sorted(set(chosen) - set(parts)):
+        parser.error(f"--parts: got {unknown[0]!r}; allowed: {', '.join(parts)}")
+
+    summary: dict[str, Any] = {}
+    results: dict[str, Any] = {}
+    for part in chosen:
+        progress(f"{part}:")
+        found = importlib.import_module(f"benchmarks.serve.{parts[part]}").run(options)
+        results[part] = found
+        _merge(summary, found["summary"], part)
+    for name, value in summary.items():
+        print(f"{name}: {value}")
+    settings = {name: getattr(options, name) for name in ("seed", "seconds", "repeats", "quick")}
+    result = {
+        "benchmark": "serve",
+        "summary": summary,
+        "settings": settings,
+        "parts": results,
+        "environment": environment(),
+    }
+    finish(result, options)
+    return result
+
+
+def _parts() -> dict[str, str]:
+    """Name the files here that have a function `run`: {part: module}."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        functions = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        if path.name != Path(__file__).name and "run" in functions:
+            found[path.stem.lstrip("_")] = path.stem
+    return found
+
+
+def _merge(summary: dict[str, Any], found: Mapping[str, Any], part: str) -> None:
+    for name, value in found.items():
+        if name not in summary:
+            summary[name] = value
+        elif type(value) is int and type(summary[name]) is int:
+            summary[name] += value
+        else:
+            raise SystemExit(
+                f"{part}: {name} is given by another part too; allowed: for whole numbers, which are added"
+            )
+
+
+if __name__ == "__main__":
+    main()
