@@ -9,7 +9,7 @@ from trainwright.cli import plan
 from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
-from trainwright.plan import Input
+from trainwright.plan import Input, ParallelPlan
 from trainwright.profile import describe_transformer
 
 
@@ -55,6 +55,15 @@ def test_table_reasons_and_chart(run):
         "#",
     ):
         assert words in said.output
+
+
+def test_the_best_as_a_file(run, tmp_path):
+    out = tmp_path / "plan.json"
+    said = run("some:model", "--cluster", "abci-v100", "--devices", 4, "--batch", 16, "--out", out, "--json")
+    assert said.exit_code == 0, said.output
+    found = ParallelPlan.load(out)
+    assert (found.strategy, found.devices) == (json.loads(said.output.splitlines()[-1])["plans"][0]["strategy"], 4)
+    assert f"{found.strategy} on 4 devices: {out}" in said.output
 
 
 def test_one_strategy(run):

@@ -1,6 +1,7 @@
 """`trainwright plan MODEL`: parallel strategies with speed, memory and limits; `plan calibrate` measures a machine."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,6 +70,7 @@ def model(
     goal: Annotated[str, typer.Option("--goal", help="time, device-hours, time-to-solution or memory.")] = "time",
     samples: Annotated[int | None, typer.Option("--samples", help="Samples of an epoch, for device-hours.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Rows of the table.")] = 10,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the best plan to this file.")] = None,
     force_units: Annotated[bool, typer.Option("--force-units", help="Accept figures of unlikely size.")] = False,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
@@ -99,6 +101,10 @@ def model(
         _show(number, ranking, top, samples)
     if len(found) > 1:
         _chart(found, top)
+    if out is not None:
+        best = found[numbers[-1]][0]
+        best.save(out)
+        print(f"\n{best.strategy} on {best.devices} devices: {out}")
     if json:
         print_json(
             {

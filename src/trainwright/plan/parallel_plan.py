@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from trainwright.plan.collective import Collective
 
@@ -136,3 +137,16 @@ class ParallelPlan:
         """Return the seconds until so many samples have been trained on, with checkpoints and failures."""
         seconds = self.seconds_per_iteration - self.breakdown.checkpoint
         return math.ceil(samples / self.batch) * seconds * self.inflation
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a JSON file, from which `load` makes it again."""
+        from trainwright.plan import plan_file
+
+        plan_file.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ParallelPlan":
+        """Return the plan of a file that `save` or `trainwright plan --out` wrote. Raises `InputError` for others."""
+        from trainwright.plan import plan_file
+
+        return plan_file.load(path)

@@ -1,0 +1,78 @@
+"""Plans as files: what is read is what was written, and what is no plan is refused in one sentence."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.errors import InputError
+from trainwright.plan import Breakdown, Collective, Degrees, ParallelPlan, plan_file
+from trainwright.plan.parallel_plan import Bottleneck
+
+COUNTS = st.integers(1, 64)
+SECONDS = st.floats(0, 1e3)
+PLANS = st.builds(
+    ParallelPlan,
+    strategy=st.sampled_from(["data", "fsdp+tensor"]),
+    degrees=st.builds(Degrees, tensor=COUNTS, data=COUNTS, pipeline=COUNTS),
+    batch=COUNTS,
+    micro_batch=COUNTS,
+    sequence=st.booleans(),
+    stages=st.lists(COUNTS).map(tuple),
+    breakdown=st.builds(Breakdown, compute=SECONDS, bubble=SECONDS),
+    interval=st.tuples(SECONDS, SECONDS),
+    collectives=st.lists(
+        st.builds(
+            Collective, operation=st.just("all_reduce"), axis=st.just("data"), bytes=COUNTS, count=COUNTS,
+            phase=st.just("gradient"),
+        )
+    ).map(tuple),
+    bottlenecks=st.lists(
+        st.builds(Bottleneck, id=st.just("B1"), sentence=st.text(), share=SECONDS, advice=st.text())
+    ).map(tuple),
+)  # fmt: skip
+
+
+@given(PLANS)
+def test_comes_back_equal(tmp_path_factory, plan):
+    path = tmp_path_factory.getbasetemp() / "plan.json"
+    plan.save(path)
+    assert ParallelPlan.load(path) == plan
+
+
+def document(tmp_path):
+    path = tmp_path / "plan.json"
+    ParallelPlan(strategy="data", degrees=Degrees(data=2), batch=4, micro_batch=2).save(path)
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema: got 2; allowed: 1"),
+        ({"colour": "red"}, "got 'colour'; allowed: strategy, degrees"),
+        ({"degrees": {"data": 0}}, "degrees, data: got 0; allowed: a whole number >= 1"),
+        ({"degrees": {"date": 2}}, "degrees: got 'date'; allowed: tensor"),
+        ({"degrees": 3}, "degrees: got 'int'; allowed: tensor"),
+    ],
+)
+def test_changed_by_hand(tmp_path, change, message):
+    with pytest.raises(InputError, match=message):
+        plan_file.plan_from(document(tmp_path) | change)
+
+
+def test_no_plan(tmp_path):
+    content = document(tmp_path)
+    del content["batch"]
+    with pytest.raises(InputError, match="batch"):
+        plan_file.plan_from(content)
+    with pytest.raises(InputError, match="got list; allowed: an object"):
+        plan_file.plan_from([])
+    (tmp_path / "torn.json").write_text("{")
+    with pytest.raises(InputError, match="it is no JSON"):
+        ParallelPlan.load(tmp_path / "torn.json")
+    with pytest.raises(InputError, match=r"it cannot be read \(No such file"):
+        ParallelPlan.load(tmp_path / "absent.json")
+    with pytest.raises(InputError, match=r"it cannot be written \(No such file"):
+        plan_file.save(plan_file.plan_from(document(tmp_path)), tmp_path / "absent" / "plan.json")
