@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import trainwright as tw
+from trainwright.cli.stages import ORDER, Stage, stages_of
 from trainwright.engine import load_function
 from trainwright.errors import InputError, StudyError
-from trainwright.report.summary import check_ensemble
 from trainwright.study.settings import built, only_known
 
 __all__ = ["Job", "read_job"]
 
-_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "ensemble", "simulate")
+_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "simulate", *ORDER)
 _STUDY_KEYS = (
     "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
     "require",
@@ -33,7 +33,10 @@ class Job:
     searcher: Any = None
     scheduler: Any = None
     engine: Any = None
-    ensemble: Mapping[str, Any] | None = None
+    directory: Path | None = None
+    space: Any = None
+    stages: tuple[Stage, ...] = ()
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a .toml file
 
 
 def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> Job:
@@ -64,6 +67,9 @@ def _of_python(path: Path, workers: int | None) -> Job:
     budget = {name: getattr(module, name) for name in ("trials", "wall_seconds", "stop_when") if hasattr(module, name)}
     return Job(
         open_study=lambda: module.study,
+        directory=module.study.directory,
+        space=module.study.space,
+        stages=stages_of({}),
         train=module.train,
         budget=budget,
         searcher=getattr(module, "searcher", None),
@@ -88,7 +94,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
         if name not in settings:
             raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
     _check_settings(settings, f"{path}, [study]")
-    check_ensemble(content.get("ensemble", {}))
+    stages = stages_of(content)
     if not content.get("space"):
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
     for name, table in content["space"].items():
@@ -122,7 +128,10 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
         searcher=made.get("searcher"),
         scheduler=tw.Scheduler(**scheduler) if scheduler else None,
         engine=made.get("engine"),
-        ensemble=content.get("ensemble"),
+        directory=None if where is None else Path(where),
+        space=space,
+        stages=stages,
+        tables=content,
     )
 
 

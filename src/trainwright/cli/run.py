@@ -1,12 +1,16 @@
-"""`trainwright run FILE`: search, then whatever stages the file names."""
+"""`trainwright run FILE`: the stages that the file names, from a plan to a deployment; each is done once."""
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.errors import InputError
+
+if TYPE_CHECKING:
+    from trainwright.cli.stages import Stage, Work
 
 __all__ = ["run"]
 
@@ -17,47 +21,87 @@ def run(
     directory: Annotated[Path | None, typer.Option("--directory", help="Where to keep the study.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", help="How many trials with a result.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Trials at once on this machine.")] = None,
+    stage: Annotated[list[str] | None, typer.Option("--stage", help="Only this stage; may be given again.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Do stages again that are unchanged.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Run a study, or go on with it; then select an ensemble and write the report, if the file asks for it."""
+    """Run a study, or go on with it, and the further stages of its file; what is done and unchanged is skipped."""
     from trainwright.cli._study_file import read_job
+    from trainwright.cli.stages import Work, chosen
     from trainwright.report import write_report, write_summary
+    from trainwright.study.stages import Stages
 
     job = read_job(file, directory=directory, workers=workers)
-    budget = {**job.budget, **({} if trials is None else {"trials": trials})}
-    study = job.open_study()
-    study.run(
-        job.train, **budget, searcher=job.searcher, scheduler=job.scheduler, engine=job.engine, progress=not quiet
+    where = [] if directory is None else ["--directory", str(directory)]
+    work = Work(
+        file=file,
+        job=job,
+        directory=job.directory,
+        budget={**job.budget, **({} if trials is None else {"trials": trials})},
+        progress=not quiet,
+        command=("trainwright", "run", str(file), *where),
     )
-    study.close()
-    summary: dict[str, Any] = {"trials": len(study.trials), "finished": study.state.results}
-    if study.directory is not None:
-        summary = write_summary(study.directory, ensemble=job.ensemble)
-        summary["report"] = str(write_report(study.directory))
-    if not quiet:
-        show_summary(summary)
-        if study.directory is not None:
-            again = ["trainwright", "run", str(file), *([] if directory is None else ["--directory", str(directory)])]
-            print(f"to go on:   {shlex.join([*again, '--trials', str(2 * max(1, summary['finished']))])}")
+    wanted = chosen(job.stages, stage or [], file)
+    if work.directory is None and len(job.stages) == 1:
+        content = dict(wanted[0].run(work).content)
+        if not quiet:
+            wanted[0].show(content)
+        if json:
+            print_json(content)
+        return
+    if work.made:
+        job.open_study().close()  # refuses a file of another study before anything is done
+    stages = Stages(work.folder)
+    ran = [_done(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
+    summary: dict[str, Any] = {}
+    report = work.folder / "report.html"
+    if work.made:
+        summary = write_summary(work.folder, also=_entries(job.stages, work, stages))
+        if any(ran) or not report.exists():
+            write_report(work.folder)
+        summary["report"] = str(report)
+    else:
+        summary |= _entries(job.stages, work, stages)
+    if not quiet and work.made:
+        print(f"\nreport:     {report}")
+        print(f"to go on:   {shlex.join([*work.command, '--trials', str(2 * max(1, summary['finished']))])}")
     if json:
         print_json(summary)
 
 
-def show_summary(summary: dict[str, Any]) -> None:
-    """Print what came out: the best single model beside the best ensemble under its cost, on held-out data."""
-    print(f"\n{summary['finished']} of {summary['trials']} trials have a result")
-    names = {"single": "best single", "ensemble": "best ensemble"}
-    split = next((key[7:-9] for key in summary if key.startswith("single_") and key.endswith("_accuracy")), None)
-    if split is not None:
-        members = {"single": [summary["single_trial"]], "ensemble": summary["ensemble_trials"]}
-        print(f"\n{'':15}{split + ' accuracy':>15}{'us per row':>13}  trials")
-        for key, name in names.items():
-            cost = summary[f"{key}_cost"]
-            shown = "unknown" if cost is None else f"{1e6 * cost:.1f}"
-            accuracy = summary[f"{key}_{split}_accuracy"]
-            print(f"{name:15}{accuracy:15.4f}{shown:>13}  {', '.join(map(str, members[key]))}")
-        if summary["cost_limit"] is not None:
-            print(f"(the ensemble may cost {1e6 * summary['cost_limit']:.1f} us per row at batch 128)")
-    if "report" in summary:
-        print(f"\nreport:     {summary['report']}")
+def _done(stage: "Stage", work: "Work", stages: Any, *, force: bool, quiet: bool, titled: bool) -> bool:
+    """Run a stage unless it is unchanged, and show what came out; return whether it ran."""
+    inputs = stage.inputs(work)
+    why = "" if inputs is None else stages.changed(stage.name, inputs)
+    record = stages.read(stage.name)
+    if why is None and not force:
+        if not quiet:
+            print(f"\n== {stage.name}: unchanged, skipped")
+            stage.show(record.content)
+        return False
+    if titled and not quiet:
+        again = f": again, {why}" if record is not None and why else ""
+        print(f"\n== {stage.name}{again}", flush=True)
+    outcome = stage.run(work)
+    inputs = inputs if outcome.inputs is None else outcome.inputs
+    record = stages.write(stage.name, inputs or {}, outputs=outcome.outputs, content=outcome.content)
+    if not quiet:
+        stage.show(record.content)
+    return True
+
+
+def _entries(all_stages: "tuple[Stage, ...]", work: "Work", stages: Any) -> dict[str, Any]:
+    """Return what the stages give to the summary that are done, and rest on nothing that changed since."""
+    found: dict[str, Any] = {}
+    for stage in all_stages:
+        record = stages.read(stage.name)
+        if record is None:
+            continue
+        try:
+            inputs = stage.inputs(work)
+        except InputError:  # what it rests on is gone
+            continue
+        if inputs is not None and stages.changed(stage.name, inputs) is None:
+            found |= stage.summary(record.content)
+    return found

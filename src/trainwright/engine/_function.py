@@ -118,19 +118,19 @@ def _run_script(path: str) -> ModuleType:
     return module
 
 
-def load_function(text: str) -> Callable[..., Any]:
-    """Return the function that "module:function" names, with a sentence about whatever is wrong with it."""
+def load_function(text: str, what: str = "train") -> Callable[..., Any]:
+    """Return the function that "module:function" names; `what` it is for begins the sentence of any mistake."""
     module_name, separator, name = text.partition(":") if isinstance(text, str) else ("", "", "")
     if not separator or not module_name or not name:
-        raise EngineError(f"train: got {text!r}; allowed: 'module:function', such as 'my_project.training:train'")
+        raise EngineError(f"{what}: got {text!r}; allowed: 'module:function', such as 'my_project.training:train'")
     if not all(module_name.split(".")):
-        raise EngineError(f"train: {module_name!r} is no module's name; allowed: 'module:function', found {text!r}")
+        raise EngineError(f"{what}: {module_name!r} is no module's name; allowed: 'module:function', found {text!r}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise  # a module that the user's module imports: its own traceback says it best
-        raise EngineError(f"train: there is no module {module_name!r} on the path; looked for {text!r}") from None
+        raise EngineError(f"{what}: there is no module {module_name!r} on the path; looked for {text!r}") from None
     function = getattr(module, name, None)
     if not callable(function):
         functions = [
@@ -139,7 +139,7 @@ def load_function(text: str) -> Callable[..., Any]:
             if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == module.__name__
         ]
         known = ", ".join(sorted(functions)) or "none"
-        raise EngineError(f"train: {module_name} has no {name!r}; functions there: {known}{closest(name, functions)}")
+        raise EngineError(f"{what}: {module_name} has no {name!r}; functions there: {known}{closest(name, functions)}")
     return function  # type: ignore[no-any-return]
 
 

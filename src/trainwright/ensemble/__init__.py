@@ -11,6 +11,7 @@ from trainwright.ensemble.calibration import (
     judged,
     reliability,
 )
+from trainwright.ensemble.choosing import Choice, Choosing
 from trainwright.ensemble.combine import Combined, Rule, Slots, combine
 from trainwright.ensemble.cost import Cost
 from trainwright.ensemble.coverage import Coverage, RiskCoverage, auroc, coverage, crps, risk_coverage
@@ -42,6 +43,8 @@ __all__ = [
     "BudgetedGreedy",
     "Calibration",
     "Checked",
+    "Choice",
+    "Choosing",
     "Combined",
     "Cost",
     "Coverage",

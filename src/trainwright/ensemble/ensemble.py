@@ -124,7 +124,11 @@ class Ensemble:
             return Report(**self.told)
         return report_of(
             self.members,
-            {name: list(self.member_predictions(name)) for name in {split, selection} & set(self.members[0].splits)},
+            {
+                name: list(self.member_predictions(name))
+                for name in self.members[0].splits
+                if name in {split, selection}
+            },
             self.weights,
             self.rule,
             self.calibration,
@@ -132,11 +136,12 @@ class Ensemble:
             selection=selection,
         )
 
-    def save(self, directory: str | Path, *, self_contained: bool = False) -> Path:
+    def save(self, directory: str | Path, *, self_contained: bool = False, replace: bool = False) -> Path:
         """Write a folder that needs neither study nor pickle: a manifest with digests, and each member's weights.
 
         With `self_contained` members that were not left with `export=True` are exported now, so that no factory is
-        needed to load them. The folder appears whole or not at all, and must not exist. Returns it.
+        needed to load them. The folder appears whole or not at all, and must not exist; with `replace` an ensemble that
+        was saved there gives way. Returns it.
         """
         splits = self.members[0].splits
         report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.told)
@@ -153,6 +158,7 @@ class Ensemble:
                 "report": report,
             },
             self_contained=self_contained,
+            replace=replace,
         )
 
     @classmethod

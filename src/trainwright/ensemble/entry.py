@@ -111,6 +111,11 @@ class Member:
         name = f"{split}.rows.i64"
         return self._taken(split, np.fromfile(self._verified(name), dtype="<i8")) if name in self.digests else None
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the trial left what predicts: weights, and a factory or a program that they belong to."""
+        return WEIGHTS_FILE in self.digests
+
     def weights(self) -> bytes:
         """Return the network's weights as the bytes of a safetensors file."""
         if WEIGHTS_FILE not in self.digests:

@@ -5,6 +5,7 @@ and, over all the rest of itself, its own.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -27,11 +28,20 @@ _KEYS = ("members", "output", "weights", "rule", "calibration", "threshold", "re
 
 
 def write_export(
-    directory: Path, members: Sequence[Member], content: Mapping[str, Any], *, self_contained: bool = False
+    directory: Path,
+    members: Sequence[Member],
+    content: Mapping[str, Any],
+    *,
+    self_contained: bool = False,
+    replace: bool = False,
 ) -> Path:
-    """Write members and manifest into a new folder, which appears whole or not at all; returns it."""
-    if directory.exists():
-        raise ExportError(f"{directory}: exists already; allowed: a new folder; give another name or remove it")
+    """Write members and manifest into a new folder, which appears whole or not at all; returns it.
+
+    With `replace` it takes the place of an earlier export there; killed between the two, it leaves none.
+    """
+    if directory.exists() and not (replace and (directory / MANIFEST_FILE).is_file()):
+        what = "is no exported ensemble" if replace else "exists already"
+        raise ExportError(f"{directory}: {what}; allowed: a new folder; give another name or remove it")
     files: dict[str, bytes] = {}
     listed = []
     for member in members:
@@ -49,8 +59,18 @@ def write_export(
     manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _versions()}
     manifest["digest"] = manifest_digest(manifest)
     files[MANIFEST_FILE] = json.dumps(manifest, indent=1, allow_nan=False).encode()
-    folder, _ = write_folder(directory.absolute().parent, directory.name, files)
-    return folder
+    parent, name = directory.absolute().parent, directory.name
+    if not replace:
+        return write_folder(parent, name, files)[0]
+    next_one, earlier = f"{name}.next", parent / f".{name}.earlier"
+    for left in (earlier, parent / next_one, *parent.glob(f".{next_one}.*")):  # by a call that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    written, _ = write_folder(parent, next_one, files)
+    if directory.exists():
+        directory.rename(earlier)
+    written.rename(directory)
+    shutil.rmtree(earlier, ignore_errors=True)
+    return directory
 
 
 def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]:

@@ -6,27 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainwright.ensemble import BudgetedGreedy, Library
-from trainwright.ensemble.metrics import metric_of
-from trainwright.errors import InputError, StudyError, closest
+from trainwright.errors import StudyError
 from trainwright.ledger import State, open_ledger, state_of
 from trainwright.report.files import replacing
 from trainwright.study.results import Results
 
-__all__ = ["check_ensemble", "write_summary"]
-
-_SETTINGS = ("max_members", "metric", "split", "test_split", "cost_factor")
+__all__ = ["write_summary"]
 
 
-def write_summary(directory: str | Path, *, ensemble: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def write_summary(directory: str | Path, *, also: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Write DIR/summary.json and return its content.
 
     It holds `trials`, `finished` (trials with a result), `seconds` (wall seconds in which any trial ran), with bounds
     or constraints `feasible` (results that keep them), and `best` (trial and values; null if none is feasible), or for
-    several objectives `front` (trials) and `hypervolume` with `hypervolume_over_time` (after each result). `ensemble`
-    are the settings of a study file's [ensemble]: with them an ensemble of at most `max_members` members that costs at
-    most `cost_factor` times the best single member is selected by `metric` on the rows of `split`, and the accuracies
-    of both on the rows of `test_split` are added, with the ensemble's cost in seconds per row.
+    several objectives `front` (trials) and `hypervolume` with `hypervolume_over_time` (after each result); then the
+    entries of `also`, which the stages after the search give.
     """
     folder = Path(directory)
     state = state_of(open_ledger(folder))
@@ -35,48 +29,11 @@ def write_summary(directory: str | Path, *, ensemble: Mapping[str, Any] | None =
         "finished": state.results,
         "seconds": round(_busy_seconds(state), 3),
         **_outcome(state),
+        **(also or {}),
     }
-    if ensemble is not None:
-        content |= _selected(Library.of(state, folder), ensemble)
     with replacing(folder / "summary.json") as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return content
-
-
-def check_ensemble(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of [ensemble] that cannot work, so that a study need not run first to tell."""
-    for name, value in settings.items():
-        if name not in _SETTINGS:
-            allowed = ", ".join(_SETTINGS)
-            raise InputError(f"[ensemble]: {name!r} is unknown; allowed: {allowed}{closest(name, _SETTINGS)}")
-        if name == "max_members" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"[ensemble] max_members: got {value!r}; allowed: a whole number >= 1")
-        if name == "cost_factor" and (not isinstance(value, int | float) or not value > 0):
-            raise InputError(
-                f"[ensemble] cost_factor: got {value!r}; allowed: a number > 0, times the best single's cost"
-            )
-        if name in {"metric", "split", "test_split"} and not isinstance(value, str):
-            raise InputError(f"[ensemble] {name}: got {value!r}; allowed: a name")
-    metric_of(settings.get("metric", "cross_entropy"), "classes")
-
-
-def _selected(library: Library, settings: Mapping[str, Any]) -> dict[str, Any]:
-    check_ensemble(settings)
-    test = settings.get("test_split", "test")
-    strategy = BudgetedGreedy(max_members=settings.get("max_members", 8))
-    front = library.select(strategy, settings.get("metric", "cross_entropy"), settings.get("split", "selection"))
-    single = front.single_best
-    factor, cost = settings.get("cost_factor"), single.cost_seconds
-    limit = None if factor is None or cost is None else factor * cost
-    chosen = front.pick("best", max_seconds=limit)
-    return {
-        **front.summary(chosen, test),
-        "single_cost": single.cost_seconds,
-        "cost_limit": limit,
-        "single_trial": single.members[0].trial,
-        "ensemble_trials": [member.trial for member in chosen.members],
-        "ensemble_weights": list(chosen.weights),
-    }
 
 
 def _outcome(state: State) -> dict[str, Any]:

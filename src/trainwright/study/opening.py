@@ -9,7 +9,7 @@ from trainwright.study.book import Book
 
 __all__ = ["compare", "found_ledger", "made_ledger"]
 
-_OURS = frozenset({"ledger", "checkpoints", "library", "logs", "report.html", "summary.json"})
+_OURS = frozenset({"ledger", "checkpoints", "library", "logs", "report.html", "summary.json", "stages"})
 
 
 def made_ledger(directory: Path | None, ledger: Ledger | str | None) -> Ledger:

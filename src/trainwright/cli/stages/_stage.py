@@ -1,0 +1,81 @@
+"""What a stage of a workflow is, and what it is given."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from trainwright.errors import InputError
+
+if TYPE_CHECKING:
+    from trainwright.cli._study_file import Job
+    from trainwright.ledger import State
+
+__all__ = ["EXPORT", "Outcome", "Stage", "Work"]
+
+EXPORT = "ensemble"  # folder of the exported ensemble in the study's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """A study file as it is run: its job with the command line's overrides."""
+
+    file: Path
+    job: "Job"
+    directory: Path | None
+    budget: Mapping[str, Any]
+    progress: bool = True
+    command: tuple[str, ...] = ()  # that runs this file here
+
+    @property
+    def folder(self) -> Path:
+        """The study's folder, which every stage but the search needs."""
+        if self.directory is None:
+            raise InputError(f"{self.file}: stages need a study that is kept; give [study] directory, or --directory")
+        return self.directory
+
+    @property
+    def made(self) -> bool:
+        """Whether the study is there."""
+        return any((self.folder / "ledger" / name).is_file() for name in ("study.json", "url"))
+
+    def state(self, stage: str) -> "State":
+        """Return the state of the study, which `stage` needs."""
+        from trainwright.ledger import open_ledger, state_of
+
+        if not self.made:
+            raise self.missing(stage, f"a study in {self.folder}, where there is none", "search")
+        return state_of(open_ledger(self.folder))
+
+    def missing(self, stage: str, what: str, needed: str) -> InputError:
+        """Return the error that a stage raises when the result of one before it, `needed`, is not there."""
+        again = shlex.join([*self.command, "--stage", needed])
+        return InputError(f"stage {stage} needs {what}; run the stage before it: {again}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a stage came to: for its record, and for summary.json."""
+
+    content: Mapping[str, Any]
+    outputs: tuple[str, ...] = ()  # files that it wrote, relative to the study's folder
+    inputs: Mapping[str, Any] | None = field(default=None)  # if its own work changed them
+
+
+class Stage(Protocol):
+    """One stage of a workflow, made from its table of a study file."""
+
+    name: ClassVar[str]
+
+    def inputs(self, work: Work) -> Mapping[str, Any] | None:
+        """Return what it rests on, by name; None if that cannot be told, so that it always runs."""
+
+    def run(self, work: Work) -> Outcome:
+        """Do it."""
+
+    def show(self, content: Mapping[str, Any]) -> None:
+        """Print what came out."""
+
+    def summary(self, content: Mapping[str, Any], /) -> Mapping[str, Any]:
+        """Return its entries of summary.json."""

@@ -1,0 +1,107 @@
+"""[ensemble]: library, front, pick, calibration, page, and the export that can be served."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainwright.cli._words import size
+from trainwright.cli.stages._stage import EXPORT, Outcome, Work
+
+if TYPE_CHECKING:
+    from trainwright.ensemble import Choosing
+
+__all__ = ["Selecting"]
+
+_PAGE = "ensemble.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Selecting:
+    """Choose an ensemble from what the trials left; unchanged while library and settings are."""
+
+    name: ClassVar[str] = "ensemble"
+    choosing: "Choosing"
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Selecting":
+        """Return the stage of an [ensemble] table."""
+        from trainwright.ensemble import Choosing
+
+        return cls(Choosing.of(table))
+
+    def inputs(self, work: Work) -> Mapping[str, Any]:
+        """Return the settings, and the digests of what the trials left."""
+        state = work.state(self.name)
+        library = {
+            number: sorted((offer.lease, offer.epoch, dict(offer.digests)) for offer in trial.offered.values())
+            for number, trial in sorted(state.trials.items())
+            if trial.offered
+        }
+        if not library:
+            raise work.missing(
+                self.name, "the predictions that trials leave (tw.ensemble.leave), and got none", "search"
+            )
+        return {"settings": asdict(self.choosing), "library": library}
+
+    def run(self, work: Work) -> Outcome:
+        """Select, calibrate, draw the page and export."""
+        from trainwright.ensemble import Library
+        from trainwright.report.ensemble_page import write_ensemble_page
+
+        folder = work.folder
+        choice = self.choosing.choose(Library.open(folder, common_rows=self.choosing.common_rows))
+        chosen = choice.ensemble
+        page = write_ensemble_page(choice.front, chosen, choice.report, folder / _PAGE)
+        without = [member.trial for member in chosen.members if not member.predicts]
+        exported = None if without else chosen.save(folder / EXPORT, replace=True)
+        split = self.choosing.test_split
+        content = {
+            "models": len(choice.library.members),
+            "metric": choice.front.metric,
+            "split": split,
+            "summary": {
+                **choice.scores(split),
+                "ensemble_cost": chosen.cost_seconds,
+                "single_cost": choice.front.single_best.cost_seconds,
+                "cost_limit": choice.cost_limit,
+                "single_trial": choice.front.single_best.members[0].trial,
+                "ensemble_trials": [member.trial for member in chosen.members],
+                "ensemble_weights": list(chosen.weights),
+            },
+            "calibrated": chosen.calibration is not None,
+            "bytes": chosen.bytes,
+            "page": str(page),
+            "export": None if exported is None else str(folder / EXPORT),
+            "without_weights": without,
+        }
+        outputs = (_PAGE, *(() if exported is None else (f"{EXPORT}/manifest.json",)))
+        return Outcome(content=content, outputs=outputs)
+
+    def show(self, content: Mapping[str, Any]) -> None:
+        """Print the best single model beside the ensemble, on held-out rows, and where the export is."""
+        told, split = content["summary"], content["split"]
+        names = {"single": "best single", "ensemble": "best ensemble"}
+        members = {"single": [told["single_trial"]], "ensemble": told["ensemble_trials"]}
+        scored = sorted(key.removeprefix(f"single_{split}_") for key in told if key.startswith(f"single_{split}_"))
+        heads = [f"{split} {name.replace('_', ' ')}" for name in scored]
+        widths = [max(15, len(head) + 2) for head in heads]
+        print(f"\n{'':15}{''.join(f'{h:>{w}}' for h, w in zip(heads, widths, strict=True))}{'us per row':>13}  trials")
+        for key, name in names.items():
+            cost = told[f"{key}_cost"]
+            shown = "unknown" if cost is None else f"{1e6 * cost:.1f}"
+            cells = [f"{told[f'{key}_{split}_{each}']:{w}.4f}" for each, w in zip(scored, widths, strict=True)]
+            print(f"{name:15}{''.join(cells)}{shown:>13}  {', '.join(map(str, members[key]))}")
+        if told["cost_limit"] is not None:
+            print(f"(the ensemble may cost {1e6 * told['cost_limit']:.1f} us per row at batch 128)")
+        if content["export"] is None:
+            left = ", ".join(map(str, content["without_weights"]))
+            print(f"not exported: trials {left} left no weights; give factory= to tw.ensemble.leave")
+        else:
+            held = "" if content["bytes"] is None else f" ({size(content['bytes'])} of weights)"
+            print(f"exported:   {content['export']}{held}{', calibrated' if content['calibrated'] else ''}")
+        print(f"pictures:   {content['page']}")
+
+    def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return accuracies, costs and members."""
+        found: Mapping[str, Any] = content["summary"]
+        return found

@@ -1,0 +1,276 @@
+"""`trainwright run` over several stages: skipped when unchanged, alone, killed anywhere, and sentences for mistakes."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+# Kills itself at the N-th point: before a batch, or before something is opened for writing, made, renamed or removed in
+# the study's folder. So a seed names a point of the work, whatever the machine's speed.
+KILLED = """
+import os, signal, sys
+at, folder, count = int(sys.argv.pop(1)), os.path.abspath("study"), 0
+
+def writes(event, args):
+    if event == "open":
+        return isinstance(args[0], (str, os.PathLike)) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    return event in {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+
+def hook(event, args):
+    global count
+    inside = writes(event, args) and os.path.abspath(os.fspath(args[0])).startswith(folder)
+    if inside or event == "workflow.batch":
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+from trainwright.cli import main
+try:
+    main()
+finally:
+    print(f"{count} points", file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Return a folder with the small workflow and its training code."""
+    for name in ("workflow.toml", "workflow_training.py"):
+        shutil.copy(HERE / name, tmp_path / name)
+    return tmp_path
+
+
+def run(project, *, at=0):
+    """Run the workflow in a process that ends at a point; return how it ended and what it said on standard error."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(at), "run", "workflow.toml"],
+        env=environment, cwd=project, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def manifest(project):
+    """Return the manifest of the exported ensemble, which holds the digest of every weight."""
+    return (project / "study/ensemble/manifest.json").read_bytes()
+
+
+def points_of(said):
+    """Return how many points a whole run passed."""
+    return int(re.search(r"(\d+) points", said)[1])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a folder in which the small workflow has run once."""
+    folder = tmp_path_factory.mktemp("done")
+    for name in ("workflow.toml", "workflow_training.py"):
+        shutil.copy(HERE / name, folder / name)
+    status, said = run(folder)
+    assert status == 0, said
+    return folder, said
+
+
+def test_killed_and_resumed(project, whole):
+    """Killed early in the search and again later, the workflow comes to the same ensemble, bit for bit."""
+    points = points_of(whole[1])
+    draw = random.Random(0)
+    at = draw.randrange(points // 8, points // 2)
+    assert run(project, at=at)[0] == -signal.SIGKILL
+    assert run(project, at=draw.randrange(points // 8, points - at))[0] == -signal.SIGKILL
+    status, said = run(project)
+    assert status == 0, said
+    assert manifest(project) == manifest(whole[0])
+    assert json.loads((project / "study/summary.json").read_text())["finished"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_killed_at_twenty_points(project, whole):
+    """Killed at any of twenty points over the whole workflow, it comes to the same ensemble, bit for bit."""
+    points = points_of(whole[1])
+    draw = random.Random(1)
+    for number in range(20):  # one in each twentieth of the work
+        at = 1 + draw.randrange(number * points // 20, (number + 1) * points // 20)
+        shutil.rmtree(project / "study", ignore_errors=True)
+        assert run(project, at=at)[0] == -signal.SIGKILL, at
+        status, said = run(project)
+        assert status == 0, (at, said)
+        assert manifest(project) == manifest(whole[0]), at
+
+
+@pytest.fixture
+def done(whole, tmp_path, monkeypatch):
+    """Return a copy of that folder, which is the current directory."""
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stages(said):
+    """Return what a run said of each stage: "", "unchanged, skipped" or "again, ..."."""
+    return {name: rest.lstrip(": ") for name, rest in re.findall(r"^== (\w+)(.*)$", said.out, re.MULTILINE)}
+
+
+def edit(folder, old, new):
+    """Change the study file."""
+    file = folder / "workflow.toml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+SKIPPED = "unchanged, skipped"
+
+
+class TestStages:
+    def test_first_run_does_all_in_order(self, whole):
+        """Plan, search, ensemble; each says what came out, and the end says how to go on."""
+        folder, said = whole
+        assert re.findall(r"^== (.*)$", said, re.MULTILINE) == ["plan", "search", "ensemble"]
+        for line in (
+            "memory: ",
+            "scaling: ",
+            "forecast: ",
+            "6 of 6 trials have a result",
+            "best ensemble",
+            "exported: ",
+        ):
+            assert line in said
+        assert "to go on:   trainwright run workflow.toml --trials 12" in said
+        summary = json.loads((folder / "study/summary.json").read_text())
+        assert {"plan", "single_test_accuracy", "ensemble_test_cross_entropy", "ensemble_trials"} <= set(summary)
+
+    def test_second_run_skips_all(self, trainwright, done):
+        """Nothing is written but the summary, which is the same."""
+        before = {path: path.stat().st_mtime_ns for path in done.rglob("*") if path.is_file()}
+        summary = (done / "study/summary.json").read_bytes()
+        said = trainwright("run", "workflow.toml")
+        assert said.status == 0, said.err
+        assert stages(said) == dict.fromkeys(("plan", "search", "ensemble"), SKIPPED)
+        assert (done / "study/summary.json").read_bytes() == summary
+        after = {path: path.stat().st_mtime_ns for path in done.rglob("*") if path.is_file()}
+        assert {path.name for path in before if after.get(path) != before[path]} <= {"summary.json"}
+
+    def test_a_changed_table_repeats_its_stage_alone(self, trainwright, done):
+        edit(done, "max_members = 3", "max_members = 1")
+        said = trainwright("run", "workflow.toml", "--json")
+        assert stages(said) == {"plan": SKIPPED, "search": SKIPPED, "ensemble": "again, settings changed"}
+        told = json.loads(said.out.splitlines()[-1])
+        assert len(told["ensemble_trials"]) == 1
+        assert len(json.loads(manifest(done))["members"]) == 1
+
+    def test_more_trials_repeat_what_rests_on_them(self, trainwright, done):
+        said = trainwright("run", "workflow.toml", "--trials", 7)
+        assert stages(said) == {
+            "plan": "again, trials changed",
+            "search": "again, budget changed",
+            "ensemble": "again, library changed",
+        }
+
+    def test_what_was_deleted_is_made_again(self, trainwright, done):
+        first = manifest(done)
+        shutil.rmtree(done / "study/ensemble")
+        said = trainwright("run", "workflow.toml")
+        assert stages(said)["ensemble"] == "again, ensemble/manifest.json is missing or was changed"
+        assert manifest(done) == first
+
+    def test_a_damaged_record_repeats_its_stage(self, trainwright, done):
+        (done / "study/stages/ensemble.json").write_text('{"inputs": 5')
+        said = trainwright("run", "workflow.toml")
+        assert stages(said) == {"plan": SKIPPED, "search": SKIPPED, "ensemble": ""}
+
+    def test_one_stage_alone(self, trainwright, done):
+        said = trainwright("run", "workflow.toml", "--stage", "ensemble", "--force")
+        assert (said.status, stages(said)) == (0, {"ensemble": ""})
+
+    def test_a_plan_needs_no_study(self, trainwright, done):
+        shutil.rmtree(done / "study")
+        said = trainwright("run", "workflow.toml", "--stage", "plan", "--json")
+        assert (said.status, stages(said)) == (0, {"plan": ""})
+        assert not (done / "study/ledger").exists()
+        assert json.loads(said.out.splitlines()[-1])["plan"]["cost"]["device_hours"] > 0
+
+    def test_an_outdated_ensemble_is_not_in_the_summary(self, trainwright, done):
+        said = trainwright("run", "workflow.toml", "--stage", "search", "--trials", 7, "--json")
+        assert said.status == 0
+        assert "ensemble_trials" not in json.loads(said.out.splitlines()[-1])
+
+
+class TestPlan:
+    def test_a_search_beyond_its_limit_is_not_begun(self, trainwright, done):
+        shutil.rmtree(done / "study")
+        edit(done, "samples = 120", "samples = 120\nmax_device_hours = 1e-9")
+        said = trainwright("run", "workflow.toml")
+        assert said.status == 1
+        assert re.search("plan: 6 trials are forecast to take .* device-hours, more than max_device_hours", said.err)
+        assert not (done / "study/ledger").exists()
+
+    def test_nothing_fits(self, trainwright, done):
+        shutil.rmtree(done / "study")
+        edit(done, "samples = 120", "samples = 120\nmax_memory = 100")
+        said = trainwright("run", "workflow.toml")
+        assert said.status == 1
+        assert re.search("plan: none of 2 configurations fits; the largest does not fit: ", said.err)
+
+
+MISTAKES = {
+    "stage": (None, ("--stage", "ensembel"), r"--stage: got 'ensembel'; allowed: plan, .*did you mean 'ensemble'"),
+    "stage without table": (
+        ("[ensemble]\nmax_members = 3", ""),
+        ("--stage", "ensemble"),
+        r"--stage: workflow.toml has no \[ensemble\]; stages there: plan, search; add the table",
+    ),
+    "unknown key": (
+        ("samples = 120", "sampels = 120"),
+        (),
+        r"\[plan\]: 'sampels' is unknown; .*did you mean 'samples'",
+    ),
+    "missing key": (("samples = 120", ""), (), r"\[plan\]: 'samples' is missing; give profile = 'module:function'"),
+    "a number": (("samples = 120", "samples = 0"), (), r"\[plan\] samples: got 0; allowed: a whole number >= 1"),
+    "memory": (
+        ("samples = 120", 'samples = 120\nmax_memory = "much"'),
+        (),
+        r"\[plan\] max_memory: got 'much'; allowed: a size such as '8 GB'",
+    ),
+    "function": (
+        (":profile_of", ":profil"),
+        (),
+        r"\[plan\] profile: workflow_training has no 'profil'; functions there: .*did you mean 'profile_of'",
+    ),
+    "pick": (
+        ("max_members = 3", 'pick = "bset"'),
+        (),
+        r"\[ensemble\] pick: got 'bset'; allowed: best, knee, fal",
+    ),
+    "space": (("values = [4, 16]", "values = [4, 8]"), (), "study was made with .*width.*; use a new directory"),
+    "no study": (
+        None,
+        ("--stage", "ensemble", "--directory", "none"),
+        "stage ensemble needs a study in none, where th",
+    ),
+    "no folder": (('directory = "study"', ""), (), r"stages need a study that is kept; give \[study\] directory"),
+}
+
+
+@pytest.mark.parametrize(("change", "more", "sentence"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake(trainwright, done, change, more, sentence):
+    """One sentence, exit status 2, and nothing was changed."""
+    if change is not None:
+        edit(done, *change)
+    before = manifest(done)
+    said = trainwright("run", "workflow.toml", *more)
+    assert said.status == 2
+    [line] = said.err.splitlines()
+    assert re.search(sentence, line), line
+    assert manifest(done) == before
