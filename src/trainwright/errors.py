@@ -18,8 +18,10 @@ __all__ = [
     "CheckpointSpaceError",
     "CheckpointStateError",
     "CheckpointVersionError",
+    "CostError",
     "DeadlinePassed",
     "DeviceError",
+    "EmptyLibraryError",
     "EngineError",
     "EnsembleError",
     "ExportError",
@@ -36,6 +38,7 @@ __all__ = [
     "Overloaded",
     "PipelineError",
     "PlanMismatch",
+    "PredictionError",
     "ProfileError",
     "RequestError",
     "ScheduleError",
@@ -46,6 +49,7 @@ __all__ = [
     "SpaceError",
     "SpaceExhausted",
     "SpaceInfeasible",
+    "SplitOverlapError",
     "StudyError",
     "TrainwrightError",
     "TrialError",
@@ -203,6 +207,22 @@ class EnsembleError(InputError):
 
 class MixedSplitsError(EnsembleError):
     """Library members whose predictions were made on different rows."""
+
+
+class EmptyLibraryError(EnsembleError):
+    """A study of which no trial has left predictions that can be used."""
+
+
+class SplitOverlapError(EnsembleError):
+    """Splits that share rows, so that what judges has been seen by what chose."""
+
+
+class PredictionError(EnsembleError):
+    """Predictions, targets or row ids that are none: not finite, no probabilities, of the wrong shape or number."""
+
+
+class CostError(EnsembleError):
+    """Seconds or bytes that are asked for and not known, or were measured on different kinds of device."""
 
 
 class ExportError(EnsembleError):

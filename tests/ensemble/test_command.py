@@ -40,11 +40,16 @@ def test_table_page_and_json(filled, trainwright, tmp_path):
     for text in (
         "selection loss",
         "the pick (best), weighted:",
+        "random-3",
+        "caruana",
+        "calibration: not available, the models left no such rows",
         "test cross entropy:",
         "warning: only 60 rows",
         "cost:",
     ):
         assert text in out
+    assert told["baselines"]["single best"]["test_loss"] == told["single_best"]["test_loss"]
+    assert {"caruana", "random-3", "top-2", "top-3"} < set(told["baselines"])
     content = page.read_text()
     for name in ("plot-ensembles", "plot-reliability", "plot-disagreement"):
         assert name in content
@@ -57,6 +62,25 @@ def test_budget_and_library_top(filled, trainwright, tmp_path):
     told = json.loads(out.splitlines()[-1])
     assert told["models"] < 8 or told["front"]
     assert all(point["seconds_per_row"] <= 0.0035 for point in told["front"])
+
+
+def test_threshold_of_two_classes(study, trainwright, tmp_path):
+    """`--decide-by` finds it on the calibration rows, says what it does to the test rows, and exports it."""
+    draws = np.random.default_rng(0)
+    rows = {"selection": 300, "calibration": 400, "test": 300}
+    chances = {name: 0.4 * draws.random(count) for name, count in rows.items()}
+    targets = {name: (draws.random(len(each)) < each).astype(np.int64) for name, each in chances.items()}
+    told = {name: np.column_stack([1 - each, each]) for name, each in chances.items()}
+    leave(study.trial(0), predictions=told, targets=targets)
+    arguments = (study.directory, "--html", tmp_path / "page.html", "--json")
+    status, out, _ = trainwright(*arguments, "--decide-by", "balanced_accuracy")
+    decision = json.loads(out.splitlines()[-1])["pick"]["decision"]
+    assert status == 0
+    assert 0.1 < decision["applied"] < 0.35
+    assert decision["before"] == 0.5 < decision["after"]
+    assert f"called 1 above a probability of {decision['applied']:.4f} (by balanced accuracy), test balanced" in out
+    status, _, err = trainwright(*arguments, "--decide-by", "f2")
+    assert (status, "allowed: accuracy, balanced_accuracy, f1" in err) == (2, True)
 
 
 def test_mistakes(filled, study, trainwright, tmp_path):

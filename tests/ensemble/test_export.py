@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,24 @@ class TestPredict:
         with pytest.raises(EnsembleError, match=r"row 1 of trial \d is not finite"):
             found.predict(np.array([[0, 0, 0], [np.nan, 0, 0]], dtype=np.float32))
 
+    def test_labels(self, filled):
+        """The likeliest class, or, of two, by the threshold that the calibration rows gave; kept in the folder."""
+        study, x, kind = filled
+        found = chosen(study)
+        if kind == "moments":
+            for asked in (lambda: found.labels(x["test"]), found.decided):
+                with pytest.raises(EnsembleError, match="got predictions that are moments; allowed: "):
+                    asked()
+            return
+        predicted = found.predict(x["test"])
+        np.testing.assert_array_equal(found.labels(x["test"]), predicted.argmax(axis=1))
+        decided = replace(found.decided("f1"), told={})
+        decided = replace(decided, decision=replace(decided.decision, applied=0.8))
+        np.testing.assert_array_equal(decided.labels(x["test"]), predicted[:, 1] > 0.8)
+        assert decided.report().decision["measure"] == "f1"
+        assert 0 <= decided.report().decision["after"] <= 1
+        assert decided.calibrated().decision is None
+
     def test_rules(self, filled):
         study, x, kind = filled
         found = chosen(study)
@@ -108,17 +127,19 @@ class TestFolder:
         """The loaded ensemble predicts the same bits without the study, and tells the report it was saved with."""
         study, x, _ = filled
         found = chosen(study)
+        found = found.decided() if found.output == "classes" else found
         folder = found.save(tmp_path / "out")
         report, expected = found.report(), found.predict(x["test"])
         shutil.rmtree(study.directory)
         moved = folder.rename(tmp_path / "elsewhere")
         loaded = Ensemble.load(moved)
         np.testing.assert_array_equal(loaded.predict(x["test"]), expected)
-        assert (loaded.weights, loaded.rule, loaded.calibration, loaded.threshold) == (
+        assert (loaded.weights, loaded.rule, loaded.calibration, loaded.threshold, loaded.decision) == (
             found.weights,
             found.rule,
             found.calibration,
             found.threshold,
+            found.decision,
         )
         assert loaded.report().to_json() == json.loads(json.dumps(report.to_json()))
         assert loaded.cost_seconds == found.cost_seconds

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from trainwright.ensemble import BudgetedGreedy, Library, leave
+from trainwright.ensemble import BudgetedGreedy, Library, Member, leave
 from trainwright.errors import EnsembleError, MixedSplitsError, StudyError
 
 
@@ -68,6 +68,30 @@ class TestDamage:
         front = study.library().select(BudgetedGreedy(), metric=metric)
         assert [point.members for point in front.points] == [(1,)]
         assert "its content differs" in front.excluded[0]
+
+    @pytest.mark.parametrize(
+        ("metric", "value", "why"),
+        [
+            ("cross_entropy", np.nan, "is not finite"),
+            ("cross_entropy", 1.2, "is no row of probabilities"),
+            ("accuracy", np.inf, "is not finite"),
+            ("accuracy", -0.1, "is no row of probabilities"),
+            ("accuracy", 0.3, "is no row of probabilities"),
+        ],
+    )
+    def test_predictions_that_are_none(self, study, metric, value, why):
+        """An entry that other code wrote, whole and with right digests, is left out with the row and the reason."""
+        bad = study.leave(0)
+        study.leave(1)
+        name, kind = ("selection.true.f32", "<f4") if metric == "cross_entropy" else ("selection.f16", "<f2")
+        values = np.fromfile(bad / name, dtype=kind)
+        values[(0 if metric == "cross_entropy" else 4) + 3] = value
+        values.tofile(bad / name)
+        digests = {path.name: Member.digest_of(path.read_bytes()) for path in bad.iterdir()}
+        study.trial(0, lease=2).offer(bad, digests, epoch=1)
+        front = study.library().select(BudgetedGreedy(), metric=metric)
+        assert [point.members for point in front.points] == [(1,)]
+        assert front.excluded[0] == f"row {3 if metric == 'cross_entropy' else 1} {why}"
 
     def test_only_damaged(self, study):
         (study.leave(0) / "member.json").unlink()

@@ -1,14 +1,18 @@
 """The part of a report that a library gives: front, members alone, the pick, or the reason why there is none."""
 
+import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trainwright.ensemble import Cost, leave
+from trainwright.cli import main
+from trainwright.ensemble import BudgetedGreedy, Cost, Library, leave
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report import ensembles, write_report
+from trainwright.report.ensemble_so_far import EnsembleSoFar
 from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.overview import Overview
@@ -38,7 +42,7 @@ class Leaver:
         self.ledger.append([facts.offered(self.number, 1, epoch=epoch, path=relative, digests=digests)])
 
 
-def library(directory, numbers, *, timed=True, rows=ROWS):
+def library(directory, numbers, *, timed=True, rows=ROWS, epoch=1):
     """Leave members that are better the more they cost, each with errors of its own."""
     ledger = DirectoryLedger(directory / "ledger")
     for number in numbers:
@@ -52,7 +56,7 @@ def library(directory, numbers, *, timed=True, rows=ROWS):
             parameter_count=10, weight_bytes=4000 + number, device="cpu", threads=1, dtype="float32",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
-        trial = Leaver(directory, ledger, number, scratch={"ensemble.cost": cost} if timed else {})
+        trial = Leaver(directory, ledger, number, next_epoch=epoch, scratch={"ensemble.cost": cost} if timed else {})
         targets = {name: labels[:rows] for name, labels in TARGETS.items()}
         leave(trial, object() if timed else None, predictions=predictions, targets=targets)
 
@@ -113,3 +117,41 @@ def test_a_library_that_allows_no_choice_costs_only_its_section(study):
 def test_no_library_no_section(study):
     assert ensembles_of(overview_of(study), study) is None
     assert 'id="ensembles"' not in write_report(study).read_text(encoding="utf-8")
+
+
+class TestSoFar:
+    def test_every_update_is_the_selection_from_nothing(self, study):
+        """Newcomers, later epochs of known trials, and entries that cannot be used."""
+        so_far = EnsembleSoFar(study)
+        assert so_far.update(overview_of(study).state) is None
+        for numbers, epoch in (([3, 1], 1), ([0, 7], 1), ([], 1), ([1, 5], 2)):
+            library(study, numbers, epoch=epoch)
+            found = so_far.update(overview_of(study).state)
+            front = Library.open(study).select(BudgetedGreedy(max_members=8))
+            best = front.baselines["caruana"]  # no more than 8 members here
+            assert found.weights == pytest.approx(dict(zip(best.members, best.weights, strict=True)))
+            assert found.loss == pytest.approx(best.loss, abs=1e-9)
+            single = front.baselines["single best"]
+            assert (found.single_trial, found.single_loss) == (single.members[0], pytest.approx(single.loss, abs=1e-6))
+        assert (found.models, found.left_out, found.split) == (5, 0, "selection")
+        library(study, [9], rows=ROWS - 1)
+        state = overview_of(study).state
+        again = so_far.update(state)
+        assert (again.models, again.left_out, again.weights) == (5, 1, found.weights)
+        assert EnsembleSoFar(study).update(state) == again
+
+    def test_status_tells_it(self, study, monkeypatch, capsys):
+        def said(*arguments):
+            monkeypatch.setattr(sys, "argv", ["trainwright", "status", str(study), *arguments])
+            with pytest.raises(SystemExit) as end:
+                main()
+            assert not end.value.code
+            return capsys.readouterr().out
+
+        assert "ensemble" not in said()
+        library(study, range(6))
+        found = EnsembleSoFar(study).update(overview_of(study).state)
+        trials = ", ".join(map(str, found.weights))
+        assert f"ensemble so far: trials {trials} of 6 models, selection cross-entropy {found.loss:.6g} (the" in said()
+        told = json.loads(said("--json").splitlines()[-1])["ensemble"]
+        assert told["weights"] == {str(trial): weight for trial, weight in found.weights.items()}

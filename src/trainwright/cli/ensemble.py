@@ -26,6 +26,10 @@ def ensemble(
     budget_bytes: Annotated[float | None, typer.Option("--budget-bytes", help="Most bytes of weights.")] = None,
     rule: Annotated[str | None, typer.Option("--rule", help="How predictions are combined.")] = None,
     pick: Annotated[str, typer.Option("--pick", help="best, knee or fallback.")] = "fallback",
+    decide_by: Annotated[
+        str | None,
+        typer.Option("--decide-by", help="Of two classes: threshold by accuracy, balanced_accuracy or f1."),
+    ] = None,
     common_rows: Annotated[
         bool, typer.Option("--common-rows", help="Select on the rows that all models left.")
     ] = False,
@@ -50,6 +54,8 @@ def ensemble(
         chosen = chosen.with_rule(rule, split)
     if "calibration" in chosen.members[0].splits:
         chosen = chosen.calibrated()
+    if decide_by is not None:
+        chosen = chosen.decided(decide_by)
     report = chosen.report(selection=split)
     page = write_ensemble_page(front, chosen, report, directory / "ensemble.html" if html is None else html)
     exported = None if out is None else chosen.save(out, self_contained=self_contained)
@@ -71,11 +77,17 @@ def ensemble(
         "front": points,
         "hypervolume": front.hypervolume,
         "pick": {"how": pick, **report.to_json()},
-        "baselines": {name: _point(point) for name, point in front.baselines.items()},
+        "baselines": {
+            name: {
+                **_point(point),
+                f"{report.rows}_loss": None if test is None else _loss_of(front, front.ensemble(point), test),
+            }
+            for name, point in front.baselines.items()
+        },
         "single_best": {
             "trial": single.members[0].trial,
             "loss": front.baselines["single best"].loss,
-            f"{test}_loss": None if test is None else single.score(test, front.metric),
+            f"{report.rows}_loss": None if test is None else _loss_of(front, single, test),
         },
         "cross_validated": {
             name: {
@@ -96,6 +108,12 @@ def ensemble(
     _show(content)
     if json:
         print_json(content)
+
+
+def _loss_of(front: Any, ensemble: Any, split: str) -> float:
+    from trainwright.ensemble import METRICS
+
+    return float(METRICS[front.metric].loss(ensemble.score(split, front.metric)))
 
 
 def _point(point: Any) -> dict[str, Any]:
@@ -125,6 +143,7 @@ def _show(content: dict[str, Any]) -> None:
         for point in content["front"]
     ]
     print_table(header, rows)
+    _show_baselines(content)
     print(f"\nthe pick ({pick['how']}), {pick['rule']}:")
     members = [
         (
@@ -139,13 +158,7 @@ def _show(content: dict[str, Any]) -> None:
     print_table(("trial", "weight", f"{split} loss", "gain", "us per row"), members)
     for name, loss in sorted(pick["losses"].items()):
         print(f"{name} {metric}: {loss:.4f}")
-    for when in ("before", "after"):
-        told = pick[when]
-        if told is not None and "ece" in told:
-            print(
-                f"{pick['rows']} rows, {when} calibration: accuracy {told['accuracy']:.4f}, nll {told['nll']:.4f}, "
-                f"brier {told['brier']:.4f}, calibration error {told['ece']:.4f}"
-            )
+    _show_judged(pick)
     print(f"cross-validated: {content['fallback']['reason']}")
     for warning in content["warnings"]:
         print(f"warning: {warning}")
@@ -154,6 +167,47 @@ def _show(content: dict[str, Any]) -> None:
     print(f"pictures: {content['page']}")
     if content["export"]:
         print(f"exported: {content['export']}")
+
+
+def _show_baselines(content: dict[str, Any]) -> None:
+    """Print what the pick is compared with; of the top-k the one of least loss."""
+    split, baselines = content["split"], content["baselines"]
+    uniform = [name for name in baselines if name.startswith("top-")]
+    best = min(uniform, key=lambda name: baselines[name]["loss"], default=None)
+    shown = [name for name in baselines if name == best or name not in uniform]
+    rows = content["pick"]["rows"]
+    lines = [
+        (
+            name,
+            len(baselines[name]["members"]),
+            f"{baselines[name]['loss']:.4f}",
+            _loss(baselines[name][f"{rows}_loss"]),
+            _micro(baselines[name]["seconds_per_row"]),
+        )
+        for name in shown
+    ]
+    print("\nfor comparison, whatever it costs:")
+    print_table(("baseline", "members", f"{split} loss", f"{rows} loss", "us per row"), lines)
+
+
+def _show_judged(pick: dict[str, Any]) -> None:
+    rows = pick["rows"]
+    if pick["before"] is None:
+        print(f"{rows} rows: not available, so nothing here is of rows that chose nothing")
+    for when in ("before", "after"):
+        told = pick[when]
+        if told is not None and "ece" in told:
+            print(
+                f"{rows} rows, {when} calibration: accuracy {told['accuracy']:.4f}, nll {told['nll']:.4f}, "
+                f"brier {told['brier']:.4f}, calibration error {told['ece']:.4f}"
+            )
+    if pick["calibration"] is None and pick["output"] != "values":
+        print("calibration: not available, the models left no such rows")
+    decision = pick["decision"]
+    if decision is not None:
+        measure = decision["measure"].replace("_", " ")
+        gain = f", {rows} {measure} {decision['before']:.4f} -> {decision['after']:.4f}" if "after" in decision else ""
+        print(f"called 1 above a probability of {decision['applied']:.4f} (by {measure}){gain}")
 
 
 def _micro(seconds: float | None) -> str:

@@ -1,6 +1,7 @@
 """`trainwright status DIR`: how a study stands."""
 
 import math
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ def status(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
     trial: Annotated[int | None, typer.Option("--trial", help="What happened to this trial, and why.")] = None,
 ) -> None:
-    """Show the counts by state, who has which devices, the best trial and what the ledger had to drop."""
+    """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
     from trainwright.study import Study
 
     with Study.open(where) as study:
@@ -48,9 +49,19 @@ def _content(study: Any) -> dict[str, Any]:
         **({"feasible": len(study.feasible)} if any(map(math.isfinite, study.state.limits)) else {}),
         "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
         "dropped_records": len(study.dropped),
+        **_ensemble(study),
         **({"grants": grants} if grants else {}),
     }
     return content if len(study.objectives) == 1 else {**content, "front": front}
+
+
+def _ensemble(study: Any) -> dict[str, Any]:
+    if study.directory is None or not any(trial.offered for trial in study.state.trials.values()):
+        return {}
+    from trainwright.report.ensemble_so_far import EnsembleSoFar
+
+    found = EnsembleSoFar(study.directory).update(study.state)
+    return {} if found is None else {"ensemble": asdict(found)}
 
 
 def _grant(trial: Any) -> dict[str, Any]:
@@ -113,5 +124,12 @@ def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupte
         print(f"best: trial {best['trial']} with {values}")
         for name, value in best["params"].items():
             print(f"  {name} = {value}")
+    if "ensemble" in content:
+        found = content["ensemble"]
+        trials = ", ".join(str(trial) for trial in found["weights"])
+        print(
+            f"ensemble so far: trials {trials} of {found['models']} models, {found['split']} cross-entropy "
+            f"{found['loss']:.6g} (the best alone: trial {found['single_trial']}, {found['single_loss']:.6g})"
+        )
     for line in dropped:
         print(f"dropped: {line}")

@@ -15,6 +15,7 @@ from trainwright.ensemble.choosing import Choice, Choosing
 from trainwright.ensemble.combine import Combined, Rule, Slots, combine
 from trainwright.ensemble.cost import Cost
 from trainwright.ensemble.coverage import Coverage, RiskCoverage, auroc, coverage, crps, risk_coverage
+from trainwright.ensemble.decision import Decision, decide
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.entry import Member, Split
 from trainwright.ensemble.exhaustive import Beam, Exact
@@ -48,6 +49,7 @@ __all__ = [
     "Combined",
     "Cost",
     "Coverage",
+    "Decision",
     "Ensemble",
     "Exact",
     "Front",
@@ -84,6 +86,7 @@ __all__ = [
     "coverage",
     "cross_entropy",
     "crps",
+    "decide",
     "expected_calibration_error",
     "judged",
     "leave",

@@ -6,13 +6,13 @@ Caruana et al. (ICML 2004) bag so that members do not enter by luck. The union o
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass
 
 import numpy as np
 
 from trainwright.ensemble.candidates import Candidates, Indices, Picks, Scorer
 from trainwright.ensemble.greedy import BudgetedGreedy, columns_of
+from trainwright.ensemble.limited import Limited
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
 
@@ -20,10 +20,9 @@ __all__ = ["Bagged"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bagged:
+class Bagged(Limited):
     """Greedy selection among the members that at least two of `bags` runs picked, each on a part of the library."""
 
-    settings: BudgetedGreedy = field(default_factory=BudgetedGreedy)
     bags: int = 20
     fraction: float = 0.5
     seed: int = 0
@@ -33,19 +32,6 @@ class Bagged:
             raise EnsembleError(f"Bagged.bags: got {self.bags!r}; allowed: an integer >= 1")
         if not 0.0 < self.fraction <= 1.0:
             raise EnsembleError(f"Bagged.fraction: got {self.fraction!r}; allowed: a number in (0, 1]")
-
-    @property
-    def max_members(self) -> int:
-        """Most different members of a result."""
-        return self.settings.max_members
-
-    def admits(self, candidates: Candidates, picks: Picks) -> bool:
-        """Say whether picks keep the limits of `settings`."""
-        return self.settings.admits(candidates, picks)
-
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
-        """Return the same with limits at least as tight as those given, and without prices."""
-        return replace(self, settings=self.settings.within(max_members, seconds, sizes))
 
     def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
         """Return the picks of the run among those that bags picked."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainwright.ensemble.calibration import Calibration, calibrate
 from trainwright.ensemble.combine import Rule, combine
+from trainwright.ensemble.decision import Decision, decide
 from trainwright.ensemble.entry import Member
 from trainwright.ensemble.export import read_export, write_export
 from trainwright.ensemble.means import Weighted
@@ -22,6 +23,7 @@ from trainwright.ensemble.rules import rule_of
 from trainwright.ensemble.stacking import Stacking
 from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
 from trainwright.ensemble.weights import built
+from trainwright.errors import EnsembleError
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +42,7 @@ class Ensemble:
     rule: Rule = field(default_factory=Weighted)
     calibration: Calibration | None = None  # fitted to the pooled prediction; see `calibrated`
     threshold: float | None = None  # epistemic uncertainty above which a row is unlike the calibration rows
+    decision: Decision | None = None  # from which probability on class 1 is called, of two classes; see `decided`
     told: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # report of a loaded ensemble
 
     @property
@@ -67,6 +70,13 @@ class Ensemble:
         """
         found = combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights)
         return found if self.calibration is None else self.calibration.apply(found)
+
+    def labels(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Array:
+        """Return the classes [N] that a batch x [N, ...] is called: the likeliest, or by the threshold of `decided`."""
+        if self.output != "classes":
+            raise EnsembleError(f"Ensemble.labels: got predictions that are {self.output}; allowed: classes")
+        found = self.predict(x, batch_rows=batch_rows, device=device)
+        return found.argmax(axis=1) if self.decision is None else self.decision.labels(found)
 
     def uncertainty(
         self, x: "Array | torch.Tensor", measure: str | None = None, *, batch_rows: int = 512, device: str = "cpu"
@@ -99,7 +109,7 @@ class Ensemble:
         """Return the same members under another rule; "stacking" is fitted on the kept predictions of `split`."""
         if rule == "stacking":
             rule = Stacking.fit(list(self.member_predictions(split)), self.members[0].targets(split))
-        return replace(self, rule=rule_of(rule, self.output), calibration=None)
+        return replace(self, rule=rule_of(rule, self.output), calibration=None, decision=None)
 
     def calibrated(self, split: str = "calibration") -> "Ensemble":
         """Return the ensemble with its pooled prediction calibrated on the kept rows of a split that chose nothing.
@@ -113,7 +123,19 @@ class Ensemble:
             self,
             calibration=None if self.output == "values" else calibrate(self.predictions(split), targets),
             threshold=float(np.quantile(spread, _UNUSUAL)),
+            decision=None,
         )
+
+    def decided(self, measure: str = "balanced_accuracy", split: str = "calibration") -> "Ensemble":
+        """Return the ensemble with the threshold between two classes that is best on the kept rows of a split.
+
+        `measure` is "accuracy", "balanced_accuracy" or "f1" of class 1. Calibrate before: it takes the threshold away.
+        """
+        if self.output != "classes":
+            raise EnsembleError(f"Ensemble.decided: got predictions that are {self.output}; allowed: two classes")
+        found = self.predictions(split)
+        found = found if self.calibration is None else self.calibration.apply(found)
+        return replace(self, decision=decide(found, self.members[0].targets(split), measure))
 
     def report(self, split: str = "test", selection: str = "selection") -> Report:
         """Return who is in it and what each is worth on the `selection` rows, and how good all are on `split`'s.
@@ -131,7 +153,8 @@ class Ensemble:
             },
             self.weights,
             self.rule,
-            self.calibration,
+            calibration=self.calibration,
+            decision=self.decision,
             split=split,
             selection=selection,
         )
@@ -154,6 +177,7 @@ class Ensemble:
                 "rule": self.rule.to_json(),
                 "calibration": None if self.calibration is None else self.calibration.to_json(),
                 "threshold": self.threshold,
+                "decision": None if self.decision is None else self.decision.to_json(),
                 "splits": {name: split.digest for name, split in splits.items()},
                 "report": report,
             },
@@ -165,13 +189,14 @@ class Ensemble:
     def load(cls, directory: str | Path) -> "Ensemble":
         """Return the ensemble of a folder that `save` wrote; every digest is verified, nothing is half loaded."""
         members, told = read_export(Path(directory))
-        calibration = told["calibration"]
+        calibration, decision = told["calibration"], told.get("decision")
         return cls(
             members=members,
             weights=tuple(told["weights"]),
             rule=rule_of(told["rule"], told["output"]),
             calibration=None if calibration is None else Calibration.from_json(calibration),
             threshold=told["threshold"],
+            decision=None if decision is None else Decision.from_json(decision),
             told=told["report"],
         )
 

@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainwright.ensemble.candidates import Candidates, Picks, Scorer
 from trainwright.ensemble.greedy import BudgetedGreedy, columns_of
+from trainwright.ensemble.limited import Limited
 from trainwright.errors import EnsembleError
 
 __all__ = ["Beam", "Exact"]
@@ -18,7 +18,7 @@ _MOST = 200_000  # multisets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exact:
+class Exact(Limited):
     """Every multiset of at most `settings.max_additions` picks that keeps the limits of `settings`: the true optimum.
 
     Of L members there are sum over k of (L + k - 1 choose k) multisets: 8,007 for 10 members and 6 picks; more than
@@ -26,19 +26,6 @@ class Exact:
     """
 
     settings: BudgetedGreedy = field(default_factory=lambda: BudgetedGreedy(max_additions=5))
-
-    @property
-    def max_members(self) -> int:
-        """Most different members of a result."""
-        return self.settings.max_members
-
-    def admits(self, candidates: Candidates, picks: Picks) -> bool:
-        """Say whether picks keep the limits of `settings`."""
-        return self.settings.admits(candidates, picks)
-
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
-        """Return the same with limits at least as tight as those given, and without prices."""
-        return replace(self, settings=self.settings.within(max_members, seconds, sizes))
 
     def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
         """Return the picks of least objective; of equals those with fewer picks, then of lower trial numbers."""
@@ -62,28 +49,14 @@ class Exact:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beam:
+class Beam(Limited):
     """The `width` best multisets of each size, each extended by every member; the greedy run is always among them."""
 
-    settings: BudgetedGreedy = field(default_factory=BudgetedGreedy)
     width: int = 8
 
     def __post_init__(self) -> None:
         if self.width < 1:
             raise EnsembleError(f"Beam.width: got {self.width!r}; allowed: an integer >= 1")
-
-    @property
-    def max_members(self) -> int:
-        """Most different members of a result."""
-        return self.settings.max_members
-
-    def admits(self, candidates: Candidates, picks: Picks) -> bool:
-        """Say whether picks keep the limits of `settings`."""
-        return self.settings.admits(candidates, picks)
-
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
-        """Return the same with limits at least as tight as those given, and without prices."""
-        return replace(self, settings=self.settings.within(max_members, seconds, sizes))
 
     def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
         """Return the picks of least objective; of equals those with fewer picks, then of lower trial numbers."""

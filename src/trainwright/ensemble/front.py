@@ -17,7 +17,7 @@ from trainwright.ensemble.metrics import METRICS, Array
 from trainwright.ensemble.protection import Protection, cross_validated, protect
 from trainwright.ensemble.rules import default_rule
 from trainwright.ensemble.thin import scaled, spanning
-from trainwright.errors import EnsembleError, closest
+from trainwright.errors import CostError, EnsembleError, closest
 from trainwright.pareto import hypervolume, non_dominated
 
 __all__ = ["Front", "Point", "Strategy", "point_of", "points_of"]
@@ -56,7 +56,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Points by rising loss, none of which dominates another, beside the baselines "single best" and "top-k".
+    """Points by rising loss, none of which dominates another, beside the baselines that keep no budget.
+
+    Those are "single best", "top-k" (the k best with equal weights), "caruana" (greedy without limits) and "random-k".
 
     Losses here are of the `split` that selection saw, and so too good; `protection` says by how much, and
     `Ensemble.score` gives those of held-out rows.
@@ -90,7 +92,7 @@ class Front:
             if limit is not None:
                 known = [cost for cost in costs if cost is not None]
                 if not known:
-                    raise EnsembleError(
+                    raise CostError(
                         f"Front.pick, max_{what}: got {limit!r}, but the members' {what} are not known; "
                         "allowed: no limit; give model= and sample= to tw.ensemble.leave"
                     )

@@ -15,13 +15,15 @@ import numpy as np
 from trainwright.ensemble.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.ensemble.cost import summed
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError
+from trainwright.errors import CostError, EnsembleError
+from trainwright.randomness import rng
 
-__all__ = ["BudgetedGreedy", "Selection", "Step", "columns_of", "ranked", "top"]
+__all__ = ["BudgetedGreedy", "Selection", "Step", "baselines", "columns_of", "ranked", "top"]
 
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
 _BUDGETS = (8.0, 4.0, 2.0, 1.0)  # multiples of the best single member's seconds
+_DRAWS = 21  # random ensembles, of which the median is shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +201,7 @@ class BudgetedGreedy:
             ("bytes", candidates.sizes, self.bytes_weight, self.budget_bytes),
         ):
             if column is None and (weight > 0 or budget is not None):
-                raise EnsembleError(
+                raise CostError(
                     f"BudgetedGreedy: got a weight or budget on {what}, which the members of this library do not know; "
                     "allowed: without; give model= and sample= to tw.ensemble.leave"
                 )
@@ -252,6 +254,24 @@ def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[
     for count in range(1, min(largest, len(order)) + 1):
         picks = tuple(int(index) for index in order[:count])
         yield picks, scorer.loss(picks)
+
+
+def baselines(candidates: Candidates, scorer: Scorer, most: int, seed: int = 0) -> Iterator[tuple[str, Picks, float]]:
+    """Yield by name what an ensemble is compared with, and its loss: picks that keep no budget.
+
+    "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits;
+    "random-k", of 21 draws of `most` members with equal weights the one of median loss.
+    """
+    for picks, loss in top(candidates, scorer, most):
+        yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
+    free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)
+    yield "caruana", free.picks, free.steps[free.length - 1].loss
+    count = min(most, len(candidates))
+    order = np.argsort(candidates.trials)  # a draw is of trials, however the library is sorted
+    drawn = [order[rng(seed, "random members", draw).permutation(len(order))[:count]] for draw in range(_DRAWS)]
+    losses = [scorer.loss(tuple(picks.tolist())) for picks in drawn]
+    middle = sorted(range(_DRAWS), key=losses.__getitem__)[_DRAWS // 2]
+    yield f"random-{count}", tuple(drawn[middle].tolist()), losses[middle]
 
 
 def columns_of(candidates: Candidates) -> tuple[Array, Array]:

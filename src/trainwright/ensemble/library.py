@@ -11,14 +11,14 @@ from trainwright.ensemble.candidates import Candidates, scorer_of
 from trainwright.ensemble.common import on_common_rows
 from trainwright.ensemble.entry import REMOVED_FILE, Member, read_member
 from trainwright.ensemble.front import Front, Strategy, point_of, points_of
-from trainwright.ensemble.greedy import columns_of, top
+from trainwright.ensemble.greedy import baselines, columns_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, metric_of
-from trainwright.ensemble.predictions import Output
+from trainwright.ensemble.predictions import Output, check_kept
 from trainwright.ensemble.retention import Retention, Standing
-from trainwright.errors import EnsembleError, MixedSplitsError
-from trainwright.ledger import State, open_ledger, state_of
+from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
+from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
 
-__all__ = ["Library"]
+__all__ = ["Library", "newest"]
 
 
 class Library:
@@ -32,7 +32,7 @@ class Library:
         self.dropped_rows: Mapping[str, int] = {}
         if not self.members:
             reason = "; ".join(f"trial {trial}: {why}" for trial, why in list(self.excluded.items())[:1])
-            raise EnsembleError(
+            raise EmptyLibraryError(
                 "Library: got no member; allowed: at least one trial that left its predictions; call tw.ensemble.leave "
                 f"in the training function{f' (left out: {len(self.excluded)}, {reason})' if reason else ''}"
             )
@@ -56,7 +56,7 @@ class Library:
         excluded: dict[int, str] = {}
         for number, trial in sorted(state.trials.items()):
             if trial.offered:
-                offer = max(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch))
+                offer = newest(trial)
                 try:
                     members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number))
                 except EnsembleError as error:
@@ -100,13 +100,12 @@ class Library:
         chosen = metric_of(metric, self.output)
         candidates, excluded = self.candidates(chosen, split)
         scorer = scorer_of(candidates, chosen)
-        baselines = {
-            "single best" if len(picks) == 1 else f"top-{len(picks)}": point_of(candidates, picks, loss)
-            for picks, loss in top(candidates, scorer, strategy.max_members)
-        }
         return Front(
             points=points_of(candidates, strategy.pool(candidates, scorer)),
-            baselines=baselines,
+            baselines={
+                name: point_of(candidates, picks, loss)
+                for name, picks, loss in baselines(candidates, scorer, strategy.max_members)
+            },
             library={member.trial: member for member in self.members},
             metric=metric,
             split=split,
@@ -146,9 +145,11 @@ class Library:
                 continue
             try:
                 if metric.of_true is None:
-                    member.predictions(split)  # verified here, and closed again
+                    check_kept(member.predictions(split), member.output)  # verified here, and closed again
                 else:
-                    true.append(member.true(split))
+                    found = member.true(split)
+                    check_kept(found, "classes")
+                    true.append(found)
             except EnsembleError as error:
                 if split not in member.splits:
                     raise
@@ -157,7 +158,9 @@ class Library:
             members.append(member)
         if not members:
             trial, why = next(iter(excluded.items()))
-            raise EnsembleError(f"Library.select: got no usable member (trial {trial}: {why}); allowed: at least one")
+            raise EmptyLibraryError(
+                f"Library.select: got no usable member (trial {trial}: {why}); allowed: at least one"
+            )
         _refuse_mixed_devices(members)
         return Candidates(
             trials=np.array([member.trial for member in members]),
@@ -167,6 +170,11 @@ class Library:
             seconds=_column([member.seconds_per_row for member in members]),
             sizes=_column([member.weight_bytes for member in members]),
         ), excluded
+
+
+def newest(trial: TrialState) -> Offer:
+    """Return what counts of a trial that has left entries: the latest epoch of the highest lease."""
+    return max(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch))
 
 
 class Mapped(Sequence[Array]):
@@ -221,6 +229,6 @@ def _refuse_mixed_devices(members: list[Member]) -> None:
             groups.setdefault(member.device, []).append(member.trial)
     if len(groups) > 1:
         listed = "; ".join(f"{device}: {_some(trials)}" for device, trials in groups.items())
-        raise EnsembleError(
+        raise CostError(
             f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device"
         )

@@ -16,7 +16,7 @@ from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.predictions import SplitRows, check_split
 from trainwright.ensemble.program import exported
 from trainwright.ensemble.weights import LINKS, factory_name, weights_of
-from trainwright.errors import EnsembleError
+from trainwright.errors import EnsembleError, SplitOverlapError
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +173,7 @@ def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
     both = np.intersect1d(one.ids, other.ids, assume_unique=True)
     if len(both):
         some = ", ".join(str(int(row)) for row in both[:5])
-        raise EnsembleError(
+        raise SplitOverlapError(
             f"leave, rows: {one.name!r} and {other.name!r} share {len(both)} row ids ({some}); allowed: splits without "
             "common rows; give ids that are unique over all splits"
         )

@@ -12,7 +12,7 @@ import numpy as np
 from trainwright.ensemble.candidates import Candidates, TrueClassScorer
 from trainwright.ensemble.greedy import BudgetedGreedy, Selection, Step, columns_of, ranked
 from trainwright.ensemble.metrics import METRICS, Array
-from trainwright.errors import EnsembleError
+from trainwright.errors import CostError, EnsembleError
 
 __all__ = ["OnlineSelector"]
 
@@ -127,7 +127,7 @@ class OnlineSelector:
 
 def _grown(column: Array | None, value: float | None, name: str, trial: int) -> Array | None:
     if (column is None) != (value is None):
-        raise EnsembleError(
+        raise CostError(
             f"OnlineSelector.add: got {name} of trial {trial} or of those before, not both; allowed: of all or of none"
         )
     return None if column is None or value is None else np.append(column, float(value))

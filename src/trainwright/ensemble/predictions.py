@@ -8,15 +8,16 @@ from typing import Any, Literal
 import numpy as np
 
 from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
-from trainwright.errors import EnsembleError
+from trainwright.errors import PredictionError
 
-__all__ = ["TOLERANCE", "Output", "SplitRows", "check_split", "digest_of", "normalised"]
+__all__ = ["TOLERANCE", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "normalised"]
 
 Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
 TOLERANCE = (
     1e-2  # how far a row of class probabilities may sum from 1: float16 and bfloat16 outputs pass, logits do not
 )
+_BLOCK_ROWS = 4096
 _FLOAT16_DRIFT = 1e-4  # relative change of the loss from which on rounding to float16 is refused
 
 
@@ -69,12 +70,28 @@ def normalised(probabilities: Array) -> Array:
     return np.asarray(wide / wide.sum(axis=1, keepdims=True))
 
 
+def check_kept(kept: Array, output: Output) -> None:
+    """Refuse what `check_split` would not have let pass: kept predictions, or probabilities of the true class [N]."""
+    for start in range(0, len(kept), _BLOCK_ROWS):
+        block = kept[start : start + _BLOCK_ROWS].astype(np.float32)
+        rows = block.reshape(len(block), -1)
+        wrong, why = ~np.isfinite(rows).all(axis=1), "is not finite"
+        if output == "classes" and not wrong.any():
+            sums = rows.sum(axis=1)
+            wrong = (rows < 0).any(axis=1) | (sums > 1 + TOLERANCE) | ((sums < 1 - TOLERANCE) & (rows.shape[1] > 1))
+            why = "is no row of probabilities"
+        if output == "moments" and not wrong.any():
+            wrong, why = (block[..., 1] <= 0).any(axis=1), "has a variance that is not above 0"
+        if wrong.any():
+            raise PredictionError(f"row {start + int(np.argmax(wrong))} {why}")
+
+
 def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRows:
-    """Return one split checked and ordered by row id, or raise EnsembleError in one sentence."""
+    """Return one split checked and ordered by row id, or raise PredictionError in one sentence."""
     where = f"leave, predictions[{name!r}]"
     values, truth = _array(predictions, where), _array(targets, f"leave, targets[{name!r}]")
     if truth.ndim == 0 or len(truth) == 0:
-        raise EnsembleError(f"leave, targets[{name!r}]: got shape {truth.shape}; allowed: at least one row")
+        raise PredictionError(f"leave, targets[{name!r}]: got shape {truth.shape}; allowed: at least one row")
     if truth.dtype.kind in "iub":
         values, truth = _check_classes(where, name, values, truth)
         output: Output = "classes"
@@ -82,7 +99,9 @@ def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRow
         values, truth = _check_values(where, name, values, truth)
         output = "values" if values.ndim == 2 else "moments"
     else:
-        raise EnsembleError(f"leave, targets[{name!r}]: got dtype {truth.dtype}; allowed: integers (classes) or floats")
+        raise PredictionError(
+            f"leave, targets[{name!r}]: got dtype {truth.dtype}; allowed: integers (classes) or floats"
+        )
     if ids is None:
         order = None
     else:
@@ -96,22 +115,22 @@ def _array(value: Any, where: str) -> Array:
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() and value.element_size() < 4 else value).numpy()  # bfloat16
     if not isinstance(value, np.ndarray):
-        raise EnsembleError(f"{where}: got {type(value).__name__}; allowed: a numpy array or a torch tensor")
+        raise PredictionError(f"{where}: got {type(value).__name__}; allowed: a numpy array or a torch tensor")
     return value.astype(np.float32) if value.dtype == np.float16 else value
 
 
 def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple[Array, Array]:
     if labels.ndim != 1:
-        raise EnsembleError(
+        raise PredictionError(
             f"leave, targets[{name!r}]: got shape {labels.shape}; allowed: one class number a row, (N,)"
         )
     if values.ndim != 2 or len(values) != len(labels) or values.shape[1] < 2:
-        raise EnsembleError(
+        raise PredictionError(
             f"{where}: got shape {values.shape}; allowed: ({len(labels)}, C), a row of C >= 2 class probabilities for "
             f"each of the {len(labels)} targets"
         )
     if values.dtype.kind != "f":
-        raise EnsembleError(f"{where}: got dtype {values.dtype}; allowed: floats, the probabilities of the classes")
+        raise PredictionError(f"{where}: got dtype {values.dtype}; allowed: floats, the probabilities of the classes")
     classes = values.shape[1]
     _first(
         np.logical_not(np.isfinite(values).all(axis=1)),
@@ -124,14 +143,14 @@ def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple
     off = np.abs(sums - 1.0) > TOLERANCE
     if off.any():
         row = int(np.argmax(off))
-        raise EnsembleError(
+        raise PredictionError(
             f"{where}: row {row} sums to {sums[row]:.6g}; allowed: 1 within {TOLERANCE}; pass the "
             "softmax output, not logits"
         )
     outside = (labels < 0) | (labels >= classes)
     if outside.any():
         row = int(np.argmax(outside))
-        raise EnsembleError(
+        raise PredictionError(
             f"leave, targets[{name!r}]: row {row} has class {int(labels[row])}; allowed: 0 to {classes - 1}, as the "
             f"predictions have {classes} columns"
         )
@@ -145,12 +164,12 @@ def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[A
         truth[:, None] if truth.ndim == 1 else truth,
     )
     if truth.ndim != 2 or values.shape != (*truth.shape, 2)[: 2 + paired]:
-        raise EnsembleError(
+        raise PredictionError(
             f"{where}: got shape {values.shape} for targets of shape {truth.shape}; allowed: equal shapes (N,) or "
             "(N, T) for real values, a last axis of 2 more for means and variances; classes need integer targets"
         )
     if values.dtype.kind != "f":
-        raise EnsembleError(f"{where}: got dtype {values.dtype}; allowed: floats")
+        raise PredictionError(f"{where}: got dtype {values.dtype}; allowed: floats")
     _first(
         np.logical_not(np.isfinite(values).reshape(len(values), -1).all(axis=1)),
         f"{where}: row {{}} is not finite; allowed: finite values; mend the model",
@@ -170,17 +189,19 @@ def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[A
 
 def _first(bad: Array, sentence: str) -> None:
     if bad.any():
-        raise EnsembleError(sentence.format(int(np.argmax(bad))))
+        raise PredictionError(sentence.format(int(np.argmax(bad))))
 
 
 def _order(name: str, ids: Any, count: int) -> tuple[Array, Array]:
     where = f"leave, rows[{name!r}]"
     ids = _array(ids, where)
     if ids.shape != (count,) or ids.dtype.kind not in "iu":
-        raise EnsembleError(f"{where}: got {ids.dtype} of shape {ids.shape}; allowed: {count} integers, one id per row")
+        raise PredictionError(
+            f"{where}: got {ids.dtype} of shape {ids.shape}; allowed: {count} integers, one id per row"
+        )
     order = np.argsort(ids, kind="stable")
     ordered = ids[order].astype("<i8")
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(twice):
-        raise EnsembleError(f"{where}: got id {int(ordered[twice[0]])} twice; allowed: each id once")
+        raise PredictionError(f"{where}: got id {int(ordered[twice[0]])} twice; allowed: each id once")
     return ordered, order

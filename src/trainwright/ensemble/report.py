@@ -10,6 +10,7 @@ import numpy as np
 from trainwright.ensemble.calibration import Calibration, judged, reliability
 from trainwright.ensemble.combine import Rule, combine
 from trainwright.ensemble.coverage import coverage, crps
+from trainwright.ensemble.decision import Decision
 from trainwright.ensemble.entry import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 
@@ -33,6 +34,7 @@ class Report:
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
     calibration: Mapping[str, Any] | None
+    decision: Mapping[str, Any] | None = None  # the threshold, and its measure "before" (at one half) and "after"
     reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # "before" and "after"
     disagreement: Sequence[
         Sequence[float]
@@ -54,8 +56,9 @@ def report_of(
     predictions: Mapping[str, Sequence[Array]],
     weights: Sequence[float],
     rule: Rule,
-    calibration: Calibration | None,
     *,
+    calibration: Calibration | None,
+    decision: Decision | None,
     split: str,
     selection: str,
 ) -> Report:
@@ -88,6 +91,7 @@ def report_of(
         before=before,
         after=after,
         calibration=None if calibration is None else calibration.to_json(),
+        decision=_decided(decision, pooled.get(split), targets.get(split), calibration),
         reliability=curves,
         disagreement=_disagreement(predictions[split], first.output) if split in predictions else (),
         error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _correlation),
@@ -96,6 +100,18 @@ def report_of(
         bytes=None if None in sizes else sum(one for one in sizes if one is not None),
         cost=f"{count} members on one busy device: about 1/{count} of one member's rows a second" if count > 1 else "",
     )
+
+
+def _decided(
+    decision: Decision | None, pooled: Array | None, targets: Array | None, calibration: Calibration | None
+) -> dict[str, Any] | None:
+    if decision is None:
+        return None
+    told = decision.to_json()
+    if pooled is not None and targets is not None:
+        mended = pooled if calibration is None else calibration.apply(pooled)
+        told["before"], told["after"] = decision.score(mended, targets)
+    return told
 
 
 def _measures(
