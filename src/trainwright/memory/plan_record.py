@@ -81,12 +81,10 @@ class Plan:
             "plan of this very chain; plan again"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan with its chain as a JSON object."""
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The plan's numbers by name, without its operations."""
         return {
-            "schema": SCHEMA,
-            "kind": "memory plan",
-            "digest": self.chain.digest,
             "solver": self.solver,
             "budget_bytes": self.budget_bytes,
             "seconds": self.seconds,
@@ -94,6 +92,15 @@ class Plan:
             "overhead": self.overhead,
             "lower_seconds": self.lower_seconds,
             "gap": self.gap,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan with its chain as a JSON object."""
+        return {
+            "schema": SCHEMA,
+            "kind": "memory plan",
+            "digest": self.chain.digest,
+            **self.summary,
             "link": None if self.link is None else asdict(self.link),
             "torch_version": self.torch_version,
             "operations": [str(operation) for operation in self.operations],

@@ -1,5 +1,6 @@
 """What `trial.prepare` hands back: model, optimizer and batches, placed on the trial's devices."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from trainwright.train.slots import Slots
 if TYPE_CHECKING:
     import torch
 
+    from trainwright.memory import Plan as MemoryPlan
+    from trainwright.memory.execute.budgeted import Budgeted
     from trainwright.plan import ParallelPlan
     from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial
@@ -47,6 +50,7 @@ class Run:
         slots: int | None = None,
         plan: "ParallelPlan | None" = None,
         sync_bn: bool = False,
+        memory: "str | float | MemoryPlan | None" = None,
     ) -> None:
         self.device = trial.device
         self.optimizer = optimizer
@@ -64,6 +68,7 @@ class Run:
         self._hooked = hasattr(optimizer, "register_step_post_hook")
         self._count: Callable[[], None] = lambda: None
         self._parallel: Parallel | None = None
+        self._budgeted: Budgeted | None = None
         if plan is not None:
             if slots is not None:
                 raise TrialError(f"prepare: slots={slots} and a plan; give one of them: slots are data parallel")
@@ -88,11 +93,18 @@ class Run:
                     "batch over the slots"
                 )
             self._slots = Slots(model, count=slots, trial=trial)
+        to_call = self._bare
+        if memory is not None:
+            if plan is not None or slots is not None:
+                other = "a parallel plan" if plan is not None else f"slots={slots}"
+                raise TrialError(f"prepare: memory={memory!r} and {other}; give one of them")
+            self._budgeted = self._within(memory)
+            to_call = self._budgeted.module
         self.model: torch.nn.Module
         if self._parallel is not None:
             self.model = self._parallel
         else:
-            self.model = model if trial.world_size == 1 or slots is not None else self._replicated()
+            self.model = to_call if trial.world_size == 1 or slots is not None else self._replicated(to_call)
         self._depth = 0  # of steps in one another: of an optimizer that calls its base's torch hooks both
         if self._hooked:
             optimizer.register_step_pre_hook(self._before)
@@ -132,6 +144,11 @@ class Run:
         """The factor of the learning rates in the next step; optimizer and schedule show the rate without it."""
         return self._rate.scale
 
+    @property
+    def memory_plan(self) -> "MemoryPlan | None":
+        """How the model keeps to its memory budget; None without one, or before its first batch."""
+        return None if self._budgeted is None else self._budgeted.plan
+
     def step(self, batch: Any) -> "torch.Tensor":
         """Take one optimizer step on `batch`, in micro-batches if need be. Needs `prepare(..., loss=)`.
 
@@ -159,6 +176,8 @@ class Run:
             count = self._slots.count
             size, times = self._step.batch // count, count // self._trial.world_size
             self._step = Step(batch=self._step.batch, micro_batch=size, accumulate=times)
+        if self._budgeted is not None:
+            self._budgeted.accumulate = self._step.accumulate > 1
         self._batches.arrange(self._step.batch)
         self._rate.aim(self._batching.ratio(epoch), len(self._batches))
 
@@ -226,13 +245,28 @@ class Run:
             )
         return self._step
 
-    def _replicated(self) -> "torch.nn.Module":
+    def _within(self, memory: "str | float | MemoryPlan") -> "Budgeted":
+        """Return the model with a memory budget, which the optimizer and the buckets of DDP are part of."""
+        from torch.optim import Optimizer
+
+        from trainwright.memory.execute.budgeted import Budgeted
+
+        trained = sum(each.nbytes for each in self._bare.parameters() if each.requires_grad)
+        return Budgeted(
+            self._bare,
+            memory,
+            optimizer=self.optimizer if isinstance(self.optimizer, Optimizer) else None,
+            reserve_bytes=trained if self._trial.world_size > 1 else 0,
+            told=lambda plan: self._trial.note("memory_plan", plan.summary),
+        )
+
+    def _replicated(self, module: "torch.nn.Module") -> "torch.nn.Module":
         """Return the model as torch's DDP, with gradients summed by share instead of averaged."""
         from torch.nn.parallel import DistributedDataParallel
 
         # Without the search for unused ones it would regroup gradients after the first step: a resume would round
         # otherwise. And a model may have branches that a step does not take, as on one device.
-        model = DistributedDataParallel(self._bare, find_unused_parameters=True)
+        model = DistributedDataParallel(module, find_unused_parameters=True)
         model.register_comm_hook(None, lambda _, bucket: self._summed(bucket))
         return model
 
@@ -252,10 +286,16 @@ class Run:
         if self._parallel is not None:
             return self._parallel.backward(self._loss, self._even(batch))
         parts = self._parts(batch)
+        if self._budgeted is not None:
+            self._budgeted.accumulate = len(parts) > 1
         total: Any = 0.0
         for number, (weight, part) in enumerate(parts, 1):
             with nullcontext() if alone or number == len(parts) else self.model.no_sync():  # type: ignore[operator]  # DDP's
+                if self._budgeted is not None:
+                    self._budgeted.loss = functools.partial(_loss_on, self._loss, part)
                 loss = self._loss(self.model, part)
+                if self._budgeted is not None:
+                    self._budgeted.loss = None  # it holds the batch
                 (loss if weight == 1.0 else loss * weight).backward()
             total = loss.detach() if weight == 1.0 else total + loss.detach() * weight
         if not alone:
@@ -283,6 +323,10 @@ class Run:
         if count <= size:
             return [(1.0, batch)]
         return [(samples_in(part) / count, part) for part in cut(batch, size)]
+
+
+def _loss_on(loss: "Callable[[torch.nn.Module, Any], torch.Tensor]", batch: Any, model: "torch.nn.Module") -> Any:
+    return loss(model, batch)
 
 
 class _Placed:

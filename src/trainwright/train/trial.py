@@ -26,6 +26,7 @@ from trainwright.train.seeding import seed_all
 if TYPE_CHECKING:
     import torch
 
+    from trainwright.memory import Plan as MemoryPlan
     from trainwright.plan import ParallelPlan
 
 __all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "as_number"]
@@ -205,6 +206,7 @@ class Trial:
         slots: int | None = None,
         plan: "ParallelPlan | None" = None,
         sync_bn: bool = False,
+        memory: "str | float | MemoryPlan | None" = None,
     ) -> Run:
         """Make ready to train on the trial's devices, from the newest good checkpoint if there is one.
 
@@ -221,6 +223,11 @@ class Trial:
 
         With a `plan` of the oracle the model is set up as `parallelise` does it, one rank for each of its devices; its
         batch is the loader's. `sync_bn` is for batch normalisation. Raises `UnsupportedPlan`, naming the strategy.
+
+        `memory` is a budget of each device ("8 GiB", bytes, a share of what a step takes, or a plan of
+        `tw.memory.plan`), the optimizer's state and what ranks exchange gradients in included: `run.model` then
+        recomputes what it cannot keep, with the same gradients. It is planned with the first batch, where
+        `InfeasibleBudget` is raised if nothing can make it fit, and again for a larger one.
         """
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
@@ -238,6 +245,7 @@ class Trial:
             slots=slots,
             plan=plan,
             sync_bn=sync_bn,
+            memory=memory,
         )
         if run.place:  # dropout draws something else where other samples are
             seed_all(int(rng(self.seed, "rank", run.place).integers(2**63)))

@@ -12,7 +12,7 @@ from trainwright.errors import BudgetExceeded, PlanMismatch
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.chain import Chain
 from trainwright.memory.execute.interpreter import carried_out
-from trainwright.memory.execute.measure import call, granule_of, measured, tracked_peak
+from trainwright.memory.execute.measure import call, granule_of, measured, tensors_of, total_bytes, tracked_peak
 from trainwright.memory.execute.optimizers import state_bytes
 from trainwright.memory.execute.stages import Row, split
 from trainwright.memory.plan_record import Plan
@@ -86,6 +86,16 @@ def _applied(model: nn.Module, row: Row, plan: Plan) -> nn.Module:
             f"plan: got one of {len(planned)} stages, the model has {len(row.names)}, and stage {place} differs first; "
             "allowed: a plan of this very model; plan again"
         )
-    module = carried_out(model, row, plan.operations)
+
+    def check(values: tuple[Any, ...]) -> None:
+        size = total_bytes(tensors_of(values), granule)
+        if size > plan.chain.input_bytes:
+            raise BudgetExceeded(
+                f"batch: got {readable(size)}, the plan is for at most {readable(plan.chain.input_bytes)}; allowed: "
+                "batches no larger than the sample; fit or plan again with a larger one"
+            )
+
+    granule = granule_of(model)
+    module = carried_out(model, row, plan.operations, check=check)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,13 +27,22 @@ from trainwright.memory.operations import Kind, Operation, Value
 
 __all__ = ["carried_out"]
 
+Check = Callable[[tuple[Any, ...]], None]
 
-def carried_out(model: nn.Module, row: Row, operations: Sequence[Operation]) -> nn.Module:
+
+def carried_out(
+    model: nn.Module,
+    row: Row,
+    operations: Sequence[Operation],
+    *,
+    check: Check | None = None,
+) -> nn.Module:
     """Return a module that trains as `operations` say and shares everything with `model`.
 
     Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
     itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
-    bit. Raises `ChainError` if the operations are not one forward and one backward of each stage of the row.
+    bit. `check` sees the arguments of the first stage before they are used. Raises `ChainError` if the operations are
+    not one forward and one backward of each stage of the row.
     """
     program = _Program(row, operations)
     planned = copy.copy(model)  # the same parameters, buffers and children
@@ -45,7 +54,10 @@ def carried_out(model: nn.Module, row: Row, operations: Sequence[Operation]) -> 
         assert module is not None  # noqa: S101  it is being called
         if not (module.training and torch.is_grad_enabled()):
             return plain(module, *args, **kwargs)
-        return program.run(row.bind(*args, **kwargs))
+        values = row.bind(*args, **kwargs)
+        if check is not None:
+            check(values)
+        return program.run(values)
 
     planned.forward = forward
     return planned

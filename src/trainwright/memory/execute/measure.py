@@ -7,6 +7,7 @@ runs. Afterwards parameters, buffers, gradients, random generators and the train
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, swapped
 from trainwright.profile.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "call", "granule_of", "measured", "tensors_of", "tracked_peak"]
+__all__ = ["OPTIMIZERS", "Call", "call", "granule_of", "measured", "tensors_of", "total_bytes", "tracked_peak"]
 
 _REPEATS = 3
 _CPU_GRANULE, _CUDA_GRANULE = 64, 512
@@ -49,11 +50,11 @@ def measured(
     """
     granule = granule_of(model)
     fixed = {
-        "parameters": _bytes(model.parameters(), granule),
-        "buffers": 2 * _bytes(model.buffers(), granule),  # reruns write to copies
+        "parameters": total_bytes(model.parameters(), granule),
+        "buffers": 2 * total_bytes(model.buffers(), granule),  # reruns write to copies
         "reserve": reserve_bytes,
     }
-    gradients = _bytes((each for each in model.parameters() if each.requires_grad), granule)
+    gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
     if not gradients:
         raise UnsupportedModel(
             "model: got no parameter that wants a gradient; allowed: at least one, for a plan to serve"
@@ -84,12 +85,12 @@ def measured(
             told |= _gradients(
                 row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
             )
-            stages.append(Stage(name=name, parameter_bytes=_bytes(stage.parameters(), granule), **told))
+            stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **told))
         if not any(t.is_floating_point() for t in tensors_of(value)):
             raise UnsupportedModel(
                 f"model: got a result without a floating tensor ({type(value).__name__}); allowed: one for a loss"
             )
-        fixed["output"] = _bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
+        fixed["output"] = total_bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
         # Of the executor: the node that makes stages differentiable, a loss, the states of generators for reruns.
         state_bytes = -(-state.nbytes // granule) * granule if granule == _CPU_GRANULE else 0
         fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
@@ -102,7 +103,7 @@ def measured(
     return Chain(
         stages=tuple(stages),
         loss=NO_LOSS if last is None else Stage(name="loss", **last),
-        input_bytes=_bytes(tensors_of(arguments), granule),
+        input_bytes=total_bytes(tensors_of(arguments), granule),
         fixed=fixed,
         name=type(model).__name__,
     )
@@ -119,7 +120,8 @@ def tracked_peak(
     tracker = StorageTracker(granule_bytes=granule_of(model))
     tracker.watch(model.parameters(), "parameters")
     tracker.watch(model.buffers(), "buffers")
-    tracker.watch(tensors_of(sample), "input")
+    given = (sample.args, dict(sample.kwargs)) if isinstance(sample, Call) else sample
+    tracker.watch(tensors_of(given), "input")
     with _untouched(model), tracker:
         for _ in range(passes):
             _pass(model, sample, loss)
@@ -140,8 +142,18 @@ def granule_of(model: nn.Module) -> int:
     return _CUDA_GRANULE if any(each.is_cuda for each in model.parameters()) else _CPU_GRANULE
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A sample as a model was called with it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
 def call(function: Callable[..., Any], sample: Any) -> Any:
     """Call with a sample: a mapping holds keyword arguments, a tuple or list positional ones, all else is the one."""
+    if isinstance(sample, Call):
+        return function(*sample.args, **sample.kwargs)
     if isinstance(sample, Mapping):
         return function(**sample)
     return function(*sample) if isinstance(sample, tuple | list) else function(sample)
@@ -160,8 +172,8 @@ def _gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, acc
     """Return what the first stage's backward leaves, and its temporaries beside it; the others come behind it."""
     own = {id(each): each for each in stages[0].parameters() if each.requires_grad}
     later = {id(each) for stage in stages[1:] for each in stage.parameters()}
-    shared = _bytes((each for key, each in own.items() if key in later), granule)  # added to what is there
-    alone = _bytes((each for key, each in own.items() if key not in later), granule)
+    shared = total_bytes((each for key, each in own.items() if key in later), granule)  # added to what is there
+    alone = total_bytes((each for key, each in own.items() if key not in later), granule)
     if accumulate:
         return {"parameter_gradient_bytes": 0, "backward_temporary_bytes": max(temporary, 0) + shared + alone}
     if shared:
@@ -348,7 +360,7 @@ def _storages(tree: Any) -> set[int]:
     return {_key(tensor) for tensor in tensors_of(tree)}
 
 
-def _bytes(tensors: Any, granule: int) -> int:
+def total_bytes(tensors: Any, granule: int) -> int:
     """Return the bytes of distinct storages."""
     return sum({_key(t): _rounded(t, granule) for t in tensors}.values())
 
