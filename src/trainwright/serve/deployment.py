@@ -134,6 +134,12 @@ class Deployment:
         dispatcher.admit(request, self.queue_rows)
         return request.future
 
+    def run(self, host: str = "127.0.0.1", port: int = 8000, **settings: Any) -> Mapping[str, Any]:
+        """Answer over HTTP until SIGTERM or SIGINT, then drain; settings as of `Server`. For the main thread."""
+        from trainwright.serve.http import Server
+
+        return Server(self, host=host, port=port, **settings).run()
+
     def ready(self) -> bool:
         """Say whether requests are admitted now: members that answer hold at least the quorum of the weights."""
         dispatcher = self._dispatcher

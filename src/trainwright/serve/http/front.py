@@ -1,0 +1,164 @@
+"""One inference request, from its body to the reply, in front of any service."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from trainwright.errors import NotReady, RequestError
+from trainwright.serve.http.asked import Asked, Signature, read_request
+from trainwright.serve.http.limits import Limits
+from trainwright.serve.http.metrics import Metrics
+from trainwright.serve.http.reply import VERSION, json_of, write_reply
+from trainwright.serve.http.tensors import HEADER_LENGTH
+from trainwright.serve.service import Answer, Service
+
+__all__ = ["DEGRADED", "Front", "Refused"]
+
+DEGRADED = "X-Trainwright-Degraded"
+_BINARY, _JSON = "application/octet-stream", "application/json"
+_LARGE_BYTES = 2**20  # bodies from here on are parsed beside the event loop, so that others are heard meanwhile
+
+
+class Refused(Exception):
+    """A refusal that only HTTP knows, by its status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Front:
+    """A service under a name, with limits; what its endpoints answer."""
+
+    def __init__(self, service: Service, *, name: str, limits: Limits) -> None:
+        self.service, self.name, self.limits = service, name, limits
+        self.signature = Signature.of(service.ensemble)
+        self.metrics = Metrics(service.state)
+        self.draining = False
+
+    def known(self, model: str, version: str | None = None) -> None:
+        """Refuse the name or version of anything else than what is served."""
+        if model != self.name:
+            raise Refused(404, f"model: got {model[:80]!r}; allowed: {self.name}")
+        if version not in {None, VERSION}:
+            raise Refused(404, f"version: got {str(version)[:80]!r}; allowed: {VERSION}")
+
+    def ready(self) -> bool:
+        """Say whether requests are admitted now."""
+        return not self.draining and self.service.ready()
+
+    async def infer(self, request: Request) -> Response:
+        """Return the reply to one inference request; whoever leaves before has the request cancelled."""
+        if self.draining:
+            raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=5.0)
+        _check_type(request)
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                body = bytearray()
+                async for chunk in request.stream():
+                    body += chunk
+        except TimeoutError:
+            raise Refused(408, f"body: did not come within {self.limits.body_seconds:g} s") from None
+        except ClientDisconnect:
+            return self._left()
+        started = time.perf_counter()
+        length = request.headers.get(HEADER_LENGTH)
+        if len(body) < _LARGE_BYTES:
+            asked = read_request(body, length, self.signature, self.limits)
+        else:
+            asked = await asyncio.to_thread(read_request, body, length, self.signature, self.limits)
+        parsed = time.perf_counter()
+        answer = await self._answer(asked, request)
+        if answer is None:
+            return self._left()
+        answered = time.perf_counter()
+        response = self._reply(answer, asked)
+        for phase, seconds in (
+            (self.metrics.parse, parsed - started),
+            (self.metrics.answer, answered - parsed),
+            (self.metrics.reply, time.perf_counter() - answered),
+        ):
+            phase.observe(seconds)
+        self.metrics.rows.inc(len(asked.x))
+        self.metrics.request_rows.observe(len(asked.x))
+        return response
+
+    def model(self) -> Mapping[str, Any]:
+        """Return the metadata of the protocol; -1 stands for any size."""
+        known, signature = self.service.ensemble, self.signature
+        shape = [-1] if signature.shape is None else [-1, *signature.shape]
+        return {
+            "name": self.name,
+            "versions": [VERSION],
+            "platform": "trainwright_ensemble",
+            "inputs": [{"name": "input", "datatype": signature.datatype, "shape": shape}],
+            "outputs": [
+                {
+                    "name": name,
+                    "datatype": "BOOL" if name == "out_of_range" else "FP64",
+                    "shape": signature.output_shape(name, known.output),
+                }
+                for name in signature.outputs
+            ],
+        }
+
+    def ensemble(self) -> Mapping[str, Any]:
+        """Return who is in the ensemble, and how it is served now."""
+        ensemble = self.service.ensemble
+        return {
+            "name": self.name,
+            "output": ensemble.output,
+            "rule": ensemble.rule.to_json(),
+            "calibrated": ensemble.calibration is not None,
+            "threshold": ensemble.threshold,
+            "seconds_per_row": ensemble.cost_seconds,
+            "bytes": ensemble.bytes,
+            "members": ensemble.table(),
+            "ready": self.ready(),
+            "state": dict(self.service.state()),
+        }
+
+    async def _answer(self, asked: Asked, request: Request) -> Answer | None:
+        """Return the service's answer, or None if the client leaves while it is waited for."""
+        future = asyncio.wrap_future(self.service.submit(asked.x, asked.options))
+        gone: asyncio.Future[Any] = asyncio.ensure_future(
+            request.receive()
+        )  # after the body only a disconnection can come
+        try:
+            waited: set[asyncio.Future[Any]] = {future, gone}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if future.done():
+                return future.result()
+            future.cancel()
+            return None
+        finally:
+            gone.cancel()
+
+    def _reply(self, answer: Answer, asked: Asked) -> Response:
+        threshold = self.service.ensemble.threshold
+        body, length = write_reply(answer, asked, name=self.name, threshold=threshold)
+        headers = {} if length is None else {HEADER_LENGTH: str(length)}
+        if answer.degraded:
+            self.metrics.degraded.inc()
+            headers[DEGRADED] = ",".join(str(trial) for trial in answer.missing)
+        return Response(body, headers=headers, media_type=_JSON if length is None else _BINARY)
+
+    def _left(self) -> Response:
+        self.metrics.disconnected.inc()
+        return Response(json_of({"error": "the client left"}), status_code=400)  # nobody reads it
+
+
+def _check_type(request: Request) -> None:
+    """Refuse bodies that are not said to be what they must be; a page of another site cannot say so unasked."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in {_JSON, _BINARY}:
+        raise Refused(415, f"Content-Type: got {kind[:80]!r}; allowed: {_JSON} or {_BINARY}")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise Refused(415, f"Content-Encoding: got {encoding[:80]!r}; allowed: identity")
+    if kind == _BINARY and HEADER_LENGTH not in request.headers:
+        raise RequestError(f"{HEADER_LENGTH}: is missing; allowed: the bytes of the JSON part of {_BINARY}")

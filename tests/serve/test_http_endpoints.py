@@ -1,0 +1,364 @@
+"""The endpoints over real sockets: what they answer, in JSON and binary, and which status each refusal has."""
+
+import json
+import socket
+import time
+from concurrent.futures import Future
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+
+from http_for_tests import HTTP, INFER, Scripted, ask, body, ensemble, inputs, values
+
+from trainwright.errors import (
+    DeadlinePassed,
+    InputError,
+    ListenError,
+    NotReady,
+    Overloaded,
+    RequestError,
+    ServeConfigError,
+    ServeError,
+)
+from trainwright.serve import Answer
+from trainwright.serve.http import Limits, Server
+
+TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
+X = inputs(3)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Return an ensemble of two, and a server in front of a service that can be scripted."""
+    found = ensemble(tmp_path_factory.mktemp("served"), [{}, {"hidden": 4}], weights=[0.7, 0.3])
+    service = Scripted(found)
+    limits = Limits(body_bytes=20_000, rows=40, body_seconds=1.0)
+    with service, Server(service, port=0, limits=limits) as server:
+        yield service, server
+
+
+@pytest.fixture
+def url(served):
+    return served[1].url
+
+
+@pytest.fixture
+def script(served, monkeypatch):
+    """Return a function that sets what the service does."""
+    return lambda told: monkeypatch.setattr(served[0], "script", lambda x, options: told)
+
+
+def refused(reply, status, *words):
+    assert reply.status_code == status, reply.text
+    told = reply.json()["error"]
+    assert all(word in told for word in words), told
+    return reply
+
+
+class TestProtocol:
+    def test_server(self, url):
+        assert HTTP.get(f"{url}/v2").json()["extensions"] == ["binary_tensor_data"]
+        assert HTTP.get(f"{url}/v2/health/live").json() == {"live": True}
+        assert HTTP.get(f"{url}/v2/health/ready").json() == {"ready": True}
+        assert HTTP.get(f"{url}/v2/models/ensemble/ready").json() == {"ready": True}
+
+    def test_metadata(self, url):
+        told = HTTP.get(f"{url}/v2/models/ensemble/versions/1").json()
+        assert told == HTTP.get(f"{url}/v2/models/ensemble").json()
+        assert told["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 5]}]
+        assert {one["name"] for one in told["outputs"]} >= {"prediction", "uncertainty_epistemic", "member_10"}
+
+    def test_ensemble(self, url, served):
+        told = HTTP.get(f"{url}/v2/ensembles/ensemble").json()
+        assert [(one["trial"], one["weight"]) for one in told["members"]] == [(10, 0.7), (11, 0.3)]
+        assert told["rule"] == {"name": "weighted"}
+        assert told["state"]["members_alive"] == 2
+
+    @pytest.mark.parametrize("binary", [True, False])
+    def test_prediction(self, url, served, binary):
+        reply = ask(url, X, binary=binary)
+        assert reply.status_code == 200
+        told = json.loads(
+            reply.content[: int(reply.headers.get("Inference-Header-Content-Length", len(reply.content)))]
+        )
+        assert told["parameters"] == {
+            "degraded": False,
+            "members_used": [10, 11],
+            "members_missing": {},
+            "weight_used": 1.0,
+            "ensemble": "ensemble",
+        }
+        assert ("Inference-Header-Content-Length" in reply.headers) == binary
+        expected = served[0].ensemble.predict(X)
+        if binary:
+            np.testing.assert_allclose(np.frombuffer(reply.content[-72:]).reshape(3, 3), expected, atol=1e-6)
+        else:
+            np.testing.assert_allclose(values(reply), expected, atol=1e-6)
+
+    def test_nested_data_and_names(self, url, served):
+        reply = HTTP.post(url + INFER, json=body(X, data=X.tolist(), id="seven"))
+        assert reply.json()["id"] == "seven"
+        np.testing.assert_allclose(values(reply), served[0].ensemble.predict(X), atol=1e-6)
+
+    def test_options(self, url, served):
+        options = {"return_members": True, "return_uncertainty": True, "max_members": 1, "trace": True}
+        told = HTTP.post(url + INFER, json=body(X, parameters=options))
+        parameters = told.json()["parameters"]
+        assert (parameters["members_used"], parameters["degraded"]) == ([10], False)
+        assert parameters["uncertainty_measure"] == "entropy"
+        assert parameters["trace"]["members"][0]["trial"] == 10
+        np.testing.assert_allclose(values(told, "prediction"), values(told, "member_10"), rtol=1e-12)
+        assert values(told, "uncertainty_epistemic").tolist() == [0.0] * 3
+
+    def test_named_outputs(self, url, served):
+        """Only what is named comes, in binary where that is asked for, and naming it is asking for it."""
+        outputs = [{"name": "member_11", "parameters": {"binary_data": True}}, {"name": "uncertainty_total"}]
+        reply = HTTP.post(url + INFER, json=body(X, outputs=outputs))
+        length = int(reply.headers["Inference-Header-Content-Length"])
+        told = json.loads(reply.content[:length])
+        assert [one["name"] for one in told["outputs"]] == ["uncertainty_total", "member_11"]
+        assert len(reply.content) == length + 72
+
+    def test_degraded(self, url, script):
+        answer = Future()
+        answer.set_result(Answer(prediction=np.ones((3, 3)) / 3, used=(10,), missing={11: "was lost"}, weight=0.7))
+        script(answer)
+        reply = HTTP.post(url + INFER, json=body(X))
+        assert reply.headers["X-Trainwright-Degraded"] == "11"
+        told = reply.json()["parameters"]
+        assert (told["degraded"], told["members_missing"], told["weight_used"]) == (True, {"11": "was lost"}, 0.7)
+
+    def test_metrics(self, url):
+        ask(url, X)
+        text = HTTP.get(f"{url}/metrics").text
+        assert 'trainwright_requests_total{endpoint="infer",status="200"}' in text
+        assert "trainwright_members_alive 2.0" in text
+        assert 'trainwright_phase_seconds_count{phase="answer"}' in text
+
+    def test_openapi(self, url):
+        told = HTTP.get(f"{url}/openapi.json").json()
+        assert "/v2/models/{model}/versions/{version}/infer" in told["paths"]
+        post = told["paths"]["/v2/models/{model}/infer"]["post"]
+        assert set(post["responses"]) >= {"200", "400", "413", "415", "429", "503", "504"}
+
+
+CHANGES = [
+    ({"name": "x"}, "inputs[0].name: got 'x'; allowed: 'input'"),
+    ({"datatype": "FP31"}, "did you mean 'FP32'?"),
+    ({"datatype": "BYTES"}, "inputs[0].datatype: got 'BYTES'"),
+    ({"datatype": "INT64", "data": [1] * 15}, "got INT64; allowed: FP32, for the networks take float32"),
+    ({"shape": [3, 4]}, "inputs[0].shape: got [3, 4]; allowed: ['N', 5]"),
+    ({"shape": [0, 5]}, "sizes >= 1"),
+    ({"shape": "3"}, "inputs[0].shape: got '3'"),
+    ({"shape": [True, 5]}, "inputs[0].shape"),
+    ({"data": [1.0] * 14}, "of 14 values; allowed: a list of 15"),
+    ({"data": [[1.0] * 5, [1.0] * 5, [1.0] * 4]}, "nested as shape [3, 5]"),
+    ({"data": ["1"] * 15}, "got '1'; allowed: numbers"),
+    ({"data": [None] * 15}, "got None; allowed: numbers"),
+    ({"data": [10**30] * 15}, "beyond 64 bits"),
+    ({"data": [1e39] * 15}, "value 0 is not finite or not within FP32"),
+    ({"data": None}, "got neither; allowed: either data or binary_data_size"),
+    ({"parameters_": 1}, "got 'parameters_'"),
+]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(("change", "sentence"), CHANGES)
+    def test_tensors(self, url, change, sentence):
+        refused(HTTP.post(url + INFER, json=body(X, **change)), 400, sentence)
+
+    @pytest.mark.parametrize(
+        ("outer", "sentence"),
+        [
+            ({"parameters": {"deadline": 3}}, "did you mean 'deadline_ms'?"),
+            ({"parameters": {"deadline_ms": 0}}, "parameters.deadline_ms: got '0'; allowed: a number > 0"),
+            ({"parameters": {"max_members": 1.5}}, "allowed: an integer >= 1"),
+            ({"parameters": {"trace": 1}}, "allowed: true or false"),
+            ({"parameters": []}, "parameters: got list; allowed: a JSON object"),
+            ({"outputs": [{"name": "predictions"}]}, "did you mean 'prediction'?"),
+            ({"outputs": []}, "allowed: one or more"),
+            ({"id": 7}, "id: got int; allowed: a string"),
+        ],
+    )
+    def test_rest_of_the_request(self, url, outer, sentence):
+        refused(HTTP.post(url + INFER, json=body(X, **outer)), 400, sentence)
+
+    def test_inputs(self, url):
+        refused(HTTP.post(url + INFER, json={"inputs": []}), 400, "inputs: got 0; allowed: a list of one tensor")
+        twice = body(X)["inputs"] * 2
+        refused(HTTP.post(url + INFER, json={"inputs": twice}), 400, "inputs: got 2")
+        refused(HTTP.post(url + INFER, json=[1]), 400, "request: got list")
+        typed = {"Content-Type": "application/json"}
+        refused(HTTP.post(url + INFER, content=b'{"a"', headers=typed), 400, "is no valid JSON")
+        nan = json.dumps(body(X, data=[float("nan")] * 15)).encode()
+        refused(HTTP.post(url + INFER, content=nan, headers=typed), 400, "is no valid JSON")
+        refused(HTTP.post(url + INFER, content=b"[" * 5000, headers=typed), 400, "depth 5000; allowed: 32")
+        hidden = b'{"id": "' + b"]" * 50 + b'", "inputs": ' + b"[" * 50
+        refused(HTTP.post(url + INFER, content=hidden, headers=typed), 400, "JSON of depth 51")
+
+    def test_binary(self, url):
+        content, headers = json.dumps(body(X)).encode(), {"Content-Type": "application/octet-stream"}
+        refused(HTTP.post(url + INFER, content=content, headers=headers), 400, "Inference-Header-Content-Length: is")
+        for length in ("-1", "x", "9" * 30, "1e3", str(len(content) + 1)):
+            reply = HTTP.post(
+                url + INFER, content=content, headers={**headers, "Inference-Header-Content-Length": length}
+            )
+            refused(reply, 400, "Inference-Header-Content-Length: got")
+
+    @pytest.mark.parametrize(
+        ("size", "behind", "sentence"),
+        [
+            (56, X.tobytes(), "binary_data_size: got 56; allowed: 60"),
+            (60, X.tobytes()[:-1], "allowed: at most the 59 bytes"),
+            (60, X.tobytes() + b"x", "got 1 bytes behind the last tensor"),
+            ("60", X.tobytes(), "binary_data_size: got '60'"),
+            (60, np.full_like(X, np.inf).tobytes(), "value 0 is not finite"),
+        ],
+    )
+    def test_binary_sizes(self, url, size, behind, sentence):
+        tensor = {"name": "input", "datatype": "FP32", "shape": [3, 5], "parameters": {"binary_data_size": size}}
+        head = json.dumps({"inputs": [tensor]}).encode()
+        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
+        refused(HTTP.post(url + INFER, content=head + behind, headers=headers), 400, sentence)
+
+    def test_names_methods_types_sizes(self, url):
+        refused(HTTP.post(f"{url}/v2/models/other/infer", json=body(X)), 404, "got 'other'; allowed: ensemble")
+        refused(HTTP.post(f"{url}/v2/models/ensemble/versions/2/infer", json=body(X)), 404, "version: got '2'")
+        refused(HTTP.get(f"{url}/v2/ensembles/other"), 404, "allowed: ensemble")
+        refused(HTTP.get(f"{url}/v3"), 404, "allowed: what /openapi.json lists")
+        assert refused(HTTP.get(url + INFER), 405, "method").headers["Allow"] == "POST"
+        refused(HTTP.post(url + INFER, content=b"{}"), 415, "Content-Type: got ''; allowed: application/json or")
+        gzip = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        refused(HTTP.post(url + INFER, content=b"{}", headers=gzip), 415, "Content-Encoding: got 'gzip'")
+        refused(HTTP.post(url + INFER, json=body(inputs(41))), 413, "got 41 rows; allowed: 40")
+        refused(HTTP.post(url + INFER, json={"id": "x" * 20_000}), 413, "20000 bytes")
+        chunks = (b"x" * 9_000 for _ in range(3))
+        typed = {"Content-Type": "application/json"}
+        refused(HTTP.post(url + INFER, content=chunks, headers=typed), 413, "20000 bytes")
+
+    def test_unknown_input_is_judged_by_the_network(self, tmp_path):
+        """Where no sample was left, what the network says of rows that it cannot take is the answer."""
+        found = ensemble(tmp_path, [{}], sample=False)
+        with Scripted(found) as service, Server(service, port=0) as server:
+            told = HTTP.get(f"{server.url}/v2/models/ensemble").json()
+            assert told["inputs"][0]["shape"] == [-1]
+            wrong = np.zeros((2, 4), np.float32)
+            refused(HTTP.post(server.url + INFER, json=body(wrong)), 400, "got shape [2, 4] of float32", "trial 10")
+            assert ask(server.url, X).status_code == 200
+
+
+class TestService:
+    @pytest.mark.parametrize(
+        ("error", "status", "after"),
+        [
+            (Overloaded("queue: full", 2.2), 429, "2"),
+            (NotReady("service: starts", 0.1), 503, "1"),
+            (RequestError("rows: no"), 400, None),
+            (DeadlinePassed("too late"), 504, None),
+            (ServeError("lost all workers"), 500, None),
+        ],
+    )
+    def test_refusals(self, url, script, error, status, after):
+        """What the service refuses at once, and what its future raises later, have the same status."""
+        script(error)
+        assert refused(ask(url, X), status, str(error)).headers.get("Retry-After") == after
+        later = Future()
+        later.set_exception(error)
+        script(later)
+        assert refused(ask(url, X), status, str(error)).headers.get("Retry-After") == after
+
+    def test_defects_tell_nothing(self, url, script):
+        script(ZeroDivisionError("secret"))
+        assert "secret" not in refused(ask(url, X), 500, "the server has a defect").text
+
+    def test_deadline(self, url):
+        assert ask(url, X, deadline_ms=1e-6).status_code == 504
+        assert ask(url, X, deadline_ms=60_000).status_code == 200
+
+    def test_not_ready(self, url, served, monkeypatch):
+        monkeypatch.setattr(served[0], "ready", lambda: False)
+        for path in ("/v2/health/ready", "/v2/models/ensemble/ready"):
+            assert refused(HTTP.get(url + path), 503, "ask again").headers["Retry-After"] == "1"
+        assert HTTP.get(f"{url}/v2/health/live").status_code == 200
+
+    def test_whoever_leaves_is_cancelled(self, url, script, served):
+        """A client that goes away while it waits has its request cancelled, so that nobody computes it."""
+        waiting = Future()
+        script(waiting)
+        with pytest.raises(httpx.ReadTimeout):
+            HTTP.post(url + INFER, json=body(X), timeout=0.2)
+        until = time.monotonic() + 10
+        while not waiting.cancelled() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert waiting.cancelled()
+
+    def test_slow_and_broken_bodies(self, url, served):
+        """A body that does not come in time is answered 408; one that ends half-way takes nothing with it."""
+        place = ("127.0.0.1", served[1].port)
+        head = (
+            f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+        )
+        with socket.create_connection(place) as half:
+            half.sendall(head.encode() + b"{")
+        with socket.create_connection(place) as slow:
+            slow.sendall(head.encode() + b"{")
+            slow.settimeout(20)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+        assert ask(url, X).status_code == 200
+
+
+class TestAddress:
+    def test_token(self, served):
+        """Beyond loopback every request needs the token, but for those that ask whether the server lives."""
+        with Server(served[0], host="0.0.0.0", port=0, token=TOKEN) as server:  # noqa: S104 -- it is what is tested
+            url = f"http://127.0.0.1:{server.port}"
+            for path in ("/v2", "/metrics", "/openapi.json", "/", "/v2/ensembles/ensemble"):
+                refused(HTTP.get(url + path), 401, "token")
+            assert refused(ask(url, X, token="a" * 25), 401).headers["WWW-Authenticate"] == "Bearer"
+            assert ask(url, X, token=TOKEN).status_code == 200
+            assert HTTP.get(f"{url}/v2/health/ready").status_code == 200
+
+    def test_token_is_made(self, served):
+        assert len(Server(served[0], host="0.0.0.0", port=0).token) > 30  # noqa: S104 -- likewise
+        assert Server(served[0], port=0).token is None
+
+    def test_names_of_others(self, url):
+        """A page whose name was made to point here, or that is of another origin, is refused."""
+        refused(HTTP.get(f"{url}/v2", headers={"Host": "evil.example"}), 400, "host name")
+        refused(HTTP.get(f"{url}/v2", headers={"Origin": "http://evil.example"}), 403, "origin")
+
+    def test_refusals(self, served):
+        service, server = served
+        with pytest.raises(ListenError, match=f"{server.port}: address already in use; give another --port"):
+            Server(service, port=server.port).start()
+        with pytest.raises(InputError, match="--port: got 70000"):
+            Server(service, port=70_000).start()
+        with pytest.raises(ServeConfigError, match="name: got 'a/b'; allowed: a word"):
+            Server(service, name="a/b")
+        with pytest.raises(ServeConfigError, match=r"Limits\.rows: got 0; allowed: a number >= 1"):
+            Limits(rows=0)
+
+    def test_connections(self, served):
+        """One connection too many is told so and closed; when others have gone there is room again."""
+        with Server(served[0], port=0, limits=Limits(connections=2)) as server:
+            place = ("127.0.0.1", server.port)
+            held = [socket.create_connection(place) for _ in range(2)]
+            with socket.create_connection(place) as third:
+                third.settimeout(20)
+                assert third.recv(200).startswith(b"HTTP/1.1 503 ")
+            for each in held:
+                each.close()
+            until = time.monotonic() + 10  # the server hears of it a little later
+            while (status := ask(server.url, X).status_code) == 503 and time.monotonic() < until:
+                time.sleep(0.02)
+            assert status == 200
+
+    def test_endless_head(self, served):
+        with socket.create_connection(("127.0.0.1", served[1].port)) as endless:
+            endless.settimeout(20)
+            endless.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
+            assert endless.recv(100).startswith(b"HTTP/1.1 400 ")
