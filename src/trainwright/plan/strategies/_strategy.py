@@ -10,7 +10,7 @@ from trainwright.plan.collective import Operation, Phase
 from trainwright.plan.mesh import Bools, Floats, Ints, Mesh
 from trainwright.plan.work import Work
 
-__all__ = ["Exchange", "Limit", "Load", "Strategy", "undivided"]
+__all__ = ["Exchange", "Limit", "Load", "Strategy", "largest_part", "undivided"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
