@@ -1,9 +1,12 @@
 """A deployment: an ensemble that answers from worker processes on this machine, placed by a plan."""
 
 import math
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,8 +17,11 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
 from trainwright.serve.arena import Arena, Layout
 from trainwright.serve.batching import Request
+from trainwright.serve.cascade import Cascade
+from trainwright.serve.climb import Climb
 from trainwright.serve.combiner import Combiner
 from trainwright.serve.dispatch import Dispatcher
+from trainwright.serve.gears import Gears, places_of
 from trainwright.serve.matrix import Plan
 from trainwright.serve.pool import Pool, credits_of
 from trainwright.serve.posts import State
@@ -33,6 +39,8 @@ class Deployment:
 
     `plan` says which members run where; None puts them on this machine's processor. `sample`, a batch of one row or
     more, tells shape and dtype of inputs where the members do not remember those of the batch they were measured with.
+    With a `cascade` rows go on to dearer members only where cheaper ones do not agree; with `gears` the members that
+    answer change with what is asked. Both concern requests that do not say `max_members`.
     The workers are started by `start`, or by entering; they read weights from the members' folders.
     """
 
@@ -45,6 +53,8 @@ class Deployment:
         *,
         sample: "Array | torch.Tensor | None" = None,
         settings: Settings | None = None,
+        cascade: Cascade | None = None,
+        gears: Gears | None = None,
     ) -> None:
         self._ensemble = ensemble
         self.settings = Settings() if settings is None else settings
@@ -52,6 +62,15 @@ class Deployment:
         self.plan.check(ensemble)
         self.input_shape, self.input_dtype = _inputs(ensemble, sample)
         self._weights = dict(enumerate(ensemble.weights))
+        if cascade is not None and gears is not None:
+            raise ServeConfigError("Deployment: got a cascade and gears; allowed: one of them")
+        self._gears, self._cascade = gears, cascade
+        self._tiers = tuple(places_of(ensemble, tier, "Cascade") for tier in (cascade.tiers if cascade else ()))
+        self._geared = [
+            dict(sorted(zip(places_of(ensemble, gear.members, "Gears"), gear.weights, strict=True)))
+            for gear in (gears.gears if gears else ())
+        ]
+        self._shift = threading.Lock()  # of the gears
         self._draining = False
         self._dispatcher: Dispatcher | None = None
 
@@ -117,22 +136,36 @@ class Deployment:
         """
         options = Options() if options is None else options
         rows = self._rows(x)
-        members = self._members(options)
+        self._check(options)
         dispatcher = self._dispatcher
         if dispatcher is None or self._draining or not self.ready():
             raise NotReady(f"service: {self._unready()}; try again", 1.0)
         now = time.monotonic()
         deadline = self.settings.deadline_ms if options.deadline_ms is None else options.deadline_ms
+        weights = self._asked(options, len(rows), now)
         request = Request(
             x=rows,
             options=options,
-            members=members,
-            weights={member: self._weights[member] for member in members},
+            members=tuple(weights),
+            weights=weights,
             admitted=now,
             deadline=math.inf if deadline is None else now + deadline / 1e3,
         )
-        dispatcher.admit(request, self.queue_rows)
-        return request.future
+        if self._cascade is None or options.max_members is not None:
+            dispatcher.admit(request, self.queue_rows)
+            return request.future
+        return Climb(
+            ensemble=self._ensemble,
+            tiers=self._tiers,
+            agreement=self._cascade.agreement,
+            request=request,
+            ask=partial(self._admitted, dispatcher),
+        ).start()
+
+    def _admitted(self, dispatcher: Dispatcher, part: Request) -> "Future[Answer]":
+        """Admit a tier's rows; from the second tier on whatever waits, for the request was admitted."""
+        dispatcher.admit(part, self.queue_rows if part.members == self._tiers[0] else sys.maxsize)
+        return part.future
 
     def run(self, host: str = "127.0.0.1", port: int = 8000, **settings: Any) -> Mapping[str, Any]:
         """Answer over HTTP until SIGTERM or SIGINT, then drain; settings as of `Server`. For the main thread."""
@@ -168,6 +201,7 @@ class Deployment:
             **told,
             **self._dispatcher.state(),
             "queue_rows": self.queue_rows,
+            "gear": None if self._gears is None else {"now": self._gears.now, "rows_per_second": self._gears.rate},
             "waiting_rows": self._dispatcher.rows,
             "members": [
                 {"trial": trial, "weight": self._weights[place], "alive": place in alive}
@@ -179,7 +213,7 @@ class Deployment:
                     "device": post.instance.device.name,
                     "state": post.state.value,
                     "pid": None if post.process is None else post.process.pid,
-                    "batch": post.batch,
+                    "batch": post.adaptive.batch,
                     "batches": post.batches,
                     "batch_ms": 1e3 * post.health.median_seconds,
                     "restarts": post.restarts,
@@ -211,16 +245,26 @@ class Deployment:
             raise RequestError(f"x: got dtype {rows.dtype}; allowed: {self.input_dtype}, or what rounds to it")
         return rows
 
-    def _members(self, options: Options) -> tuple[int, ...]:
+    def _check(self, options: Options) -> None:
         if options.deadline_ms is not None and not (math.isfinite(options.deadline_ms) and options.deadline_ms > 0):
             raise RequestError(f"deadline_ms: got {options.deadline_ms!r}; allowed: a number above 0")
-        most, count = options.max_members, len(self._weights)
-        if most is None:
-            return tuple(self._weights)
-        if not isinstance(most, int) or most < 1:
-            raise RequestError(f"max_members: got {most!r}; allowed: an integer >= 1; the ensemble has {count}")
-        heaviest = sorted(self._weights, key=lambda member: (-self._weights[member], member))
-        return tuple(sorted(heaviest[:most]))
+        most = options.max_members
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise RequestError(
+                f"max_members: got {most!r}; allowed: an integer >= 1; the ensemble has {len(self._weights)}"
+            )
+
+    def _asked(self, options: Options, rows: int, now: float) -> dict[int, float]:
+        """Return the members (by position, ascending) that are to answer, with their weights."""
+        most = options.max_members
+        if most is not None:
+            heaviest = sorted(self._weights, key=lambda member: (-self._weights[member], member))
+            return {member: self._weights[member] for member in sorted(heaviest[:most])}
+        if self._gears is None:
+            return self._weights
+        with self._shift:
+            self._gears = self._gears.arrived(rows, now)
+            return self._geared[self._gears.now]
 
     def _unready(self) -> str:
         if self._draining:

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.entry import MEMBER_FILE, WEIGHTS_FILE
+from trainwright.serve.adaptive import AIMD, Adaptive
 from trainwright.serve.arena import Arena, Layout
 from trainwright.serve.matrix import Instance, Plan
 from trainwright.serve.posts import Post, State, UnitLine
@@ -30,7 +31,7 @@ class Pool:
                 instance=instance,
                 health=Health(settings=settings),
                 credits=credits_of(instance, layout.rows),
-                batch=instance.batch,
+                adaptive=Adaptive(policy=_policy(instance, settings), batch=instance.batch),
             )
             for number, instance in enumerate(plan.instances)
         ]
@@ -86,6 +87,10 @@ class Pool:
 def credits_of(instance: Instance, segment_rows: int) -> int:
     """Return how many segments an instance may have at once: those of one batch, and as many at hand."""
     return 2 * math.ceil(instance.batch / segment_rows)
+
+
+def _policy(instance: Instance, settings: Settings) -> AIMD | None:
+    return None if settings.slo_ms is None else AIMD(slo_seconds=settings.slo_ms / 1e3, most=instance.batch)
 
 
 def _told(member: Member) -> dict[str, Any]:

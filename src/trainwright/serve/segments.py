@@ -178,7 +178,7 @@ class Segments:
         if late and not enough:
             waited = (request.deadline - request.admitted) * 1e3
             return DeadlinePassed(
-                f"deadline: {waited:g} ms passed with {share}; needed: {self._settings.quorum:.0%} of the weight"
+                f"deadline: {waited:.3g} ms passed with {share}; needed: {self._settings.quorum:.0%} of the weight"
             )
         if not enough:
             return NotReady(f"service: has {share}; needed: {self._settings.quorum:.0%} of the weight; try again", 1.0)

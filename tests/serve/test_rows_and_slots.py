@@ -1,0 +1,153 @@
+"""Rows in segments and predictions in slots, without processes: nothing lost, twice, or of another time."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.serve import Options
+from trainwright.serve.accumulate import Accumulator, Arrival
+from trainwright.serve.arena import Arena, Layout
+from trainwright.serve.batching import Batcher, Piece, Request
+from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode
+
+
+def request(rows, members=(0, 1), first=0):
+    x = np.arange(first, first + rows, dtype=np.float32)[:, None]
+    return Request(x=x, options=Options(), members=members, weights=dict.fromkeys(members, 1.0), admitted=float(first))
+
+
+class TestBatcher:
+    @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=30), limit=st.integers(1, 128))
+    def test_all_rows_once_in_order(self, sizes, limit):
+        """Segments are full but for the last, and hold every row of every request once, in order."""
+        batcher = Batcher()
+        asked = [request(rows, first=1000 * number) for number, rows in enumerate(sizes)]
+        for one in asked:
+            batcher.put(one)
+        assert batcher.rows == sum(sizes)
+        rows, lengths = [], []
+        while batcher.rows:
+            pieces = batcher.take((0, 1), limit)
+            assert [piece.start for piece in pieces] == np.cumsum([0, *(piece.rows for piece in pieces)])[:-1].tolist()
+            rows += [row for piece in pieces for row in piece.request.x[piece.first : piece.first + piece.rows, 0]]
+            lengths.append(sum(piece.rows for piece in pieces))
+        assert rows == [row for one in asked for row in one.x[:, 0]]
+        assert lengths[:-1] == [limit] * (len(lengths) - 1)
+        assert not batcher.waiting()
+
+    def test_members_apart(self):
+        """Rows for different members never share a segment; the oldest is named first."""
+        batcher = Batcher()
+        late, early = request(3, members=(1,), first=9), request(4, members=(0, 1), first=2)
+        for one in (late, early):
+            batcher.put(one)
+        assert [(members, head, rows) for members, head, rows in batcher.waiting()] == [
+            ((0, 1), early, 4),
+            ((1,), late, 3),
+        ]
+        assert [piece.request for piece in batcher.take((1,), 100)] == [late]
+
+    def test_begun_anew(self):
+        """A request that goes back is taken whole, before others, and alone if it has to be."""
+        batcher = Batcher()
+        first, second = request(150), request(5, first=500)
+        batcher.put(first)
+        first.pieces = batcher.take((0, 1), 128)
+        batcher.put(second)
+        batcher.put_back(first)
+        first.alone = True
+        assert batcher.rows == 155
+        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(first, 128)]
+        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(first, 22)]
+        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(second, 5)]
+        assert batcher.rows == 0
+
+    def test_dropped(self):
+        batcher = Batcher()
+        one, other = request(100), request(7)
+        batcher.put(one)
+        batcher.put(other)
+        batcher.take((0, 1), 60)
+        batcher.drop(one)
+        assert batcher.rows == 7
+        batcher.drop(other)
+        assert batcher.rows == 0
+        assert batcher.all() == []
+
+
+class TestAccumulator:
+    @given(data=st.data())
+    def test_against_a_list(self, data):
+        """Whatever is reported, in any order, twice or too late: counted once if it is of this time, else named."""
+        accumulator = Accumulator(3)
+        now = {}  # slot → (slot, generation, members that came)
+        ended = []
+        counted = {"duplicates": 0, "stale": 0}
+        for _ in range(data.draw(st.integers(1, 60))):
+            action = data.draw(st.sampled_from(["lease", "report", "old", "release"]))
+            if action == "lease" and accumulator.free:
+                one = request(2)
+                slot = accumulator.lease([Piece(request=one, first=0, rows=2, start=0)], (0, 1, 2))
+                assert slot.number not in now
+                now[slot.number] = (slot, slot.generation, set())
+            elif action == "report" and now:
+                slot, generation, came = data.draw(st.sampled_from(list(now.values())))
+                member = data.draw(st.integers(0, 2))
+                found = accumulator.arrive(slot.number, generation, member)
+                assert found is (Arrival.DUPLICATE if member in came else Arrival.NEW)
+                counted["duplicates"] += member in came
+                came.add(member)
+                assert slot.awaited == {0, 1, 2} - came
+            elif action == "old" and ended:
+                number, generation = data.draw(st.sampled_from(ended))
+                assert accumulator.arrive(number, generation, 0) is Arrival.STALE
+                counted["stale"] += 1
+            elif action == "release" and now:
+                slot, generation, _ = now.pop(data.draw(st.sampled_from(list(now))))
+                slot.leases += 1
+                assert not accumulator.release(slot, readers=1)  # a worker still has it
+                assert accumulator.release(slot, leases=1)
+                ended.append((slot.number, generation))
+        assert (accumulator.duplicates, accumulator.stale) == (counted["duplicates"], counted["stale"])
+        assert accumulator.free == 3 - len(now)
+
+
+class TestArena:
+    def test_places_do_not_overlap(self):
+        """What is written to one place is read there, through a second mapping, and nowhere else."""
+        layout = Layout(slots=3, rows=5, members=2, input_shape=(2, 3), input_dtype="float32", output_shape=(4,))
+        front = Arena.create()
+        front.grow(layout)
+        worker = Arena(front.descriptor)
+        worker.map(Layout.from_json(layout.to_json()))
+        places = [front.inputs(slot) for slot in range(3)]
+        places += [front.predictions(slot, member) for slot in range(3) for member in range(2)]
+        for value, place in enumerate(places, start=1):
+            place[:] = value
+        seen = [worker.inputs(slot) for slot in range(3)]
+        seen += [worker.predictions(slot, member) for slot in range(3) for member in range(2)]
+        for value, place in enumerate(seen, start=1):
+            assert (place == value).all()
+        assert seen[0].shape == (5, 2, 3)
+        assert seen[-1].shape == (5, 4)
+        assert all(place.ctypes.data % 64 == 0 for place in seen)
+        front.close()
+
+
+@given(
+    slot=st.integers(0, 2**32 - 1),
+    generation=st.integers(0, 2**32 - 1),
+    rows=st.integers(0, 65535),
+    members=st.integers(0, 2**64 - 1),
+    seconds=st.floats(allow_nan=False),
+)
+def test_messages(slot, generation, rows, members, seconds):
+    """Work is 32 bytes each way, and says what was said."""
+    task = Task(slot=slot, generation=generation, rows=rows, batch=rows, deadline=seconds, members=members)
+    assert len(task.encode()) == 32
+    assert decode(task.encode()) == task
+    for kind in (DONE, DROPPED, BEAT):
+        report = Report(kind=kind, slot=slot, generation=generation, member=members % 65536, rows=rows, seconds=seconds)
+        assert len(report.encode()) == 32
+        assert decode(report.encode()) == report
+    assert decode(b'{"a": 1}') == {"a": 1}
