@@ -1,8 +1,8 @@
 """The data of the ensemble benchmarks: public sets that come inside packages, cut into splits of their own.
 
 digits and diabetes come with scikit-learn, Fashion-MNIST with Debian's dataset-fashion-mnist, Letter, Satellite and
-Boston housing with Debian's r-cran-mlbench (R is not needed: `apt-get download r-cran-mlbench`, `dpkg -x` it into a
-folder, and give that folder).
+Boston housing with Debian's r-cran-mlbench, concrete with r-cran-modeldata (R is not needed: `apt-get download`,
+`dpkg -x` them into a folder, and give that folder).
 """
 
 import gzip
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.ensemble.rdata import read_rda
+from benchmarks.ensemble.rdata import read_rda, read_rdb
 
 __all__ = ["CLASSES", "SPLITS", "VALUES", "Missing", "load", "load_values"]
 
@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 
 FASHION = "usr/share/datasets/fashion-mnist"
 MLBENCH = "usr/lib/R/site-library/mlbench/data"
+MODELDATA = "usr/lib/R/site-library/modeldata/data"
 SPLITS = ("train", "validation", "selection", "calibration", "test")
 
 CLASSES = {  # rows per split; the test split is what is left, up to the number here
@@ -27,7 +28,7 @@ CLASSES = {  # rows per split; the test split is what is left, up to the number 
     "letter": (8000, 2000, 2000, 2000, 6000),
     "satellite": (3000, 700, 700, 700, 1335),
 }
-VALUES = ("diabetes", "boston")
+VALUES = ("diabetes", "boston", "concrete")
 
 
 class Missing(Exception):
@@ -63,9 +64,9 @@ def load_values(name: str, root: Path, seed: int) -> dict[str, tuple[Array, Arra
 
         x, y = load_diabetes(return_X_y=True)
     else:
-        frame = _frame(root, "BostonHousing")
-        y = frame.pop("medv")
-        frame.pop("b")  # a transformed share of black inhabitants; no model should need it
+        frame = _frame(root, "BostonHousing") if name == "boston" else _concrete(root)
+        y = frame.pop("medv" if name == "boston" else "compressive_strength")
+        frame.pop("b", None)  # of Boston a transformed share of black inhabitants; no model should need it
         x = np.stack([column.astype(np.float64) for column in frame.values()], axis=1)
     order = np.random.default_rng(seed).permutation(len(x))
     cuts = (len(x) * np.array([0.0, 0.5, 0.6, 0.7, 0.8, 1.0])).astype(int)
@@ -97,3 +98,10 @@ def _frame(root: Path, name: str) -> dict[str, Array]:
     if not path.is_file():
         raise Missing(f"{name}: {path} is missing; unpack Debian's r-cran-mlbench below {root}")
     return read_rda(path)[name]
+
+
+def _concrete(root: Path) -> dict[str, Array]:
+    folder = root / MODELDATA
+    if not (folder / "Rdata.rdx").is_file():
+        raise Missing(f"concrete: {folder} is missing; unpack Debian's r-cran-modeldata below {root}")
+    return read_rdb(folder, "concrete")

@@ -1,9 +1,13 @@
-"""Read R's .rda files: data frames as columns of numbers or texts ("R Internals", section 1.8, versions 2 and 3)."""
+"""Read R's data: data frames as columns of numbers or texts ("R Internals", section 1.8, versions 2 and 3).
+
+A package has its data in one .rda file each, or all in `Rdata.rdb`, with `Rdata.rdx` as the index.
+"""
 
 import bz2
 import gzip
 import lzma
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["read_rda"]
+__all__ = ["read_rda", "read_rdb"]
 
 _UNPACK: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
     (b"\x1f\x8b", gzip.decompress),
@@ -26,13 +30,32 @@ def read_rda(path: Path) -> dict[str, dict[str, npt.NDArray[Any]]]:
     for magic, unpack in _UNPACK:
         if content.startswith(magic):
             content = unpack(content)
-    if content[:5] not in {b"RDX2\n", b"RDX3\n"} or content[5:7] != b"X\n":
+    if content[:5] not in {b"RDX2\n", b"RDX3\n"}:
         raise ValueError(f"{path} is no .rda file in XDR format")
-    reader = _Reader(content[7:])
+    return {name: frame for name, frame in _read(content[5:]).items() if isinstance(frame, dict)}
+
+
+def read_rdb(folder: Path, name: str) -> dict[str, npt.NDArray[Any]]:
+    """Return one data frame of a package whose data lie in `Rdata.rdb`."""
+    index = _read(zlib.decompress((folder / "Rdata.rdx").read_bytes(), zlib.MAX_WBITS | 32))
+    start, length = (int(number) for number in index["variables"][name])
+    chunk = (folder / "Rdata.rdb").read_bytes()[start : start + length]
+    if chunk[4:5] == b"Z":
+        raw = lzma.decompress(chunk[5:], lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2, "preset": 6}])
+    else:
+        raw = bz2.decompress(chunk[5:]) if chunk[4:5] == b"2" else zlib.decompress(chunk[4:])
+    frame: dict[str, npt.NDArray[Any]] = _read(raw)
+    return frame
+
+
+def _read(content: bytes) -> Any:
+    if content[:2] != b"X\n":
+        raise ValueError("what R serialised is not in XDR format")
+    reader = _Reader(content[2:])
     version = reader.numbers(">i4", 3)[0]
     if version == 3:
         reader.bytes(int(reader.numbers(">i4", 1)[0]))  # the native encoding
-    return {name: frame for name, frame in reader.item().items() if isinstance(frame, dict)}
+    return reader.item()
 
 
 class _Reader:
