@@ -2,8 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from trainwright.ensemble import Ensemble, Member
+from trainwright.randomness import rng
 from trainwright.serve import Device
+from trainwright.serve.memory import Footprint, MemoryModel
+from trainwright.serve.neighbours import Space
+from trainwright.serve.placement import Placement
+from trainwright.serve.profile_cost import ProfileCost
+from trainwright.serve.tables import TimeTables
+from trainwright.serve.units import single_units
+from trainwright.serve.worst_fit import worst_fit
 
 GB = 10**9
 
@@ -36,3 +46,33 @@ def devices(*capacities, kind="cuda"):
         Device(name=f"{kind}/{place}", kind=kind, model=f"{kind}-model", capacity_bytes=size, simulated=True)
         for place, size in enumerate(capacities)
     )
+
+
+def drawn_case(seed, *, count, members, batches, contention=True):
+    """Return a space and its cost: devices of different speed and little memory, members of different size."""
+    draws = rng(seed, "allocation-cases", 0)
+    capacity = 0.8 * max(1.0, members / count) * draws.uniform(2.2, 4.0, count) * GB
+    found = tuple(
+        Device(name=f"d/{place}", kind="cuda", model=f"m{place}", capacity_bytes=int(size), simulated=True)
+        for place, size in enumerate(capacity)
+    )
+    speed, work = np.exp(draws.normal(0, 0.7, count)), np.exp(draws.normal(0, 1, members)) * 1e-4
+    tables = {
+        device.model: 1e-3 * draws.uniform(0.5, 3) * np.exp(draws.normal(0, 0.2, (members, 1)))
+        + work[:, None] * np.array(batches) / speed[place] * np.exp(draws.normal(0, 0.2, (members, 1)))
+        for place, device in enumerate(found)
+    }
+    footprints = tuple(
+        Footprint(weight_bytes=int(draws.uniform(0.05, 0.6) * GB), row_bytes=int(draws.uniform(0.1, 4) * 1e6))
+        for _ in range(members)
+    )
+    space = Space(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
+    slope = {"cuda": float(draws.uniform(0, 0.3))} if contention else {}
+    cost = ProfileCost(devices=found, tables=TimeTables(batches=batches, seconds=tables), contention=slope)
+    return space, cost
+
+
+def started(space, members):
+    """Return the worst-fit placement at the smallest batch."""
+    units = single_units(members)
+    return Placement(units, worst_fit(space.devices, units, space.memory, batch=space.batches[0]))

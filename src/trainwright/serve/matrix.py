@@ -11,8 +11,9 @@ from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError
 from trainwright.serve.devices import Device, parse_devices
 from trainwright.serve.memory import MemoryModel
+from trainwright.serve.placement import Matrix
 from trainwright.serve.units import Unit, check_units, single_units
-from trainwright.serve.worst_fit import Matrix, worst_fit
+from trainwright.serve.worst_fit import worst_fit
 
 __all__ = ["BATCHES", "Instance", "Plan", "Unit", "digest_of"]
 

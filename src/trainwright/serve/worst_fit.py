@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from trainwright.errors import AllocationError
 from trainwright.serve.devices import Device
 from trainwright.serve.memory import MemoryModel
+from trainwright.serve.placement import Matrix
 from trainwright.serve.units import Unit
 
-__all__ = ["Matrix", "worst_fit"]
-
-Matrix = tuple[tuple[int, ...], ...]
-"""Batch sizes by device, then unit; 0: no instance."""
+__all__ = ["worst_fit"]
 
 
 def worst_fit(devices: Sequence[Device], units: Sequence[Unit], memory: MemoryModel, *, batch: int) -> Matrix:

@@ -1,0 +1,124 @@
+"""ProfileCost: what a placement is worth by time tables, without running it.
+
+At saturation instances share their device's time as well as can be (see `balance`); a device that runs n of them has
+1 / (1 + contention (n - 1)) of its time to share. Latencies come from simulated arrivals.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.serve.arrivals import arrival_times, latencies
+from trainwright.serve.balance import balance
+from trainwright.serve.cost import Measurement
+from trainwright.serve.devices import Device
+from trainwright.serve.objectives import P99, Objective, Throughput
+from trainwright.serve.placement import Placement
+from trainwright.serve.tables import TimeTables
+from trainwright.serve.units import Unit
+
+__all__ = ["ProfileCost"]
+
+_RESOLUTION = 0.05  # of the largest rate within a latency
+_QUANTILE = 0.99
+
+
+@dataclass(kw_only=True)
+class ProfileCost:
+    """Value of placements on `devices` from time tables; the same answer every time."""
+
+    devices: tuple[Device, ...]
+    tables: TimeTables
+    objective: Objective = field(default_factory=Throughput)
+    contention: Mapping[str, float] = field(default_factory=dict)  # by Device.kind; 0 if not given
+    requests: int = 1000  # simulated for a latency
+    seed: int = 0
+    _seconds: dict[tuple[Unit, ...], Array] = field(default_factory=dict, init=False, repr=False)
+
+    noisy = False
+
+    def __post_init__(self) -> None:
+        self._slope = np.array([self.contention.get(device.kind, 0.0) for device in self.devices])
+        self._place = np.zeros(max(self.tables.batches) + 1, dtype=np.int64)  # of a batch among the batches, from 1
+        self._place[list(self.tables.batches)] = np.arange(1, len(self.tables.batches) + 1)
+        self._arrivals: Array = arrival_times(1.0, self.requests, self.seed)
+
+    def measure(self, placements: Sequence[Placement], floor: float = -math.inf) -> list[Measurement]:
+        """Return the value of each; one that cannot reach `floor` is abandoned with a bound."""
+        found: list[Measurement] = []
+        start = 0
+        while start < len(placements):  # runs with equal units are computed together
+            units = placements[start].units
+            stop = start
+            while stop < len(placements) and placements[stop].units == units:
+                stop += 1
+            found += self._same_units(units, placements[start:stop], floor)
+            start = stop
+        return found
+
+    def unit_seconds(self, units: tuple[Unit, ...]) -> Array:
+        """Return the seconds [devices, units, batches] of these units' batches."""
+        if units not in self._seconds:
+            self._seconds[units] = self.tables.of_units(units, self.devices)
+        return self._seconds[units]
+
+    def rates(self, placement: Placement) -> Array:
+        """Return the rows a second [devices, units] of each instance that has its device for itself."""
+        return np.asarray(self._rates(placement.units, np.array([placement.matrix]))[0])
+
+    def _same_units(self, units: tuple[Unit, ...], placements: Sequence[Placement], floor: float) -> list[Measurement]:
+        limits = np.array([placement.matrix for placement in placements])
+        rates = self._rates(units, limits)
+        unknown = np.isnan(rates)
+        capacity = 1.0 / (1.0 + self._slope * np.maximum(0, (limits > 0).sum(axis=2) - 1))
+        saturated = balance(np.nan_to_num(rates), capacity)
+        alone = np.nansum(rates * capacity[:, :, None], axis=1)
+        return [
+            Measurement.failure("no time is known for an instance")
+            if unknown[place].any()
+            else Measurement(
+                value=self._value(units, limits[place], capacity[place], float(saturated[place]), floor),
+                per_unit=tuple(map(float, alone[place])),
+            )
+            for place in range(len(placements))
+        ]
+
+    def _rates(self, units: tuple[Unit, ...], limits: Array) -> Array:
+        seconds = self.unit_seconds(units)
+        place = self._place[limits]
+        devices, columns = np.ogrid[: len(self.devices), : len(units)]
+        taken = seconds[devices, columns, np.maximum(place - 1, 0)]
+        return np.asarray(np.where(place > 0, limits / taken, 0.0))
+
+    def _value(self, units: tuple[Unit, ...], limits: Array, capacity: Array, saturated: float, floor: float) -> float:
+        goal = self.objective
+        if isinstance(goal, Throughput) and goal.slo_ms is None:
+            return saturated
+        seconds = self.unit_seconds(units) / capacity[:, None, None]
+        if isinstance(goal, P99):
+            return -self._p99(goal.rate, goal.rows, limits, seconds)
+        slo, rows = 1e-3 * goal.slo_ms if goal.slo_ms else math.inf, goal.rows
+        if floor > 0 and (saturated < floor or self._p99(floor / rows, rows, limits, seconds) > slo):
+            return min(0.999 * floor, saturated)
+        return rows * self._largest_rate(slo, rows, limits, seconds, saturated / rows)
+
+    def _p99(self, rate: float, rows: int, limits: Array, seconds: Array) -> float:
+        batches = np.array(self.tables.batches)
+        return float(np.quantile(latencies(self._arrivals / rate, rows, limits, seconds, batches), _QUANTILE))
+
+    def _largest_rate(self, slo: float, rows: int, limits: Array, seconds: Array, saturated: float) -> float:
+        """Return the largest rate of requests whose 99th percentile is within the limit, to 5 %, by bisection."""
+        low, high = 0.0, saturated
+        if saturated <= 0 or self._p99(saturated * 1e-3, rows, limits, seconds) > slo:
+            return 0.0
+        low = saturated * 1e-3
+        while high - low > _RESOLUTION * low:
+            middle = math.sqrt(low * high)
+            if self._p99(middle, rows, limits, seconds) <= slo:
+                low = middle
+            else:
+                high = middle
+        return low

@@ -1,0 +1,58 @@
+"""A start from the relaxation: as if every device held everything, who should work where; as much of it as fits.
+
+A basic solution of the linear program of `balance` has at most as many shares as there are units and devices, so that
+where memory is no limit and nothing contends, the instances that have a share are already a best placement.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainwright.serve.neighbours import Space
+from trainwright.serve.placement import Placement
+from trainwright.serve.profile_cost import ProfileCost
+from trainwright.serve.units import Unit
+
+__all__ = ["relaxed"]
+
+
+def relaxed(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> Placement | None:
+    """Return the instances of largest share that fit, at least one of each unit; None if a unit finds no room."""
+    from scipy.optimize import linprog
+
+    seconds = cost.unit_seconds(units)
+    allowed = [cost.tables.batches.index(batch) for batch in space.batches]
+    rates = np.nan_to_num(np.array(space.batches) / seconds[:, :, allowed])
+    best, batch = rates.max(axis=2), np.array(space.batches)[rates.argmax(axis=2)]
+    devices, columns = best.shape
+    scale = best.max()
+    limits = np.zeros((columns + devices, devices * columns + 1))
+    for device in range(devices):
+        for unit in range(columns):
+            limits[unit, device * columns + unit] = -best[device, unit] / scale
+            limits[columns + device, device * columns + unit] = 1.0
+    limits[:columns, -1] = 1.0
+    goal = np.append(np.zeros(devices * columns), -1.0)
+    solved = linprog(goal, A_ub=limits, b_ub=np.repeat([0.0, 1.0], [columns, devices]), method="highs-ds")
+    shares = solved.x[:-1].reshape(devices, columns)
+    order = sorted(np.ndindex(devices, columns), key=lambda place: -shares[place] * best[place])
+    matrix = [[0] * columns for _ in range(devices)]
+    placed: set[int] = set()
+    for needed in (True, False):  # first each unit's largest share, then the rest
+        for device, unit in order:
+            if (needed and unit in placed) or matrix[device][unit] or (not needed and shares[device, unit] <= 0):
+                continue
+            if _put(matrix, units, space, (device, unit, int(batch[device, unit]))):
+                placed.add(unit)
+    return Placement(units, tuple(map(tuple, matrix))) if len(placed) == columns else None
+
+
+def _put(matrix: list[list[int]], units: Sequence[Unit], space: Space, entry: tuple[int, int, int]) -> bool:
+    """Place an instance with the largest batch up to this one that fits; say whether one did."""
+    device, unit, most = entry
+    load = sum(space.needed(held, device, size) for held, size in zip(units, matrix[device], strict=True))
+    for batch in sorted((size for size in space.batches if size <= most), reverse=True):
+        if load + space.needed(units[unit], device, batch) <= space.free[device]:
+            matrix[device][unit] = batch
+            return True
+    return False

@@ -1,0 +1,96 @@
+"""Time tables: seconds of a batch by member, model of device, and rows; and of units, where they were measured."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import AllocationError
+from trainwright.serve.devices import Device
+from trainwright.serve.units import Unit
+
+__all__ = ["TimeTables"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TimeTables:
+    """Seconds [members, batches] of one batch on each model of device; NaN where a member cannot run such a batch.
+
+    A `loop` takes the sum of its members. Other fused units are known only where they were measured: whether they are
+    faster is never assumed.
+    """
+
+    batches: tuple[int, ...]  # rows, ascending
+    seconds: Mapping[str, Array]  # by Device.model
+    fused: Mapping[tuple[Unit, str], Array] = field(default_factory=dict)  # [batches] by unit and Device.model
+    source: str = "injected"  # "measured", "roofline", ...
+
+    def __post_init__(self) -> None:
+        if list(self.batches) != sorted(set(self.batches)) or not self.batches or self.batches[0] < 1:
+            raise AllocationError(f"TimeTables.batches: got {self.batches}; allowed: numbers of rows >= 1, ascending")
+        for model, table in self.seconds.items():
+            if np.ndim(table) != 2 or table.shape[1] != len(self.batches) or (table <= 0).any():
+                raise AllocationError(
+                    f"TimeTables.seconds[{model!r}]: got shape {np.shape(table)}; allowed: positive seconds "
+                    f"[members, {len(self.batches)}]"
+                )
+
+    def of_unit(self, unit: Unit, device: Device) -> Array:
+        """Return the seconds [batches] of a unit on a device; NaN where they are not known."""
+        if device.model not in self.seconds:
+            known = ", ".join(self.seconds) or "none"
+            raise AllocationError(
+                f"time table: has no times for {device.name} ({device.model}); allowed: {known}; kinds are never mixed"
+            )
+        if (unit, device.model) in self.fused:
+            return self.fused[unit, device.model]
+        table = self.seconds[device.model]
+        if unit.kind in {"process", "loop"}:
+            return np.asarray(table[list(unit.members)].sum(axis=0))
+        return np.full(len(self.batches), math.nan)
+
+    def of_units(self, units: Sequence[Unit], devices: Sequence[Device]) -> Array:
+        """Return the seconds [devices, units, batches]."""
+        return np.array([[self.of_unit(unit, device) for unit in units] for device in devices])
+
+    def fusable(self) -> tuple[Unit, ...]:
+        """Return the fused units that were measured somewhere."""
+        return tuple(sorted({unit for unit, _ in self.fused}))
+
+    def least_seconds(self, devices: Sequence[Device]) -> float:
+        """Return the least latency of any answer: the slowest member's fastest single batch."""
+        each = np.array([self.seconds[device.model] for device in devices])
+        return float(np.nanmin(each, axis=(0, 2)).max())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tables as a JSON object."""
+        return {
+            "batches": list(self.batches),
+            "seconds": {model: _plain(table) for model, table in self.seconds.items()},
+            "fused": [
+                {"unit": unit.to_json(), "model": model, "seconds": _plain(table)}
+                for (unit, model), table in self.fused.items()
+            ],
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "TimeTables":
+        """Return the tables that `to_json` wrote."""
+        return cls(
+            batches=tuple(told["batches"]),
+            seconds={model: np.array(table, dtype=float) for model, table in told["seconds"].items()},
+            fused={
+                (Unit.from_json(one["unit"]), one["model"]): np.array(one["seconds"], dtype=float)
+                for one in told["fused"]
+            },
+            source=told["source"],
+        )
+
+
+def _plain(table: Array) -> Any:
+    """Return a table as lists in which None stands where there is no number."""
+    return [_plain(row) if np.ndim(row) else None if math.isnan(row) else float(row) for row in table]
