@@ -13,27 +13,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
 from trainwright.serve.arena import Arena, Layout
+from trainwright.serve.fused import Runner
 from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode, tell
 
-__all__ = ["Runner", "main"]
+__all__ = ["main"]
 
 _BEAT_SECONDS = 0.5
 _BROKEN = 3  # exit status of a process that cannot go on
-
-
-class Runner(Protocol):
-    """The members of a unit, loaded on their device."""
-
-    def __call__(self, x: Array, members: Sequence[int]) -> Iterator[tuple[int, Array]]:
-        """Yield (k, predictions [N, ...] in float64) for each of these members of the unit, as soon as it is done."""
 
 
 def main(argv: Sequence[str]) -> NoReturn:
