@@ -1,8 +1,10 @@
-"""`trainwright serve ...`: place an ensemble on devices."""
+"""`trainwright serve ...`: place an ensemble on devices, answer requests with it, and load it."""
 
 import typer
 
 from trainwright.cli._serve_allocate import allocate
+from trainwright.cli._serve_load import load
+from trainwright.cli._serve_run import run
 
 __all__ = ["app"]
 
@@ -12,5 +14,5 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for _command in (allocate,):
+for _command in (allocate, run, load):
     app.command()(_command)

@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from trainwright.ensemble import Ensemble
+from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.networks import outputs_of
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, ServeConfigError
@@ -15,7 +15,12 @@ from trainwright.serve.answers import answer_of
 from trainwright.serve.batching import Request
 from trainwright.serve.service import Answer, Options
 
-__all__ = ["Inline", "request_of"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Inline", "output_of", "request_of"]
+
+_BATCH_ROWS = 512
 
 
 class Inline:
@@ -115,7 +120,9 @@ class Inline:
             if before > request.deadline:
                 missing[place] = "the deadline passed"
                 continue
-            outputs[place] = self._output(place, request.x)
+            outputs[place] = output_of(
+                self._networks[place], member, request.x, batch_rows=_BATCH_ROWS, device=self._settings[1]
+            )
             times = {"start_ms": _ms(request, before), "end_ms": _ms(request, time.monotonic())}
             members.append({"trial": member.trial, **times})
         if not outputs:
@@ -123,17 +130,18 @@ class Inline:
         trace = {"queue_ms": _ms(request, begun), "members": members} if request.options.trace else {}
         return answer_of(self._ensemble, request, outputs, missing, trace)
 
-    def _output(self, place: int, x: Array) -> Array:
-        member = self._ensemble.members[place]
-        try:
-            return outputs_of(self._networks[place], x, member, batch_rows=512, device=self._settings[1])
-        except EnsembleError as error:
-            raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # what networks say to rows they cannot take
-            sentence = str(error).strip().split("\n")[0]
-            raise RequestError(
-                f"input: got shape {list(x.shape)} of {x.dtype}, which trial {member.trial} cannot take: {sentence}"
-            ) from error
+
+def output_of(network: "torch.nn.Module", member: Member, x: Array, *, batch_rows: int, device: str) -> Array:
+    """Return a member's predictions of rows x; RequestError for rows that its network cannot take."""
+    try:
+        return outputs_of(network, x, member, batch_rows=batch_rows, device=device)
+    except EnsembleError as error:
+        raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:  # what networks say to rows they cannot take
+        sentence = str(error).strip().split("\n")[0]
+        raise RequestError(
+            f"input: got shape {list(x.shape)} of {x.dtype}, which trial {member.trial} cannot take: {sentence}"
+        ) from error
 
 
 def request_of(ensemble: Ensemble, x: Array, options: Options, deadline_ms: float | None) -> Request:

@@ -1,7 +1,6 @@
 """Connections with limits that uvicorn has none for: how many are open, how long and how large a head may be."""
 
 import asyncio
-from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -21,6 +20,7 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
     class Bounded(HttpToolsProtocol):
         _head_bytes = 0
         _in_head = False
+        _first: asyncio.TimerHandle | None = None  # the time until which the first head has to come
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
             super().connection_made(transport)
@@ -28,7 +28,11 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
                 transport.write(_FULL)
                 transport.close()
             else:
-                self.loop.call_later(_HEAD_SECONDS, self._late)
+                self._first = self.loop.call_later(_HEAD_SECONDS, self._late)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._came()
+            super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -42,11 +46,16 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._in_head = False
+            self._came()
             super().on_headers_complete()
 
+        def _came(self) -> None:
+            if self._first is not None:  # else the loop would hold a connection that has long gone
+                self._first.cancel()
+                self._first = None
+
         def _late(self) -> None:
-            none_yet: Any = self.cycle is None
-            if none_yet and not self.transport.is_closing():
+            if not self.transport.is_closing():
                 self.transport.close()
 
     return Bounded

@@ -1,0 +1,90 @@
+"""`trainwright serve run ENSEMBLE`: answer requests over HTTP until told to end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainwright.cli._json import print_json
+from trainwright.errors import InputError
+
+if TYPE_CHECKING:
+    from trainwright.ensemble import Ensemble
+    from trainwright.serve import Plan, Server, Service
+
+__all__ = ["run"]
+
+_ENGINES = ("local", "ray")
+
+
+def run(
+    ensemble: Annotated[Path, typer.Argument(help="A folder that Ensemble.save wrote.")],
+    *,
+    devices: Annotated[str | None, typer.Option("--devices", help="Such as cuda:0,cpu:0-7.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="What serve allocate --out wrote.")] = None,
+    slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Batches adapt to answer within it.")] = None,
+    deadline_ms: Annotated[float | None, typer.Option("--deadline-ms", help="Of requests that give none.")] = None,
+    queue_rows: Annotated[int | None, typer.Option("--queue-rows", help="Rows that may wait.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Never answer without a member: 503 instead.")] = False,
+    engine: Annotated[str, typer.Option("--engine", help="local or ray.")] = "local",
+    host: Annotated[str, typer.Option("--host", help="Beyond loopback a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes any that is free.")] = 8000,
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="Holds the token; chmod 600.")] = None,
+    name: Annotated[str, typer.Option("--name", help="Of the ensemble in the addresses.")] = "ensemble",
+    drain: Annotated[float, typer.Option("--drain", help="Seconds for admitted requests at the end.")] = 30.0,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Serve an ensemble over HTTP (Open Inference Protocol, version 2) until SIGTERM or Ctrl-C; twice ends it at once.
+
+    Without a plan each member is placed once on the devices, without any search.
+    """
+    from trainwright.ensemble import Ensemble
+    from trainwright.listening import token_for
+    from trainwright.serve import Server, Settings
+
+    if engine not in _ENGINES:
+        raise InputError(f"--engine: got {engine!r}; allowed: {', '.join(_ENGINES)}")
+    if not drain >= 0:
+        raise InputError(f"--drain: got {drain}; allowed: seconds >= 0")
+    given = {"slo_ms": slo_ms, "deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
+    settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    token = token_for(host, token_file)
+    loaded = Ensemble.load(ensemble)
+    placed = _placed(loaded, plan, devices)
+    service = _started(loaded, placed, settings, engine)
+    server = Server(service, host=host, port=port, token=token, name=name)
+    told = server.run(drain_seconds=drain, on_ready=_show)
+    _summarise(told)
+    if json:
+        print_json(told)
+
+
+def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None) -> "Plan":
+    from trainwright.serve import Plan
+
+    if file is None:
+        return Plan.simple(ensemble, "cpu" if devices is None else devices)
+    plan = Plan.load(file)
+    plan.check(ensemble, devices)
+    return plan
+
+
+def _started(ensemble: "Ensemble", plan: "Plan", settings: Any, engine: str) -> "Service":
+    from trainwright.serve import Deployment
+
+    if engine == "local":
+        return Deployment(ensemble, plan, settings=settings).start()
+    from trainwright.serve.ray import RayService
+
+    print("ray: on one machine it is slower than --engine local, by design; it is for several")
+    return RayService(ensemble, plan, settings=settings)
+
+
+def _show(server: "Server") -> None:
+    entry = f"{server.url}/?token={server.token}" if server.token else server.url
+    print(f"ready: {entry}", flush=True)
+
+
+def _summarise(told: Any) -> None:
+    requests = ", ".join(f"{count} with status {status}" for status, count in sorted(told["requests"].items()))
+    print(f"requests: {requests or 'none'}; rows: {told['rows']}; degraded: {told['degraded']}")

@@ -1,0 +1,134 @@
+"""`trainwright serve run` and `load`: a real server in a process of its own, asked, loaded and ended by a signal."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
+
+from served_networks import ensemble, inputs
+
+from trainwright.ensemble import Ensemble
+from trainwright.serve import Client, Inline, Plan, Server
+
+TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("served")
+    return ensemble(place / "members", [{}, {"hidden": 4}]).save(place / "out")
+
+
+@pytest.fixture(scope="module")
+def inline(folder):
+    with Inline(Ensemble.load(folder)) as service, Server(service, port=0) as server:
+        yield server
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["--engine", "slurm"], "--engine: got 'slurm'; allowed: local, ray"),
+            (["--slo-ms", "0"], "Settings, slo_ms: got 0.0; allowed: a number above 0"),
+            (["--deadline-ms", "-1"], "Settings, deadline_ms: got -1.0"),
+            (["--queue-rows", "0"], "Settings, queue_rows: got 0; allowed: an integer >= 1"),
+            (["--devices", "tpu"], "devices: got 'tpu'"),
+            (["--plan", "nowhere.json"], "nowhere.json: cannot be read"),
+            (["--token-file", "nowhere"], "--token-file: cannot read nowhere"),
+            (["--drain", "-1"], "--drain: got -1.0; allowed: seconds >= 0"),
+        ],
+    )
+    def test_run(self, trainwright, folder, arguments, sentence):
+        said = trainwright("serve", "run", folder, *arguments)
+        assert (said.status, said.out) == (2, "")
+        assert sentence in said.err
+
+    def test_changed_by_hand(self, trainwright, folder, tmp_path):
+        """An ensemble's folder that was changed is not served."""
+        other = Ensemble.load(folder).save(tmp_path / "changed")
+        manifest = other / "manifest.json"
+        told = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({**told, "weights": [1.0, 0.0]}))
+        said = trainwright("serve", "run", other)
+        assert (said.status, "was changed after it was written" in said.err) == (2, True)
+
+    def test_plan_of_another(self, trainwright, folder, tmp_path):
+        other = ensemble(tmp_path / "members", [{"hidden": 3}])
+        file = Plan.simple(other, "cpu").save(tmp_path / "plan.json")
+        said = trainwright("serve", "run", folder, "--plan", file)
+        assert (said.status, "was made for the ensemble" in said.err) == (2, True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence", "status"),
+        [
+            (["--rows", "3-5"], "--rows: got '3-5'; allowed: a number such as 8, or a range such as 1..8", 2),
+            (["--rate", "0"], "Load.rate: got 0.0; allowed: a number > 0", 2),
+            (["--arrivals", "often"], "allowed: poisson, constant, closed", 2),
+            (["--name", "other"], "model: got 'other'; allowed: ensemble", 2),
+        ],
+    )
+    def test_load(self, trainwright, inline, arguments, sentence, status):
+        said = trainwright("serve", "load", inline.url, *arguments)
+        assert (said.status, said.out) == (status, "")
+        assert sentence in said.err
+
+    def test_nobody_there(self, trainwright):
+        said = trainwright("serve", "load", "http://127.0.0.1:9")
+        assert (said.status, "is the server there?" in said.err) == (1, True)
+
+
+def test_load(trainwright, inline, folder):
+    """The table and the last line say the same; answers are compared with the ensemble's own."""
+    common = ("--rate", 60, "--rows", "1..4", "--seconds", 0.5, "--warm-up", 0.1, "--json")
+    said = trainwright("serve", "load", inline.url, *common, "--reference", folder)
+    told = json.loads(said.out.splitlines()[-1])
+    assert said.status == 0, said.err
+    assert told["statuses"] == {"200": told["requests"]}
+    assert (told["wrong"], told["checked"]) == (0, told["requests"])
+    assert f"{told['p99_ms']:.2f}" in said.out
+    assert 0 < told["p50_ms"] <= told["max_ms"]
+    assert told["valid"] == (not told["why"])
+
+
+@pytest.mark.slow
+def test_run(folder, tmp_path):
+    """Workers answer rightly behind the token; the first SIGTERM ends it with a summary and nothing left."""
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    plan = Plan.simple(Ensemble.load(folder), "cpu").save(tmp_path / "plan.json")
+    command = [sys.executable, "-c", "from trainwright.cli import main; main()", "serve", "run", str(folder)]
+    options = ["--plan", str(plan), "--port", "0", "--token-file", str(token), "--deadline-ms", "60000", "--json"]
+    paths = [str(Path(__file__).resolve().parents[1] / "serve"), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    x = inputs(300)
+    with subprocess.Popen(
+        [*command, *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            ready = re.fullmatch(r"ready: (http://127\.0\.0\.1:\d+)/\?token=(\S+)\n", server.stdout.readline())
+            assert ready is not None, server.stderr.read()
+            assert ready[2] == TOKEN
+            with Client(ready[1], token=TOKEN) as client:
+                np.testing.assert_allclose(client.predict(x), Ensemble.load(folder).predict(x), atol=1e-6)
+                workers = [one["pid"] for one in client.ensemble()["state"]["instances"]]
+            server.send_signal(signal.SIGTERM)
+            out, err = server.communicate(timeout=120)
+        finally:
+            server.kill()
+    assert (server.returncode, err) == (0, "")
+    told = json.loads(out.splitlines()[-1])
+    assert (told["requests"], told["rows"], told["degraded"]) == ({"200": 1}, 300, 0)
+    assert out.splitlines()[0] == "requests: 1 with status 200; rows: 300; degraded: 0"
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
