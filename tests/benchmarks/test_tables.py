@@ -39,3 +39,11 @@ def test_a_block_without_result_is_named(page: Path):
     page.write_text("<!-- benchmark:speed -->\n<!-- end -->\n")
     with pytest.raises(SystemExit, match="benchmark 'speed'"):
         tables.main([str(page)])
+
+
+def test_every_kept_result_is_on_the_page_of_benchmarks():
+    """No result is measured, kept, and shown nowhere."""
+    page = (tables.ROOT / "docs" / "benchmarks.md").read_text()
+    kept = [path for path in tables.RESULTS.glob("*.json") if "table" in json.loads(path.read_text())]
+    assert kept
+    assert not [path.stem for path in kept if f"<!-- benchmark:{path.stem} -->" not in page]
