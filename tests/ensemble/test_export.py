@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwright.ensemble import BudgetedGreedy, Ensemble, Library, leave
+from trainwright.ensemble import METRICS, BudgetedGreedy, Ensemble, Library, leave, risk_coverage, uncertainty_of
 from trainwright.ensemble.export import manifest_digest
 from trainwright.errors import EnsembleError, ExportError
 
@@ -267,6 +267,15 @@ class TestReport:
             alone = study.library().select(BudgetedGreedy(max_members=1))
             point = {member: one for one in alone.points for member in one.members}.get(row["trial"])
             assert point is None or row["loss"] == pytest.approx(point.loss, abs=1e-3)
+        for name in ("total", "epistemic"):
+            curve = report.risk[name]
+            metric = "cross_entropy" if kind == "classes" else "squared_error"
+            assert curve["risk"][-1] == pytest.approx(found.score("test", metric), abs=1e-3)
+            assert curve["coverage"][-1] == 1.0
+            assert len(curve["risk"]) == 20
+            each = getattr(uncertainty_of(found.member_predictions("test"), found.weights, found.output), name)
+            losses = METRICS[metric].per_row(found.predictions("test"), study.library().members[0].targets("test"))
+            assert curve["area"] == pytest.approx(risk_coverage(each.reshape(len(each), -1).mean(axis=1), losses).area)
         if kind == "classes":
             assert report.after["nll"] <= report.before["nll"] + 0.5
             assert set(report.reliability) == {"before", "after"}

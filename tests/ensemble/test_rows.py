@@ -213,3 +213,80 @@ class TestLargeLibrary:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert len(set(losses.tolist())) == 1
         assert peak < 200 * 60 * 8 + 40 * 60 * 4 * 8  # one number a row and member, and few rows of one member
+
+
+class TestDivided:
+    def leave_validation(self, study, number, *, ids=True, order=None):
+        predictions, targets = study.predictions(number)["test"], study.targets["test"]
+        rows = {"validation": np.arange(len(targets)) + 100} if ids else None
+        leave(
+            study.trial(number),
+            predictions={"validation": predictions},
+            targets={"validation": targets},
+            rows=rows,
+        )
+
+    @pytest.mark.parametrize("ids", [False, True])
+    def test_parts(self, study, ids):
+        """60, 20 and 20 % of the rows, no row twice, each class in its share in all parts, the same for all members."""
+        for number in range(3):
+            self.leave_validation(study, number, ids=ids)
+        library = study.library()
+        assert library.rows_seen_by_search
+        assert library.top(3).rows_seen_by_search
+        whole = study.targets["test"]
+        for member in library.members:
+            parts = {name: member.targets(name) for name in ("selection", "calibration", "test")}
+            assert [len(each) for each in parts.values()] == [36, 12, 12]
+            for label in range(4):
+                counts = [(each == label).sum() for each in parts.values()]
+                shares = np.array([0.6, 0.2, 0.2]) * (whole == label).sum()
+                assert (np.abs(counts - shares) < 2).all()
+            taken = np.concatenate([member.takes[name] for name in parts])
+            assert sorted(taken.tolist()) == list(range(60))
+            for name, rows in member.takes.items():
+                np.testing.assert_array_equal(parts[name], whole[rows])
+                kept = study.predictions(member.trial)["test"][rows]
+                np.testing.assert_allclose(member.predictions(name), kept, atol=1e-3)
+                np.testing.assert_allclose(member.true(name), kept[np.arange(len(rows)), whole[rows]], rtol=1e-6)
+                assert not ids or member.row_ids(name).tolist() == (rows + 100).tolist()
+        digests = {name: {member.splits[name].digest for member in library.members} for name in parts}
+        assert all(len(each) == 1 for each in digests.values())
+        assert len(set.union(*digests.values())) == 3
+
+    def test_report_says_so(self, study):
+        for number in range(4):
+            self.leave_validation(study, number)
+        chosen = study.library().select(BudgetedGreedy()).pick().calibrated()
+        report = chosen.report()
+        assert report.rows_seen_by_search
+        assert report.before["rows"] == 12
+        mean = np.average([study.predictions(m.trial)["test"] for m in chosen.members], axis=0, weights=chosen.weights)
+        rows = chosen.members[0].takes["test"]
+        true = mean[rows, study.targets["test"][rows]]
+        assert report.losses["test"] == pytest.approx(-np.log(true).mean(), abs=1e-3)
+
+    def test_only_where_nothing_else_was_left(self, study):
+        study.leave(0)
+        assert not study.library().rows_seen_by_search
+
+    def test_of_common_rows(self, study):
+        """Cut to the rows in common first, then divided."""
+        labels = study.targets["test"]
+        for number, rows in enumerate((np.arange(60), np.arange(10, 60))):
+            predictions = {"validation": study.predictions(number)["test"][rows]}
+            leave(
+                study.trial(number),
+                predictions=predictions,
+                targets={"validation": labels[rows]},
+                rows={"validation": rows},
+            )
+        library = Library.open(study.directory, common_rows=True)
+        for member in library.members:
+            assert [member.splits[name].rows for name in ("selection", "calibration", "test")] == [30, 10, 10]
+            for name in ("selection", "calibration", "test"):
+                ids = member.row_ids(name)
+                assert ids.min() >= 10
+                np.testing.assert_array_equal(member.targets(name), labels[ids])
+                kept = study.predictions(member.trial)["test"][ids]
+                np.testing.assert_allclose(member.predictions(name), kept, atol=1e-3)

@@ -71,13 +71,14 @@ class Member:
     link: str = "identity"  # what makes predictions of the network's output
     input_shape: tuple[int, ...] | None = None  # of one row of the network's input; None if no sample batch was left
     input_dtype: str | None = None  # such as "float32"
+    sources: Mapping[str, str] = field(default_factory=dict)  # per split the one in whose files it lies, if another
     takes: Mapping[str, Array] = field(default_factory=dict, repr=False)  # per split the rows meant, if not all
     kept_rows: Mapping[str, int] = field(default_factory=dict, repr=False)  # per such split how many lie on disk
 
     def predictions(self, split: str) -> Array:
         """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
         known = self._split(split)
-        self._verified(f"{split}.{known.storage}")
+        self._verified(f"{self._stem(split)}.{known.storage}")
         return self.mapped(split)
 
     def mapped(self, split: str) -> Array:
@@ -85,7 +86,7 @@ class Member:
         known = self._split(split)
         rows = self.kept_rows.get(split, known.rows)
         kept: Array = np.memmap(
-            self.folder / f"{split}.{known.storage}",
+            self.folder / f"{self._stem(split)}.{known.storage}",
             dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}",
             mode="r",
             shape=(rows, known.columns, 2) if self.output == "moments" else (rows, known.columns),
@@ -95,20 +96,20 @@ class Member:
     def true(self, split: str) -> Array:
         """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
         self._split(split)
-        return self._taken(split, np.fromfile(self._verified(f"{split}.true.f32"), dtype="<f4"))
+        return self._taken(split, np.fromfile(self._verified(f"{self._stem(split)}.true.f32"), dtype="<f4"))
 
     def targets(self, split: str) -> Array:
         """Return the targets of a split: classes [N] in int32, or values [N, C] in float32."""
         known = self._split(split)
         if self.output == "classes":
-            return self._taken(split, np.fromfile(self._verified(f"{split}.targets.i32"), dtype="<i4"))
-        kept = np.fromfile(self._verified(f"{split}.targets.f32"), dtype="<f4")
+            return self._taken(split, np.fromfile(self._verified(f"{self._stem(split)}.targets.i32"), dtype="<i4"))
+        kept = np.fromfile(self._verified(f"{self._stem(split)}.targets.f32"), dtype="<f4")
         return self._taken(split, kept.reshape(-1, known.columns))
 
     def row_ids(self, split: str) -> Array | None:
         """Return the row ids [N] of a split, ascending; None if the trial left none."""
         self._split(split)
-        name = f"{split}.rows.i64"
+        name = f"{self._stem(split)}.rows.i64"
         return self._taken(split, np.fromfile(self._verified(name), dtype="<i8")) if name in self.digests else None
 
     @property
@@ -135,6 +136,9 @@ class Member:
         digest = _digest()
         digest.update(content)
         return digest.hexdigest()
+
+    def _stem(self, split: str) -> str:
+        return self.sources.get(split, split)
 
     def _taken(self, split: str, kept: Array) -> Array:
         return kept[self.takes[split]] if split in self.takes else kept

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainwright.ensemble.candidates import Candidates, scorer_of
 from trainwright.ensemble.common import on_common_rows
+from trainwright.ensemble.divided import divided
 from trainwright.ensemble.entry import REMOVED_FILE, Member, read_member
 from trainwright.ensemble.front import Front, Strategy, point_of, points_of
 from trainwright.ensemble.greedy import baselines, columns_of
@@ -22,7 +23,11 @@ __all__ = ["Library", "newest"]
 
 
 class Library:
-    """Members in ascending trial number; `excluded` maps the trials that were left out to the reason."""
+    """Members in ascending trial number; `excluded` maps the trials that were left out to the reason.
+
+    Where the trials left a split "validation" and no other, its rows are divided into "selection" (60 %), "calibration"
+    and "test" (20 % each) as well, with equal shares of each class; `rows_seen_by_search` then says so.
+    """
 
     def __init__(
         self, members: Iterable[Member], excluded: Mapping[int, str] | None = None, *, common_rows: bool = False
@@ -39,6 +44,7 @@ class Library:
         if common_rows:
             self.members, self.dropped_rows = on_common_rows(self.members)
         _refuse_mixed(self.members)
+        self.members = divided(self.members)
 
     @classmethod
     def open(cls, directory: str | Path, *, common_rows: bool = False) -> "Library":
@@ -67,6 +73,11 @@ class Library:
     def output(self) -> Output:
         """Kind of the predictions: "classes", "values", or "moments" (mean and variance)."""
         return self.members[0].output
+
+    @property
+    def rows_seen_by_search(self) -> bool:
+        """Say whether the rows that choose and judge steered the search too, so that all losses are too good."""
+        return bool(self.members[0].sources)
 
     def top(self, count: int, metric: str | None = None, split: str = "selection") -> "Library":
         """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""

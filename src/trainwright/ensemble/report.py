@@ -9,12 +9,15 @@ import numpy as np
 
 from trainwright.ensemble.calibration import Calibration, judged, reliability
 from trainwright.ensemble.combine import Rule, combine
-from trainwright.ensemble.coverage import coverage, crps
+from trainwright.ensemble.coverage import coverage, crps, risk_coverage
 from trainwright.ensemble.decision import Decision
 from trainwright.ensemble.entry import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
+from trainwright.ensemble.uncertainty import uncertainty_of
 
 __all__ = ["Report", "report_of"]
+
+_SHARES = 20  # points of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,8 @@ class Report:
     ] = ()  # [K, K] share of rows with different classes, or root mean square of the difference
     error_correlation: float | None = None  # mean over pairs of members
     q_statistic: float | None = None  # Yule's Q of right and wrong, mean over pairs; classes only
+    risk: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # "total" and "epistemic": see `_risks`
+    rows_seen_by_search: bool = False  # the split that judges is part of what steered the search
     seconds_per_row: float | None = None
     bytes: int | None = None
     cost: str = ""
@@ -96,10 +101,36 @@ def report_of(
         disagreement=_disagreement(predictions[split], first.output) if split in predictions else (),
         error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _correlation),
         q_statistic=None if wrong is None or count < 2 or first.output != "classes" else _mean_pair(wrong, _yule),
+        risk=_risks(first.output, predictions[split], pooled[split], targets[split], weights)
+        if split in pooled
+        else {},
+        rows_seen_by_search=split in first.sources,
         seconds_per_row=None if None in seconds else math.fsum(one for one in seconds if one is not None),
         bytes=None if None in sizes else sum(one for one in sizes if one is not None),
         cost=f"{count} members on one busy device: about 1/{count} of one member's rows a second" if count > 1 else "",
     )
+
+
+def _risks(
+    output: str, members: Sequence[Array], pooled: Array, targets: Array, weights: Sequence[float]
+) -> dict[str, Any]:
+    """Return how the loss falls if the most uncertain rows are refused: coverage and risk at 20 shares, and the area.
+
+    The loss is the cross-entropy, or the squared error.
+    """
+    metric = METRICS["cross_entropy" if output == "classes" else "squared_error"]
+    losses = metric.per_row(pooled, targets)
+    unsure = uncertainty_of(members, weights, output).per_row()
+    found = {}
+    for name, each in (("total", unsure.total), ("epistemic", unsure.epistemic)):
+        curve = risk_coverage(each, losses)
+        places = np.unique(np.linspace(0, len(losses) - 1, _SHARES).round().astype(int)).tolist()
+        found[name] = {
+            "coverage": [curve.coverage[at] for at in places],
+            "risk": [curve.risk[at] for at in places],
+            "area": curve.area,
+        }
+    return found
 
 
 def _decided(

@@ -39,7 +39,7 @@ class Ensembles:
 
     def test_score(self, ensemble: Ensemble) -> tuple[str, float] | None:
         """Return the name and value of the score on the split "test", which no choice was made on; None without one."""
-        if any("test" not in member.splits for member in ensemble.members):
+        if any("test" not in member.splits or "test" in member.sources for member in ensemble.members):
             return None
         metric = "accuracy" if ensemble.members[0].output == "classes" else "squared_error"
         return metric, ensemble.score("test", metric)
