@@ -21,7 +21,8 @@ FLOORS = {
     "study": 5,
     "ensemble": 6,
     **dict.fromkeys(("report", "serve"), 7),
-    **dict.fromkeys(("cli", "ui"), 8),
+    "ui": 8,
+    "cli": 9,  # a command above the page that it starts
 }
 BELOW_ALL = ("errors", "listening", "pareto", "randomness")
 WITHOUT_TORCH = [
@@ -81,7 +82,7 @@ def test_imports_go_down(module):
         elif other in FLOORS:
             allowed = FLOORS[other] < FLOORS[own]
         else:  # a name of the package's face: only above everything that it names
-            allowed = FLOORS[own] == 8 or imported in {"trainwright", "trainwright.__version__"}
+            allowed = FLOORS[own] >= 8 or imported in {"trainwright", "trainwright.__version__"}
         if not allowed:
             wrong.append(f"line {line}: {imported}")
     assert not wrong, f"{module} imports {', '.join(wrong)}"

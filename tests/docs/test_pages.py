@@ -11,7 +11,7 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PACKAGES = (
     "space", "cluster", "ledger", "search", "schedule", "checkpoint", "train", "engine", "study", "ensemble", "report",
-    "plan", "memory", "profile", "serve",
+    "plan", "memory", "profile", "serve", "ui",
 )  # fmt: skip
 
 

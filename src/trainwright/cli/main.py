@@ -22,6 +22,7 @@ from trainwright.cli import (
     serve,
     simulate,
     status,
+    ui,
     worker,
 )
 from trainwright.errors import InputError, TrainwrightError
@@ -42,6 +43,7 @@ app.command()(run.run)
 app.command()(worker.worker)
 app.command()(status.status)
 app.command()(report.report)
+app.command()(ui.ui)
 app.command()(export.export)
 app.command()(ensemble.ensemble)
 app.command()(simulate.simulate)

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.ledger import Objective, Outcome, State, Status, TrialState, keeps
+from trainwright.ledger import Objective, Outcome, State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
 from trainwright.pareto import non_dominated
 
@@ -24,7 +24,7 @@ class Overview:
         self.objectives: tuple[Objective, ...] = state.objectives
         self.trials: list[TrialState] = [state.trials[number] for number in sorted(state.trials)]
         shape = len(self.trials), len(self.objectives)
-        finals = [final_metrics(trial) for trial in self.trials]
+        finals = self._finals = [final_metrics(trial) for trial in self.trials]
         # In the user's direction; NaN without a result.
         self.values = np.array(
             [[metrics.get(o.metric, math.nan) for o in self.objectives] for metrics in finals], dtype=np.float64
@@ -41,7 +41,14 @@ class Overview:
     @cached_property
     def within(self) -> NDArray[np.bool_]:
         """True [trials] where a result keeps every bound and every constraint."""
-        return np.array([keeps(self.state.outcomes, final_metrics(trial)) for trial in self.trials], dtype=np.bool_)
+        kept: NDArray[np.bool_] = np.asarray(np.isfinite(self.losses).all(axis=1))
+        for place, objective in enumerate(self.objectives):
+            if math.isfinite(objective.limit):
+                kept &= self.losses[:, place] <= objective.limit
+        for constraint in self.state.constraints:
+            losses = [constraint.loss(metrics.get(constraint.metric, math.nan)) for metrics in self._finals]
+            kept &= np.array(losses, dtype=np.float64) <= constraint.limit
+        return kept
 
     @cached_property
     def limits(self) -> tuple[Outcome, ...]:
@@ -55,7 +62,8 @@ class Overview:
             return self.results
         pool = self.results[self.within[self.results]]
         pool = pool if len(pool) else self.results
-        kept = pool[non_dominated(self.losses[pool])]
+        losses = self.losses[pool]
+        kept = pool[losses[:, 0] == losses.min() if len(self.objectives) == 1 else non_dominated(losses)]
         return kept[np.lexsort((kept, *self.losses[kept].T[::-1]))]
 
     @cached_property

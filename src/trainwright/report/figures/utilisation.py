@@ -1,6 +1,7 @@
 """Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +32,15 @@ class _Run:
     how: str  # a key of _COLOURS
 
 
-def utilisation(overview: Overview) -> Figure | None:
-    """Return bars per slot, or a map of shares where they would be too many; None if no run has a start."""
-    runs = _runs(overview)
+def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -> Figure | None:
+    """Return bars per slot, or a map of shares where they would be too many; None if no run has a start.
+
+    By "device" each run has a bar on every device that it held, so that a resize is seen as a change of rows; where
+    all runs name one device, such as the processor, slots stand for devices.
+    """
+    runs = _runs(overview, by)
+    word = "device" if by == "device" and len({run.slot for run in runs}) > 1 else "slot"
+    runs = runs if word == by else _runs(overview, word)
     total = overview.clock.total
     if not runs or not total > 0:
         return None
@@ -50,13 +57,13 @@ def utilisation(overview: Overview) -> Figure | None:
     foot = 90 / (whole - 90)  # share of the plot that the line below takes
     above = axis(domain=[foot + 0.06, 1.0], showgrid=False)
     if many:
-        above |= {"tickvals": [], "title": {"text": f"{len(slots):,} slots"}}
+        above |= {"tickvals": [], "title": {"text": f"{len(slots):,} {word}s"}}
     else:
         above |= {"type": "category", "categoryarray": labels[::-1]}
     return Figure(
         name="utilisation",
-        title="Workers",
-        caption=_caption(overview, runs, slots, share, many=many),
+        title="Workers" if word == "slot" else "Devices",
+        caption=_caption(overview, runs, slots, share, word, many=many),
         data=[*traces, _line(busy, total / per)],
         layout=layout(
             bargap=0.25,
@@ -75,7 +82,7 @@ def utilisation(overview: Overview) -> Figure | None:
 _BREAK: Json = {"color": "--ink", "width": 1, "dash": "dot"}
 
 
-def _runs(overview: Overview) -> list[_Run]:
+def _runs(overview: Overview, by: str) -> list[_Run]:
     leases = [
         (trial, lease)
         for trial in overview.trials
@@ -89,14 +96,9 @@ def _runs(overview: Overview) -> list[_Run]:
     starts = clock.seconds(np.array([lease.started_at for _, lease in leases], dtype=np.float64))
     ends = clock.seconds(np.array([_last(lease) for _, lease in leases], dtype=np.float64))
     return [
-        _Run(
-            trial.number,
-            f"{hosts[lease.writer]} {lease.slot}" if several else lease.slot,
-            start,
-            end,
-            _how(trial, lease),
-        )
+        _Run(trial.number, f"{hosts[lease.writer]} {place}" if several else place, start, end, _how(trial, lease))
         for (trial, lease), start, end in zip(leases, starts.tolist(), ends.tolist(), strict=True)
+        for place in (lease.devices if by == "device" and lease.devices else (lease.slot,))
     ]
 
 
@@ -200,12 +202,13 @@ def _line(busy: NDArray[np.float64], end: float) -> Json:
     }
 
 
-def _caption(overview: Overview, runs: list[_Run], slots: list[str], share: float, *, many: bool) -> str:
+def _caption(overview: Overview, runs: list[_Run], slots: list[str], share: float, word: str, *, many: bool) -> str:
     clock = overview.clock
     what = "darker is busier" if many else "a bar for each run of a trial, with its number where there is room"
+    started = len({(run.trial, run.start) for run in runs})
     parts = [
-        f"{count(len(runs), 'run')} on {count(len(slots), 'slot')} in {duration(clock.total)}: {what}.",
-        f"On average {share:.0%} of the slots were busy (line below).",
+        f"{count(started, 'run')} on {count(len(slots), word)} in {duration(clock.total)}: {what}.",
+        f"On average {share:.0%} of the {word}s were busy (line below).",
     ]
     if len(clock.breaks):
         away = clock.ends[-1] - clock.starts[0] - clock.total

@@ -1,0 +1,68 @@
+"""The forecast of a search against what happened: device-hours over the number of results."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.overview import Overview
+from trainwright.report.words import count, duration, number
+
+__all__ = ["forecast_figure"]
+
+_MOST_POINTS = 600
+
+
+def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figure | None:
+    """Return the figure of a plan stage's `cost` and `trials` (see `Plans.search`); None without them."""
+    cost, trials = (plan or {}).get("cost"), (plan or {}).get("trials")
+    if not isinstance(cost, Mapping) or not isinstance(trials, int) or trials < 1:
+        return None
+    told = [cost.get(name) for name in ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90")]
+    hours, most, wall, wall_most = (float(each) if isinstance(each, int | float) else math.nan for each in told)
+    if not math.isfinite(hours) or not math.isfinite(most):
+        return None
+    spent = np.cumsum([overview.trials[at].device_seconds / 3600 for at in overview.results])
+    thin = thinned(len(spent), _MOST_POINTS)
+    traces: list[Json] = [
+        _line("forecast, nine of ten below", [0, trials], [0.0, most], "--muted", "dot"),
+        _line("forecast, median", [0, trials], [0.0, hours], "--blue", "dash"),
+    ]
+    if len(spent):
+        happened = _line("happened", [0, *(thin + 1).tolist()], [0.0, *spent[thin].tolist()], "--orange", "")
+        traces.append(happened | {"line": {"color": "--orange", "width": 2.5}})
+    return Figure(
+        name="forecast",
+        title="Forecast against what happened",
+        caption=_caption(overview, trials, (hours, most), (wall, wall_most)),
+        data=traces,
+        layout=layout(xaxis=axis("results", rangemode="tozero"), yaxis=axis("device-hours", rangemode="tozero")),
+    )
+
+
+def _caption(overview: Overview, trials: int, hours: tuple[float, float], wall: tuple[float, float]) -> str:
+    results, spent = len(overview.results), overview.state.device_seconds / 3600
+    text = (
+        f"{count(trials, 'trial')} were forecast to take {number(hours[0], 3)} device-hours, nine of ten simulated "
+        f"studies less than {number(hours[1], 3)}; {count(results, 'result')} took {number(spent, 3)}, failures too."
+    )
+    if all(map(math.isfinite, wall)):
+        text += (
+            f" Wall time: {duration(wall[0])} forecast, nine of ten below {duration(wall[1])}; "
+            f"{duration(overview.clock.total)} so far."
+        )
+    return text
+
+
+def _line(name: str, x: list[int], y: list[float], colour: str, dash: str) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x,
+        "y": rounded(y),
+        "line": {"color": colour, "width": 1.5, "dash": dash},
+        "hovertemplate": "after %{x} results: %{y:.3g} device-hours<extra></extra>",
+    }

@@ -1,0 +1,218 @@
+"""The page's server: a few addresses that tell of studies as JSON, one stream of events each, and the page's files.
+
+All of it is read only: there is no other method than GET, and no address that changes anything.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from importlib import resources
+from typing import Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from trainwright.errors import InputError
+from trainwright.ui.drawings import VIEWS, Drawings
+from trainwright.ui.follower import Follower
+from trainwright.ui.listing import MOST_ROWS, window
+from trainwright.ui.listing import Query as Rows
+from trainwright.ui.particulars import log_tail, study_summary, trial_page
+from trainwright.ui.server_load import ServerLoad
+from trainwright.ui.shelf import Shelf
+
+__all__ = ["POLICY", "application"]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What the page may load: its own files, and nothing in line."""
+
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_SHARED = ("pens.js", "scales.js", "chart.js", "page.css")  # the report's, used by both
+_OWN = ("index.html", "app.js", "views.js", "trials.js", "trial.js", "load.js", "words.js", "app.css", "mark.svg")
+_MOST_STREAMS = 64
+_BEAT_SECONDS, _READ_SECONDS, _LOOK_SECONDS = 10.0, 1.0, 0.1
+
+
+def application(shelf: Shelf, server: ServerLoad | None = None) -> FastAPI:
+    """Return the ASGI application over the studies of a shelf, without a guard in front."""
+    app = FastAPI(title="Trainwright", docs_url=None, redoc_url=None, openapi_url=None)
+    drawings: dict[str, Drawings] = {}
+    streams = _Streams()
+
+    def found(study: str) -> Follower:
+        follower = shelf.find(study)
+        if follower is None:
+            raise HTTPException(404, "there is no such study here")
+        return follower
+
+    def drawn(study: str) -> Drawings:
+        follower = found(study)
+        return drawings.setdefault(study, Drawings(follower))
+
+    @app.get("/api/studies")
+    def studies() -> Response:
+        followers = shelf.studies()
+        for follower in followers.values() if len(followers) <= _MOST_STREAMS else ():
+            follower.want()
+        return _json(
+            {
+                "single": shelf.single,
+                "server": server is not None,
+                "studies": [{"id": key, **_brief(follower)} for key, follower in followers.items()],
+            }
+        )
+
+    @app.get("/api/studies/{study}")
+    def summary(study: str) -> Response:
+        return _json(study_summary(found(study)))
+
+    @app.get("/api/studies/{study}/trials")
+    def trials(
+        study: str,
+        words: Annotated[str, Query(max_length=300)] = "",
+        sort: Annotated[str, Query(max_length=100)] = "trial",
+        *,
+        descending: bool = False,
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        limit: Annotated[int, Query(ge=0, le=MOST_ROWS)] = 100,
+    ) -> Response:
+        rows = Rows(words=words, sort=sort, descending=descending, offset=offset, limit=limit)
+        with found(study).reading() as overview:
+            return _json(window(overview, rows))
+
+    @app.get("/api/studies/{study}/trials/{number}")
+    def trial(study: str, number: int) -> Response:
+        told = trial_page(found(study), number)
+        if told is None:
+            raise HTTPException(404, "the study has no trial of that number")
+        return _json(told)
+
+    @app.get("/api/studies/{study}/trials/{number}/log")
+    def log(
+        study: str,
+        number: Annotated[int, _natural()],
+        lease: Annotated[int, Query(ge=1, le=10**9)] = 1,
+        rank: Annotated[int, Query(ge=0, le=10**6)] = 0,
+    ) -> Response:
+        folder = found(study).directory
+        told = None if folder is None else log_tail(folder, number, lease, rank)
+        return _json(told or {"text": "", "bytes": 0, "whole": True})
+
+    @app.get("/api/studies/{study}/views/{name}")
+    def view(study: str, name: str) -> Response:
+        if name not in VIEWS:
+            raise HTTPException(404, f"there is no such view; there are {', '.join(VIEWS)}")
+        return _json(drawn(study).view(name))
+
+    @app.get("/api/studies/{study}/events")
+    async def events(study: str, request: Request) -> Response:
+        follower = await asyncio.to_thread(found, study)
+        if not streams.enter():
+            raise HTTPException(503, f"{_MOST_STREAMS} pages are open already; close one")
+        return StreamingResponse(
+            streams.of(follower, request), media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
+
+    @app.get("/api/server")
+    def load() -> Response:
+        if server is None:
+            raise HTTPException(404, "no server was named; start with --server URL")
+        return _json(server.content())
+
+    files = _files()
+
+    @app.get("/")
+    def page() -> Response:
+        return _file(files, "index.html")
+
+    @app.get("/static/{name}")
+    def static(name: str) -> Response:
+        return _file(files, name)
+
+    @app.exception_handler(InputError)
+    async def refused(_request: Request, error: InputError) -> Response:
+        return _json({"error": str(error)}, status=400)
+
+    return app
+
+
+class _Streams:
+    """The streams of events that are open: at most so many, each a few bytes when its study has changed."""
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    def enter(self) -> bool:
+        if self._open >= _MOST_STREAMS:
+            return False
+        self._open += 1
+        return True
+
+    async def of(self, follower: Follower, request: Request) -> AsyncIterator[str]:
+        seen, quiet = -1, 0.0
+        try:
+            while not await request.is_disconnected():
+                follower.want()
+                if follower.revision != seen or quiet >= (_BEAT_SECONDS if follower.loaded else _READ_SECONDS):
+                    seen, quiet = follower.revision, 0.0
+                    summary = await asyncio.to_thread(study_summary, follower)
+                    yield f"data: {_text(summary)}\n\n"
+                await asyncio.sleep(_LOOK_SECONDS)
+                quiet += _LOOK_SECONDS
+        finally:
+            self._open -= 1
+
+
+def _brief(follower: Follower) -> Mapping[str, Any]:
+    told = study_summary(follower)
+    names = ("name", "loaded", "records", "error", "objectives", "metrics", "counts", "trials", "results", "best")
+    return {name: told[name] for name in (*names, "front", "created_at")}
+
+
+def _natural() -> Any:
+    from fastapi import Path
+
+    return Path(ge=0, le=10**9)
+
+
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    """Return the page's files by name: nothing else can be asked for."""
+    places = {name: resources.files("trainwright.report").joinpath("assets", name) for name in _SHARED}
+    places |= {name: resources.files("trainwright.ui").joinpath("assets", name) for name in _OWN}
+    return {name: (place.read_bytes(), _TYPES[name.rpartition(".")[2]]) for name, place in places.items()}
+
+
+def _file(files: Mapping[str, tuple[bytes, str]], name: str) -> Response:
+    with contextlib.suppress(KeyError):
+        content, kind = files[name]
+        return Response(content, media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
+    raise HTTPException(404, "there is no such file")
+
+
+def _json(content: Any, *, status: int = 200) -> Response:
+    return Response(
+        _text(content), status_code=status, media_type="application/json", headers={"cache-control": "no-store"}
+    )
+
+
+def _text(content: Any) -> str:
+    """Return JSON; what is not finite becomes null, for JSON has none."""
+    try:
+        return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_plain(content), separators=(",", ":"), allow_nan=False, default=str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,71 @@
+"""Listening: the page's server behind the guard, on loopback unless told otherwise, until it is interrupted."""
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainwright.errors import MissingExtra
+from trainwright.listening import Guard, bind, is_loopback, token_for
+from trainwright.ui.server_load import ServerLoad
+from trainwright.ui.shelf import Shelf
+
+__all__ = ["serve_page"]
+
+
+def serve_page(
+    where: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    names: Sequence[str] = (),
+    token_file: str | Path | None = None,
+    server: ServerLoad | None = None,
+    ready: Callable[[str], None] = lambda _address: None,
+) -> None:
+    """Serve the studies at `where` until interrupted; `ready` gets the address once it listens, with the token if any.
+
+    Needs the extra `ui`. Raises InputError for what is no study, a host or a token file that cannot be; ListenError for
+    a port in use.
+    """
+    try:
+        import uvicorn
+
+        from trainwright.ui.app import POLICY, application
+    except ImportError:
+        raise MissingExtra.of("the live page", "fastapi and uvicorn", "ui") from None
+    token = token_for(host, token_file)
+    shelf = Shelf(where)
+    try:
+        with bind(host, port) as listener:
+            guard = Guard(
+                application(shelf, server),
+                host=host,
+                token=token,
+                names=names,
+                headers={"content-security-policy": POLICY},
+            )
+            if server is not None:
+                server.start()
+            settings = uvicorn.Config(
+                guard,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=1,
+                server_header=False,
+                limit_concurrency=256,
+            )
+            ready(_address(listener, host, token))
+            uvicorn.Server(settings).run(sockets=[listener])
+    finally:
+        shelf.close()
+        if server is not None:
+            server.close()
+
+
+def _address(listener: socket.socket, host: str, token: str | None) -> str:
+    port = listener.getsockname()[1]
+    bare = host.strip("[]")
+    if bare in {"0.0.0.0", "::"}:  # noqa: S104 -- it is told how to reach it
+        bare = socket.gethostname()
+    shown = f"[{bare}]" if ":" in bare else "127.0.0.1" if is_loopback(bare) and bare != "localhost" else bare
+    return f"http://{shown}:{port}/" + (f"?token={token}" if token is not None else "")
