@@ -5,6 +5,7 @@ There it is slower than `Deployment`, by design; it is for what does not fit on 
 """
 
 import itertools
+import sys
 import threading
 import time
 from collections import Counter
@@ -146,7 +147,7 @@ class RayService:
                     ray_actor_options=_share(replicas[0], sharing[replicas[0].device.name]),
                 )
                 members = tuple(self._ensemble.members[place] for place in unit.members)
-                bound = deployment.bind(members, kind, threads, batch)
+                bound = deployment.bind(members, kind, threads, batch, tuple(sys.path))
                 self._applications.append(application)
                 handle = self._serve.run(bound, name=application, route_prefix=None)
                 handles += [handle] * len(replicas)
@@ -205,10 +206,12 @@ class _Deployed:
 class _Replica:
     """The members of a unit in a process of Ray's."""
 
-    def __init__(self, members: tuple[Member, ...], kind: str, threads: int, batch: int) -> None:
+    def __init__(self, members: tuple[Member, ...], kind: str, threads: int, batch: int, path: tuple[str, ...]) -> None:
         import torch
 
         from trainwright.ensemble.weights import built
+
+        sys.path += [place for place in path if place not in sys.path]  # factories are found where they were there
 
         torch.set_num_threads(threads)
         self._members = [(member, built(member)) for member in members]
