@@ -34,7 +34,7 @@ class StorageTracker(TorchDispatchMode):
     """Counts the bytes of live storages while it is entered, with their peak, by owner.
 
     `granule_bytes` is what an allocator rounds a storage up to (64 on CPU, 512 on CUDA). With `device` only storages of
-    that kind of device count. What lives before the tracker is entered counts from `watch` on, or from its first use:
+    that kind of device count. What lives before the tracker is entered counts from `watch` on, or from its first use::
 
         tracker = StorageTracker()
         tracker.watch(model.parameters(), "parameters")
