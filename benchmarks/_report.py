@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "add_arguments", "environment", "finish", "progress", "table"]
+__all__ = ["RESULTS", "add_arguments", "environment", "finish", "mean_and_interval", "progress", "table"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+_FEWEST = 2  # values of which there is a spread
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +51,17 @@ def finish(result: Mapping[str, Any], arguments: argparse.Namespace) -> None:
 def progress(text: str) -> None:
     """Say what goes on, on the error stream."""
     print(text, file=sys.stderr, flush=True)
+
+
+def mean_and_interval(values: Sequence[float]) -> str:
+    """Return a mean and, of two values or more, half of its 95 % interval by Student's t."""
+    from scipy.stats import t
+
+    mean = statistics.mean(values)
+    if len(values) < _FEWEST:
+        return f"{mean:.3f}"
+    half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:.3f} ± {half:.3f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -13,8 +13,8 @@ which gives a mean and a variance. All choices are made on the same selection ro
 
 `nll` and `crps` are of the normal distribution with the mixture's mean and variance, targets standardised; `scaled nll`
 is after the variance was scaled on the calibration rows, for every method alike; `coverage` is the share of test rows
-in the central 95 % interval of the mixture, `length` its mean length. After each mean: half of its 95 % interval over
-the seeds (Student's t).
+in the central 95 % interval of the mixture, `length` its mean length. Where a mean has a ±, half of its 95 % interval
+over the seeds (Student's t) comes after it.
 """
 
 import argparse
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples" / "autodeuq"))
 
-from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks._report import add_arguments, environment, finish, mean_and_interval, progress, table
 from benchmarks.ensemble.datasets import VALUES, Missing, load_values
 
 __all__ = ["main", "network"]
@@ -40,7 +40,6 @@ Array = npt.NDArray[Any]
 MODELS, EPOCHS, MEMBERS, DRAWS = 60, 81, 8, 50
 RUNGS = (1, 3, 9, 27, 81)
 LEVEL = 0.95
-COLUMNS = ("nll", "scaled_nll", "crps", "coverage", "length", "members")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -259,15 +258,6 @@ def _scored(found: Mapping[str, tuple[list[Array], Sequence[float]]], targets: M
     }
 
 
-def _interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean, by Student's t."""
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return float("nan")
-    return float(t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5)
-
-
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     methods = list(dict.fromkeys(row["method"] for row in rows))
 
@@ -288,17 +278,16 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lines(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    header = ["method", "table", "test nll", "scaled nll", "crps", "coverage", "length", "members"]
+    """One line a method: negative log-likelihood per table, and means over all libraries."""
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    header = ["method", *(f"{name}, nll" for name in sets), "scaled nll", "crps", "coverage", "length", "members"]
     lines: list[list[object]] = []
-    for name in dict.fromkeys(row["set"] for row in rows):
-        for method in dict.fromkeys(row["method"] for row in rows):
-            some = [row for row in rows if row["set"] == name and row["method"] == method]
-            cells: list[object] = []
-            for key in COLUMNS:
-                values = [float(row[key]) for row in some]
-                mean = statistics.mean(values)
-                cells.append(f"{mean:.1f}" if key == "members" else f"{mean:.3f} ± {_interval(values):.3f}")
-            lines.append([method, name, *cells])
+    for method in dict.fromkeys(row["method"] for row in rows):
+        some = [row for row in rows if row["method"] == method]
+        losses = [mean_and_interval([row["nll"] for row in some if row["set"] == name]) for name in sets]
+        rest = [statistics.mean(row[key] for row in some) for key in ("scaled_nll", "crps", "coverage", "length")]
+        members = statistics.mean(row["members"] for row in some)
+        lines.append([method, *losses, *(f"{each:.3f}" for each in rest), f"{members:.1f}"])
     return header, lines
 
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
-from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks._report import add_arguments, environment, finish, mean_and_interval, progress, table
 from benchmarks.ensemble.datasets import CLASSES, Missing
 from benchmarks.ensemble.peers import METHODS
 from benchmarks.ensemble.training import MODELS, library_of, settings
@@ -233,24 +233,25 @@ def _ratio(rows: list[dict[str, Any]], method: str) -> dict[str, float]:
 
 
 def _lines(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    header = ["method", "data", "test accuracy", "test nll", "test ece", "members", "us per row", "hypervolume"]
+    """One line a method: test cross-entropy per data set, and means over all libraries."""
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    header = ["method", *(f"{name}, nll" for name in sets), "accuracy", "ece", "members", "us per row", "hypervolume"]
     lines: list[list[object]] = []
-    for name in dict.fromkeys(row["set"] for row in rows):
-        for method in dict.fromkeys(row["method"] for row in rows):
-            some = [row for row in rows if row["set"] == name and row["method"] == method]
-            means = {key: statistics.mean(row[key] for row in some) for key in some[0] if key not in {"method", "set"}}
-            lines.append(
-                [
-                    method,
-                    name,
-                    f"{means['accuracy']:.4f}",
-                    f"{means['nll']:.4f}",
-                    f"{means['ece']:.4f}",
-                    f"{means['members']:.1f}",
-                    f"{1e6 * means['seconds_per_row']:.1f}",
-                    f"{means['hypervolume']:.4f}",
-                ]
-            )
+    for method in dict.fromkeys(row["method"] for row in rows):
+        some = [row for row in rows if row["method"] == method]
+        mean = {key: statistics.mean(row[key] for row in some) for key in some[0] if key not in {"method", "set"}}
+        losses = [mean_and_interval([row["nll"] for row in some if row["set"] == name]) for name in sets]
+        lines.append(
+            [
+                method,
+                *losses,
+                f"{mean['accuracy']:.4f}",
+                f"{mean['ece']:.4f}",
+                f"{mean['members']:.1f}",
+                f"{1e6 * mean['seconds_per_row']:.1f}",
+                f"{mean['hypervolume']:.4f}",
+            ]
+        )
     return header, lines
 
 
