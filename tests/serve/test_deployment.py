@@ -1,6 +1,8 @@
 """A deployment with real workers: its answers are those of the ensemble in process, for any rows and options."""
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +118,28 @@ class TestLife:
             Deployment(ensemble, plan_of(ensemble))
         found = Deployment(ensemble, plan_of(ensemble), sample=networks.inputs(2))
         assert found.input_shape == (networks.INPUTS,)
+
+
+def test_nobody_is_left_waiting_at_the_end(tmp_path):
+    """Requests that come while it ends are refused, or their futures end; none waits for ever."""
+    ensemble = networks.ensemble(tmp_path, [{"hidden": 4}])
+    service = Deployment(ensemble, plan_of(ensemble)).start()
+    futures, x = [], networks.inputs(3)
+
+    def ask():
+        while True:
+            try:
+                futures.append(service.submit(x))
+            except NotReady:
+                return
+
+    askers = [threading.Thread(target=ask) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    while len(futures) < 200:
+        time.sleep(0.001)
+    service.drain(0.0)
+    for asker in askers:
+        asker.join(30)
+    ends = [future.exception(30) for future in futures]
+    assert {type(end) for end in ends} <= {type(None), NotReady}

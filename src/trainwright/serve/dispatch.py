@@ -57,6 +57,8 @@ class Dispatcher(threading.Thread):
     def admit(self, request: Request, limit: int) -> None:
         """Queue a request, or raise Overloaded if others wait and its rows would make them more than `limit`."""
         with self._gate:
+            if self.over:
+                raise NotReady(_ENDED, 1.0)
             waiting = self.rows
             if waiting and waiting + request.rows > limit:
                 self.shed += 1
@@ -67,7 +69,7 @@ class Dispatcher(threading.Thread):
                 )
             self._entering += request.rows
             self.open += 1
-        self._call(lambda: self._admitted(request))
+            self._call(lambda: self._admitted(request))  # within the gate, so that the end of the thread sees it
 
     def stop(self) -> None:
         """End all workers and the thread; requests under way are refused."""
