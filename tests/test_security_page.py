@@ -20,6 +20,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FIL
 UNPICKLES = {
     "study/forecast.py": "from a child process that it started itself",
     "checkpoint/formats/dcp.py": "an unpickler with a fixed list",
+    "ui/drawings.py": "a copy of what it holds in memory",
 }
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
     "engine/worker.py": "a trial's process and its engine",
