@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.memory.training import MODELS, train
 
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Stage, read_chain, simulate
@@ -39,11 +40,15 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=1000, help="random chains of each kind")
     parser.add_argument("--data", type=Path, help="folder of PipeDream graph files (.txt)")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="to train within budgets"
+    )
     arguments = parser.parse_args()
     small = optimality(arguments.chains, 3, 6)
     middle = optimality(arguments.chains // 10, 7, 10)
     sound = soundness(arguments.chains)
     speed = {length: solver_ms(length, arguments.repeats) for length in (50, 100, 340)}
+    trained = list(train(arguments.models, arguments.repeats))
     graphs = [row for path in sorted(arguments.data.glob("*.txt")) for row in graph(path)] if arguments.data else []
     print(table(("chains", "feasible", "optimal", "mean gap", "max gap", "dp and moves", "dp alone"),
                 [(name, part["feasible"], _share(part["optimal_share"]), _share(part["mean_gap"]),
@@ -52,6 +57,8 @@ def main() -> None:
                  for name, part in (("3-6 stages", small), ("7-10 stages", middle))]))  # fmt: skip
     print(f"\n{sound['plans']} plans on {sound['chains']} random chains, {sound['violations']} over their budget\n")
     print(table(("stages", "solver ms, CPU"), [(length, f"{value:.2f}") for length, value in speed.items()]))
+    if trained:
+        print(f"\n{table(_TRAINED, [_trained_row(row) for row in trained])}")
     if graphs:
         print()
         print(table(("graph", "saved", "budget", "remat", "joint", "best baseline", "least"),
@@ -63,12 +70,42 @@ def main() -> None:
         "mean_gap": small["mean_gap"],
         "optimal_share_dp_and_moves_alone": small["optimal_share_dp_and_moves_alone"],
         "mean_gap_dp_and_moves_alone": small["mean_gap_dp_and_moves_alone"],
-        "violations": sound["violations"] + small["violations"] + middle["violations"],
+        "violations": sound["violations"]
+        + small["violations"]
+        + middle["violations"]
+        + sum(row["violation"] for row in trained),
         **{f"solver_ms_{length}": value for length, value in speed.items()},
+        "operations": sound["operations"],
+        "processor_seconds": sound["processor_seconds"],
     }
-    result = {"benchmark": "memory", **environment(), "summary": summary, "small": small, "middle": middle,
-              "soundness": sound, "graphs": graphs}  # fmt: skip
+    if trained:
+        over = [row["overhead_over_baseline"] for row in trained if row["overhead_over_baseline"] is not None]
+        summary |= {
+            "peak_error_worst": max(abs(row["predicted_bytes"] / row["tracked_bytes"] - 1) for row in trained),
+            "overhead_over_best_baseline_worst": max(over),
+            "overhead_over_best_baseline_median": float(np.median(over)),
+            "budgets_without_a_baseline": sum(row["baseline"] is None for row in trained),
+            "gradient_mismatches": sum(row["gradient_mismatches"] for row in trained),
+        }
+    result = {"benchmark": "memory", "environment": environment(), "summary": summary, "small": small,
+              "middle": middle, "soundness": sound, "trained": trained, "graphs": graphs,
+              "table": {"header": _TRAINED, "rows": [_trained_row(row) for row in trained]}}  # fmt: skip
     finish(result, arguments)
+
+
+_TRAINED = ("model", "budget", "overhead", "best checkpointing", "its overhead", "predicted / tracked peak")
+
+
+def _trained_row(row: dict[str, Any]) -> tuple[str, ...]:
+    plain, baseline = row["seconds"]["plain"][1], row["seconds"].get("baseline")
+    return (
+        f"{row['model']}, {row['stages']} stages",
+        _share(row["budget_share"]),
+        _share(row["overhead"]),
+        row["baseline"] or "none fits",
+        "-" if baseline is None else _share(baseline[1] / plain - 1),
+        f"{row['predicted_bytes'] / row['tracked_bytes']:.4f}",
+    )
 
 
 def optimality(count: int, least: int, most: int) -> dict[str, Any]:
@@ -105,9 +142,10 @@ def optimality(count: int, least: int, most: int) -> dict[str, Any]:
     }
 
 
-def soundness(count: int) -> dict[str, int]:
+def soundness(count: int) -> dict[str, Any]:
     """Simulate plans of random chains of 2 to 40 stages, sizes of any magnitude, within budgets of every share."""
-    plans = violations = 0
+    plans = violations = operations = 0
+    start = time.process_time()
     for seed in range(count):
         if seed % 100 == 0:
             progress(f"soundness: {seed} of {count}")
@@ -118,8 +156,11 @@ def soundness(count: int) -> dict[str, int]:
         solved = solve_persistent(chain, budget, slots=int(rng.integers(20, 500)))
         if solved is not None:
             plans += 1
+            operations += len(solved.operations)
             violations += not simulate(chain, solved.operations, budget_bytes=budget).fits
-    return {"chains": count, "plans": plans, "violations": violations}
+    seconds = time.process_time() - start
+    return {"chains": count, "plans": plans, "violations": violations, "operations": operations,
+            "processor_seconds": seconds}  # fmt: skip
 
 
 def solver_ms(length: int, repeats: int) -> float:

@@ -11,7 +11,18 @@ from trainwright.memory.operations import Kind, Operation, Value
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.simulate import simulate
 
-__all__ = ["best_baseline", "chen_bytes", "every_block", "keep_all", "revolve", "segments", "sequential", "suite"]
+__all__ = [
+    "best_baseline",
+    "chen_begins",
+    "chen_bytes",
+    "every_block",
+    "keep_all",
+    "revolve",
+    "segments",
+    "sequential",
+    "sequential_begins",
+    "suite",
+]
 
 Operations = tuple[Operation, ...]
 
@@ -49,19 +60,29 @@ def every_block(chain: Chain) -> Operations:
 
 def sequential(chain: Chain, count: int) -> Operations:
     """Run `count` segments of floor(L / count) stages, the last with the rest, as torch's checkpoint_sequential."""
+    return segments(chain, sequential_begins(chain, count))
+
+
+def sequential_begins(chain: Chain, count: int) -> list[int]:
+    """Return where the segments of `sequential` begin."""
     width = len(chain.stages) // count
-    return segments(chain, [1 + width * each for each in range(count)])
+    return [1 + width * each for each in range(count)]
 
 
 def chen_bytes(chain: Chain, threshold_bytes: float) -> Operations:
     """Close a segment where its saved bytes exceed a threshold (Chen et al., arXiv 1604.06174)."""
+    return segments(chain, chen_begins(chain, threshold_bytes))
+
+
+def chen_begins(chain: Chain, threshold_bytes: float) -> list[int]:
+    """Return where the segments of `chen_bytes` begin."""
     begins, running = [1], 0
     for stage, step in enumerate(chain.stages, start=1):
         running += step.saved_bytes
         if running > threshold_bytes and stage < len(chain.stages):
             begins.append(stage + 1)
             running = 0
-    return segments(chain, begins)
+    return begins
 
 
 def revolve(chain: Chain, budget_bytes: int, *, slots: int = 500) -> Operations | None:

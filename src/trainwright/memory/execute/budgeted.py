@@ -47,19 +47,16 @@ class Budgeted:
         self.module.forward = self._forward
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        follow = self._for(args, kwargs) if self.module.training and torch.is_grad_enabled() else None
-        if follow is None:
-            return type(self._model).forward(self.module, *args, **kwargs)
-        return follow.forward(*args, **kwargs)
+        if self.module.training and torch.is_grad_enabled():
+            return self._for(args, kwargs).forward(*args, **kwargs)
+        return type(self._model).forward(self.module, *args, **kwargs)
 
-    def _for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
-        """Return the module of the plan for a batch, made now if need be; None where no plan is needed."""
+    def _for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+        """Return the module of the plan for a batch, made now if need be."""
         if isinstance(self._budget, Plan):
-            if self._planned is None:
-                self._keep(apply(self._model, self._budget))
-            return self._planned
+            return self._planned or self._keep(apply(self._model, self._budget))
         size = total_bytes(tensors_of((args, kwargs)), granule_of(self._model))
-        if size > self._input_bytes or (self.accumulate and not self._adds_up):
+        if self._planned is None or size > self._input_bytes or (self.accumulate and not self._adds_up):
             sample = Call(args, kwargs)
             loss = None if self.loss is None else self._loss_of_output(self.loss)
             module = fit(
@@ -67,13 +64,14 @@ class Budgeted:
                 accumulate=self.accumulate, reserve_bytes=self._reserve_bytes,
             )  # fmt: skip
             self._input_bytes, self._adds_up = size, self.accumulate
-            self._keep(module)
-        return None if self.plan is not None and self.plan.solver == "none" else self._planned
+            return self._keep(module)
+        return self._planned
 
-    def _keep(self, module: nn.Module) -> None:
+    def _keep(self, module: nn.Module) -> nn.Module:
         plan: Any = module.plan
         self._planned, self.plan = module, plan
         self._told(plan)
+        return module
 
     def _loss_of_output(self, loss: Loss) -> Callable[[Any], torch.Tensor]:
         """Return the loss as a function of what the model returns, for a loss that calls it once."""

@@ -96,6 +96,7 @@ def _applied(model: nn.Module, row: Row, plan: Plan) -> nn.Module:
             )
 
     granule = granule_of(model)
-    module = carried_out(model, row, plan.operations, check=check)
+    # What recomputes nothing and moves nothing needs no interpreter.
+    module = carried_out(model, row, None if plan.solver == "none" else plan.operations, check=check)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module

@@ -33,7 +33,7 @@ Check = Callable[[tuple[Any, ...]], None]
 def carried_out(
     model: nn.Module,
     row: Row,
-    operations: Sequence[Operation],
+    operations: Sequence[Operation] | None,
     *,
     check: Check | None = None,
 ) -> nn.Module:
@@ -41,10 +41,10 @@ def carried_out(
 
     Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
     itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
-    bit. `check` sees the arguments of the first stage before they are used. Raises `ChainError` if the operations are
-    not one forward and one backward of each stage of the row.
+    bit. Without operations it runs as the model itself always. `check` sees the arguments of the first stage before
+    they are used. Raises `ChainError` if the operations are not one forward and one backward of each stage of the row.
     """
-    program = _Program(row, operations)
+    program = None if operations is None else _Program(row, operations)
     planned = copy.copy(model)  # the same parameters, buffers and children
     plain = type(model).forward
     me = weakref.ref(planned)
@@ -57,7 +57,7 @@ def carried_out(
         values = row.bind(*args, **kwargs)
         if check is not None:
             check(values)
-        return program.run(values)
+        return plain(module, *args, **kwargs) if program is None else program.run(values)
 
     planned.forward = forward
     return planned
@@ -118,6 +118,7 @@ class _Program:
         self.forwards, self.backwards = _sorted(operations, count)
         runs = Counter(op.stage for op in operations if op.kind in _FORWARDS)
         self.reruns = {stage for stage, times in runs.items() if times > 1}
+        self.lent = _lent(operations)
         self.buffers = [Buffers(stage) for stage in row.stages]
         trained = [[p for p in stage.parameters() if p.requires_grad] for stage in row.stages]
         first: dict[int, int] = {}
@@ -210,7 +211,7 @@ class _Program:
             torch.enable_grad(),
             self._surrounded(step, number),
             swapped([(place, aliases[id(parameter)][1]) for place, parameter in places], "_parameters"),
-            torch.autograd.graph.saved_tensors_hooks(*self._door(step, number, tensors)),
+            self._lending(step, number, tensors),
         ):
             inputs = _Door.apply(found, wanted, self.anchor, *tensors)
             out = _flat(self._call(number, value.with_tensors(inputs)))
@@ -225,8 +226,10 @@ class _Program:
         )
         return output
 
-    def _door(self, step: _Step, number: int, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
-        """Return hooks by which a graph looks its input up in the store, so that it may go and be made again."""
+    def _lending(self, step: _Step, number: int, tensors: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Return hooks by which a graph looks its input up in the store, if that goes and is made again meanwhile."""
+        if number not in self.lent:
+            return contextlib.nullcontext()
         places = {_storage(tensor): place for place, tensor in enumerate(tensors)}
 
         def pack(tensor: torch.Tensor) -> Any:
@@ -249,7 +252,7 @@ class _Program:
                 )
             return tensor.view(packed.dtype).as_strided(packed.size, packed.stride, packed.offset)
 
-        return pack, unpack
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     @contextlib.contextmanager
     def _surrounded(self, step: _Step, number: int) -> Iterator[None]:
@@ -353,6 +356,26 @@ _FORWARDS = frozenset({Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP})
 
 def _flat(out: Any) -> _Boundary:
     return _Boundary(*tree_flatten(out))
+
+
+def _lent(operations: Sequence[Operation]) -> set[int]:
+    """Return the stages whose input is dropped between a forward with gradients and the backward."""
+    found: set[int] = set()
+    waiting: set[int] = set()  # for their backward
+    for operation in operations:
+        number = operation.stage
+        if operation.kind is Kind.FORWARD_ALL:
+            waiting.add(number)
+        elif operation.kind is Kind.BACKWARD:
+            waiting.discard(number)
+        elif operation.kind is Kind.FORWARD_DROP and number in waiting:
+            found.add(number)
+        elif operation.kind is Kind.DELETE:
+            if operation.value is Value.SAVED:
+                waiting.discard(number)
+            if number + 1 in waiting:
+                found.add(number + 1)
+    return found
 
 
 def _places(stage: nn.Module) -> list[tuple[Place, nn.Parameter]]:

@@ -51,7 +51,9 @@ def measured(
     granule = granule_of(model)
     fixed = {
         "parameters": total_bytes(model.parameters(), granule),
-        "buffers": 2 * total_bytes(model.buffers(), granule),  # reruns write to copies
+        # Reruns of a stage begin with what its first run began with, and write to a copy of that.
+        "buffers": 2 * total_bytes(model.buffers(), granule)
+        + max(total_bytes(stage.buffers(), granule) for stage in row.stages),
         "reserve": reserve_bytes,
     }
     gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)

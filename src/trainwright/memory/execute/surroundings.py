@@ -31,6 +31,9 @@ class Autocast:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Enter it again. Casts of weights are not cached: one made without gradients would serve those with them."""
+        if not any(enabled or torch.is_autocast_enabled(kind) for kind, enabled, _ in self.states):
+            yield
+            return
         with contextlib.ExitStack() as stack:
             for kind, enabled, dtype in self.states:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))

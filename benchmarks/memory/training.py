@@ -1,0 +1,185 @@
+"""Plans carried out: the example models trained on a CPU within shares of their memory, beside torch's checkpointing.
+
+The baselines recompute segments of the same stages by `torch.utils.checkpoint` (not re-entrant), as
+`checkpoint_sequential` does: every block, k equal segments for all k, ceil(sqrt(L)) of them, and Chen's segments by
+bytes. Of each, one step's peak of tracked bytes is measured; at each budget the one that the simulator calls the
+fastest of those that keep it is timed against the plan and the plain model, in turns. Gradients are compared bit by
+bit with the plain model's.
+"""
+
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks._report import progress
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from models import densenet, gpt, inception, resnet, unet, vit
+from trainwright import memory
+from trainwright.memory.baselines import chen_begins, segments, sequential_begins
+from trainwright.memory.execute.fitting import chain_of
+from trainwright.memory.execute.measure import tracked_peak
+from trainwright.memory.execute.stages import Row, split
+from trainwright.memory.planning import full_bytes, minimal_bytes
+
+__all__ = ["MODELS", "SHARES", "train"]
+
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.0)
+"""Of the peak without a plan; 0 stands for the least feasible, as do shares below it."""
+
+Made = tuple[nn.Module, torch.Tensor]
+
+
+def _made(model: nn.Module, *shape: int) -> Made:
+    return model, torch.randn(shape)
+
+
+def _gpt(layers: int, length: int, batch: int) -> Made:
+    return gpt.GPT((layers, 4, 128), 1000, length, dropout=0.1), torch.randint(1000, (batch, length))
+
+
+MODELS: dict[str, Callable[[], Made]] = {
+    "ResNet-18": lambda: _made(resnet.resnet18(10, 32), 8, 3, 128, 128),
+    "ResNet-50": lambda: _made(resnet.resnet50(10, 16), 8, 3, 96, 96),
+    "DenseNet": lambda: _made(densenet.DenseNet((4, 8, 6), growth=12, classes=10), 8, 3, 128, 128),
+    "Inception": lambda: _made(inception.inception(10, 6), 8, 3, 128, 128),
+    "U-Net": lambda: _made(unet.unet(1, 2, 8, 3), 4, 1, 128, 128),
+    "GPT": lambda: _gpt(8, 128, 8),
+    "ViT": lambda: _made(vit.ViT(8, 4, 96, size=64, patch=4, classes=10), 8, 3, 64, 64),
+}
+
+
+def train(names: Sequence[str], repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield a record per model and budget."""
+    torch.set_num_threads(1)
+    for name in names:
+        torch.manual_seed(0)
+        model, batch = MODELS[name]()
+        yield from _Subject(name, model, batch).records(repeats)
+
+
+class _Subject:
+    def __init__(self, name: str, model: nn.Module, batch: torch.Tensor) -> None:
+        self.name, self.model, self.batch = name, model, batch
+        self.row = split(model)
+        self.chain = chain_of(model, batch)
+        self.plain_bytes = tracked_peak(model, batch)
+        self.buffers = copy.deepcopy(list(model.buffers()))
+        self.gradients = self._step(model)
+
+    def records(self, repeats: int) -> Iterator[dict[str, Any]]:
+        baselines = list(self._baselines())
+        full, least = full_bytes(self.chain), minimal_bytes(self.chain)
+        for budget in dict.fromkeys(max(int(share * full), least) for share in SHARES):
+            progress(f"training: {self.name}, {budget} of {full} bytes")
+            plan = memory.plan(self.chain, budget=budget)
+            planned = memory.apply(self.model, plan)
+            peak = tracked_peak(planned, self.batch)
+            fitting = [each for each in baselines if each[2] <= budget]
+            best = min(fitting, key=lambda each: each[3], default=None)
+            timed = {"plain": self.model, "planned": planned} | ({} if best is None else {"baseline": best[1]})
+            mismatches = self._mismatches(planned)
+            seconds = _timed(timed, self.batch, repeats)
+            medians = {each: statistics.median(found) for each, found in seconds.items()}
+            yield {
+                "model": self.name,
+                "stages": len(self.row.stages),
+                "budget_share": budget / full,
+                "least_share": least / full,
+                "budget_bytes": budget,
+                "plain_bytes": self.plain_bytes,
+                "solver": plan.solver,
+                "planned_overhead": plan.overhead,
+                "predicted_bytes": plan.peak_bytes,
+                "tracked_bytes": peak,
+                "violation": peak > budget,
+                "gradient_mismatches": mismatches,
+                "seconds": {each: statistics.quantiles(found, n=4) for each, found in seconds.items()},
+                "overhead": medians["planned"] / medians["plain"] - 1,
+                "baseline": None if best is None else best[0],
+                "baseline_bytes": None if best is None else best[2],
+                "overhead_over_baseline": None if best is None else medians["planned"] / medians["baseline"] - 1,
+            }
+
+    def _baselines(self) -> Iterator[tuple[str, nn.Module, int, float]]:
+        """Yield name, module, tracked peak and simulated seconds of each way to cut the stages into segments."""
+        length = len(self.chain.stages)
+        cuts = {"plain": [1], "every block": list(range(1, length + 1))}
+        cuts |= {f"sequential({count})": sequential_begins(self.chain, count) for count in range(2, length)}
+        total = sum(stage.saved_bytes for stage in self.chain.stages)
+        cuts |= {f"Chen bytes / {part}": chen_begins(self.chain, total / part) for part in range(2, length)}
+        seen: set[tuple[int, ...]] = set()
+        for name, begins in cuts.items():
+            if tuple(begins) in seen:
+                continue
+            seen.add(tuple(begins))
+            module = self.model if name == "plain" else _Checkpointed(self.model, self.row, begins)
+            simulated = memory.simulate(self.chain, segments(self.chain, begins)).seconds
+            yield name, module, tracked_peak(module, self.batch), simulated
+
+    def _mismatches(self, planned: nn.Module) -> int:
+        found = self._step(planned)
+        return sum(not torch.equal(one, other) for one, other in zip(self.gradients, found, strict=True))
+
+    def _step(self, model: nn.Module) -> list[torch.Tensor]:
+        """Return gradients and buffers after a step from the same start."""
+        for each, before in zip(model.buffers(), self.buffers, strict=True):
+            each.copy_(before)
+        torch.manual_seed(1)
+        _step(model, self.batch)
+        found = [torch.zeros(()) if each.grad is None else each.grad.clone() for each in model.parameters()]
+        model.zero_grad()
+        return [*found, *(each.clone() for each in model.buffers())]
+
+
+class _Checkpointed(nn.Module):
+    """A row of stages in segments, all but the last recomputed in the backward pass."""
+
+    def __init__(self, model: nn.Module, row: Row, begins: Sequence[int]) -> None:
+        super().__init__()
+        self.model = model
+        stages = [row.stages[begin - 1 : end - 1] for begin, end in zip(begins, [*begins[1:], None], strict=True)
+                  if end is not None] + [row.stages[begins[-1] - 1 :]]  # fmt: skip
+        self.segments = [_Segment(each, first=place == 0, spread=row.tuples) for place, each in enumerate(stages)]
+        self.bind = row.bind
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        value: Any = self.bind(batch)
+        for segment in self.segments[:-1]:
+            value = checkpoint(segment, value, use_reentrant=False)
+        return self.segments[-1](value)
+
+
+class _Segment:
+    def __init__(self, stages: Sequence[nn.Module], *, first: bool, spread: bool) -> None:
+        self.stages, self.first, self.spread = stages, first, spread
+
+    def __call__(self, value: Any) -> Any:
+        for place, stage in enumerate(self.stages):
+            value = stage(*value) if self.spread or (self.first and not place) else stage(value)
+        return value
+
+
+def _step(model: nn.Module, batch: torch.Tensor) -> None:
+    model.zero_grad()
+    (model(batch) * 1).sum().backward()
+
+
+def _timed(models: dict[str, nn.Module], batch: torch.Tensor, repeats: int) -> dict[str, list[float]]:
+    """Return seconds of the processor of a step, in turns; the first turn warms up."""
+    found: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(repeats + 1):
+        for name, model in models.items():
+            start = time.process_time()
+            _step(model, batch)
+            if turn:
+                found[name].append(time.process_time() - start)
+    return found
