@@ -3,7 +3,8 @@
 Random chains as in the protocol of the claims: 3 to 6 stages (and 7 to 10), times 1-9, outputs 1-6, saved values 0-6
 more, temporaries 0-2, budgets even between the least feasible and that of keeping everything; the optimum is that of
 a finished exact search. Long random chains and PipeDream's measured layer graphs beside them. Baselines: none, every
-block, k equal segments (best k), Chen, revolve, in the same simulator.
+block, k equal segments (best k), Chen, revolve, in the same simulator. Then the example models trained within budgets
+beside torch's checkpointing (`training`).
 """
 
 import argparse
