@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import TrainwrightError
 from trainwright.memory import Plan
+from trainwright.plan import ParallelPlan
 
 __all__ = ["Plans", "plans_of"]
 
@@ -38,7 +39,7 @@ def plans_of(directory: Path) -> Plans:
     """Return what the JSON files of a study's folder, not of its subfolders, and its plan stage tell.
 
     A memory plan is what `trainwright memory plan --out` writes; strategies are what `trainwright plan --json` ends
-    with.
+    with, or the best one alone as `--out` keeps it.
     """
     found = _Found()
     try:
@@ -56,6 +57,11 @@ def plans_of(directory: Path) -> Plans:
                 found.refused.append(f"{path.name}: {error}.")
         elif isinstance(content.get("plans"), list) and "rejected" in content:
             found.strategies.append((path.stem, content))
+        elif {"strategy", "degrees", "breakdown"} <= content.keys():
+            try:
+                found.strategies.append((path.stem, _alone(ParallelPlan.load(path))))
+            except TrainwrightError as error:
+                found.refused.append(f"{path.name}: {error}.")
     stage = _content(directory / "stages" / "plan.json")
     told = stage.get("content") if isinstance(stage, dict) else None
     return Plans(
@@ -64,6 +70,11 @@ def plans_of(directory: Path) -> Plans:
         strategies=found.strategies,
         refused=found.refused,
     )
+
+
+def _alone(plan: ParallelPlan) -> Mapping[str, Any]:
+    told = {**asdict(plan), "devices": plan.devices, "seconds_per_iteration": plan.seconds_per_iteration}
+    return {"plans": [told], "rejected": []}
 
 
 def _content(path: Path) -> Any:

@@ -1,0 +1,73 @@
+"""`trainwright ui`: what it prints, and how it refuses."""
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from trainwright.ledger import DirectoryLedger
+from trainwright.listening import bind
+
+pytest.importorskip("uvicorn", reason="needs the extra ui")
+pytest.importorskip("fastapi", reason="needs the extra ui")
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "trainwright", "ui", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def study(tmp_path):
+    DirectoryLedger(tmp_path / "study" / "ledger", create=True).close()
+    return tmp_path / "study"
+
+
+def test_it_serves_until_it_is_interrupted(study):
+    command = [sys.executable, "-m", "trainwright", "ui", str(study), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        found = re.search(r"http://127\.0\.0\.1:\d+/$", process.stdout.readline().strip())
+        assert found is not None
+        with urllib.request.urlopen(found[0], timeout=60) as answer:  # noqa: S310 -- our own
+            assert b"Trainwright" in answer.read()
+            assert "script-src 'self'" in answer.headers["content-security-policy"]
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nowhere"], "there is no such directory"),
+        (["STUDY", "--port", "70000"], "--port: got 70000; allowed: 0"),
+        (["STUDY", "--host", "no such host"], "--host: got 'no such host'"),
+        (["STUDY", "--token-file", "nowhere"], "--token-file: cannot read nowhere"),
+        (["STUDY", "--server", "file:///etc/passwd"], "--server: got 'file:///etc/passwd'"),
+    ],
+)
+def test_bad_input_is_one_sentence(study, arguments, why):
+    done = run(*(str(study) if each == "STUDY" else each for each in arguments))
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_a_failure(study):
+    with bind("127.0.0.1", 0) as taken:
+        done = run(study, "--port", taken.getsockname()[1])
+    assert done.returncode == 1
+    assert re.fullmatch(r"trainwright: cannot listen on 127\.0\.0\.1:\d+: address already in use; .*\n", done.stderr)
+
+
+def test_a_missing_extra_is_named(study, monkeypatch):
+    from trainwright.errors import MissingExtra
+    from trainwright.ui import serve_page
+
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingExtra, match=r'the live page needs fastapi and uvicorn: pip install "trainwright\[ui\]"'):
+        serve_page(study, port=0)
