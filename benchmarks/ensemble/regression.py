@@ -2,6 +2,8 @@
 
     python benchmarks/ensemble/regression.py --data DIR --kept DIR --seeds 5 --json
 
+What lies in `--kept`, a library and its comparison as `NAME-SEED.json`, is not made again.
+
 Per table and seed (which draws the splits) one search over the networks of `examples/autodeuq`, 60 models, each of
 which gives a mean and a variance. All choices are made on the same selection rows:
 
@@ -18,6 +20,7 @@ over the seeds (Student's t) comes after it.
 """
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,8 +65,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 missing.append(str(error))
                 progress(f"skipped: {error}")
                 break
-            library = _library(arguments.kept / f"{name}-{seed}", data, seed, arguments.models)
-            rows += [{"set": name, "seed": seed, **row} for row in _compared(library, data)]
+            folder = arguments.kept / f"{name}-{seed}"
+            library = _library(folder, data, seed, arguments.models)
+            kept = folder.parent / f"{folder.name}.json"
+            if not kept.exists():
+                kept.write_text(json.dumps(_compared(library, data)))
+            rows += [{"set": name, "seed": seed, **row} for row in json.loads(kept.read_text())]
     header, lines = _lines(rows)
     print(table(header, lines))
     result = {
