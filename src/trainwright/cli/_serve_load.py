@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,7 @@ def load(
     from trainwright.listening import token_for
     from trainwright.serve import Load, Options
 
+    sys.path.append(str(Path.cwd()))  # where the factories of the reference's networks may be
     result = Load(
         rate=rate,
         kind=arrivals,

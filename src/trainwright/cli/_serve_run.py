@@ -1,5 +1,6 @@
 """`trainwright serve run ENSEMBLE`: answer requests over HTTP until told to end."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,7 @@ def run(
     given = {"slo_ms": slo_ms, "deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
     settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     token = token_for(host, token_file)
+    sys.path.append(str(Path.cwd()))  # where the networks' factories may be
     loaded = Ensemble.load(ensemble)
     placed = _placed(loaded, plan, devices)
     service = _started(loaded, placed, settings, engine)
