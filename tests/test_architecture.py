@@ -159,6 +159,68 @@ def test_files(path):
     assert lines <= LONGEST or str(LONGEST) in documentation, f"{lines} lines, and no reason at its top"
 
 
+def test_most_files_are_short():
+    """Half of the files have at most 150 lines; those above 400 are few, and none has just grown to the limit."""
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert sorted(lengths.values())[len(lengths) // 2] <= 150
+    long = {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 400}
+    assert len(long) <= 10, long
+
+
+def test_packages_depend_on_each_other_in_one_direction():
+    """Imports inside of functions count too: no two packages need each other."""
+    needs = {name: set() for name in FLOORS}
+    for module, path in MODULES.items():
+        if (own := package(module)) in FLOORS:
+            needs[own] |= {package(name) for name, _ in imports(TREES[path])} & set(FLOORS) - {own}
+    order = []
+    while len(order) < len(needs):
+        ready = [name for name in needs if name not in order and needs[name] <= set(order)]
+        assert ready, f"a circle among {sorted(set(needs) - set(order))}"
+        order += ready
+
+
+FACES = ["trainwright", *(f"trainwright.{path.parent.name}" for path in ROOT.glob("*/__init__.py"))]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_faces_are_curated(face):
+    """A package says what it offers: names in order, once, all there, none private."""
+    loaded = import_module(face)
+    names = list(loaded.__all__)
+    assert len(names) == len(set(names))
+    private = [name for name in names if name.startswith("_") and name != "__version__"]
+    assert not private
+    assert not [name for name in names if not hasattr(loaded, name)]
+
+
+WORDS = {  # the design's ideas, and where each has its class or function
+    "space": "Space Float Int Choice Constant Derived require Normal Beta "
+    "equals one_of less greater all_of any_of not_",
+    "study": "Study Worker",
+    "ledger": "Ledger DirectoryLedger RedisLedger MemoryLedger",
+    "search": "RandomSearcher QuasiRandomSearcher GridSearcher EvolutionSearcher ForestSearcher "
+    "GaussianProcessSearcher OptunaSearcher",
+    "schedule": "Scheduler FixedEpochs IEpoch Median Patience SuccessiveHalving ASHA Hyperband PASHA "
+    "MultiObjectiveASHA Extrapolate Plateau AnyOf Fixed Doubling DoublingAsPublished MarginalGain BestStatic RASDA",
+    "engine": "Local",
+    "train": "Trial Loader from_optuna",
+    "checkpoint": "Manager",
+    "cluster": "Cluster",
+    "profile": "Profile",
+    "plan": "Oracle",
+    "memory": "fit plan apply curve pipeline",
+    "ensemble": "Library BudgetedGreedy Front Ensemble leave",
+    "serve": "Deployment Client",
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_designs_words_are_the_codes(name):
+    offered = import_module(f"trainwright.{name}").__all__
+    assert set(WORDS[name].split()) <= set(offered)
+
+
 PUBLIC = [module for module in MODULES if not any(part.startswith("_") for part in module.split("."))]
 
 

@@ -1,23 +1,22 @@
 """Manager: saves the state of a training beside the training, and puts it back."""
 
-import errno
 import math
 import statistics
-import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from trainwright.checkpoint.config import CheckpointConfig, Retention, Tier
+from trainwright.checkpoint.config import CheckpointConfig, Tier
 from trainwright.checkpoint.differences import Difference, Mode, settle
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
 from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
+from trainwright.checkpoint.kept import NO_ROOM, Kept
 from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
@@ -34,7 +33,6 @@ from trainwright.checkpoint.restoring import (
     read_tree,
     records_by_name,
 )
-from trainwright.checkpoint.retention import retain
 from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
 from trainwright.checkpoint.signals import FORCED_EXIT
@@ -51,7 +49,6 @@ from trainwright.errors import (
 
 __all__ = ["Manager"]
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _STEPS_KNOWN = 64  # over which a usual step's time is taken
 
 
@@ -94,8 +91,14 @@ class Manager:
         self._saver = Saver(saving, self._write, self._ranks)
         self._tiers = self._tiers_of(self.config.tiers)
         self._records: list[SaveRecord] = []
-        self._kept: list[Published] | None = None  # in the folder itself, newest first
-        self._keeping = threading.Lock()  # of it: writer and drain both publish
+        self._kept = Kept(
+            self._folder,
+            self.config,
+            owner=self._owner,
+            layer=self._layer,
+            first=self._ranks.first,
+            find=self._lineage,
+        )
         self._serial = 0
         self._parent: str | None = None
         self._fingerprint: dict[str, Any] | None = None
@@ -138,7 +141,7 @@ class Manager:
         if self._closed:
             raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
         self._settle()
-        kept, environment = self._known(), self._environment()
+        kept, environment = self._kept.known(), self._environment()
         captured = capture(
             {
                 **self._state,
@@ -293,7 +296,7 @@ class Manager:
 
     def _begin(self, restored: Restored | None, line: list[Published]) -> None:
         """Go on from a checkpoint of the line, or from nothing."""
-        self._kept = [one for one in line if one.path.is_relative_to(self._folder)]
+        self._kept.begin(line)
         manifest = None if restored is None else restored.manifest
         self._parent = None if manifest is None else manifest.digest
         self._pace.saved(self.steps)
@@ -308,13 +311,6 @@ class Manager:
             self._owner.resumed(restored)
             if self._ranks.first:
                 self._tiers.begin(line, Published(path=restored.path, manifest=restored.manifest))
-
-    def _known(self) -> list[Published]:
-        if not self._ranks.first:
-            return []
-        if self._kept is None:  # nothing was restored: what is there counts for retention all the same
-            self._kept = [one for one in self._lineage() if one.path.is_relative_to(self._folder)]
-        return self._kept
 
     def _lineage(self) -> list[Published]:
         return list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged, self._tiers.roots))
@@ -346,57 +342,26 @@ class Manager:
                     else:
                         handle.drained.set_result(None)
                     return published
-            published = self._with_room(lambda: self._ranks.publish(self._layer, job, memory))
+            published = self._kept.with_room(lambda: self._ranks.publish(self._layer, job, memory))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            kind = CheckpointSpaceError if error.errno in _NO_ROOM else CheckpointError
+            kind = CheckpointSpaceError if error.errno in NO_ROOM else CheckpointError
             raise kind(
                 f"cannot save the checkpoint of step {handle.step} in {self._home}: {reason}; the one before is kept"
             ) from error
         if self._ranks.first:
             self._pace.ask()
-            self._arrived(published, handle.blocking_seconds)
+            self._kept.arrived(published, handle.blocking_seconds)
         handle.drained.set_result(published)
         return published
 
     def _deliver(self, source: Published, handle: SaveHandle | None, bytes_per_second: float | None) -> Published:
         """Publish a checkpoint of a tier in the folder itself; in the drain's thread. Raises as `_write`."""
         began = time.monotonic()
-        published = self._with_room(lambda: copied(self._layer, source, self._home, bytes_per_second))
+        published = self._kept.with_room(lambda: copied(self._layer, source, self._home, bytes_per_second))
         self._pace.drained(time.monotonic() - began)
-        self._arrived(published, 0.0 if handle is None else handle.blocking_seconds)
+        self._kept.arrived(published, 0.0 if handle is None else handle.blocking_seconds)
         return published
-
-    def _arrived(self, published: Published, blocking_seconds: float) -> None:
-        """Take note of a checkpoint in the folder itself, and drop what need not stay; on the coordinator."""
-        with self._keeping:
-            kept = [published, *self._known()]  # one that was begun later may be there sooner
-            kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
-            self._owner.committed(
-                published,
-                blocking_seconds=blocking_seconds,
-                persist_seconds=time.time() - published.manifest.times["saved_at"],
-            )
-            self._kept = self._retained(kept, self.config.retention)
-
-    def _with_room(self, publish: Callable[[], Published]) -> Published:
-        try:
-            return publish()
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-        if self._ranks.first:  # all can go but the newest good one, and what is pinned
-            with self._keeping:
-                self._kept = self._retained(self._known(), Retention(last=1))
-        return publish()
-
-    def _retained(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
-        choice = retain(checkpoints, policy, budget_bytes=self.config.budget_bytes)
-        for dropped in choice.drop:
-            trash = set_aside(self._layer, dropped.path, "trash")
-            if trash is not None:
-                self._layer.remove(trash)
-        return list(choice.keep)
 
     def _settle(self) -> None:
         """Take note of the saves that ended; warn or raise about those that failed."""
