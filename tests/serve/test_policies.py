@@ -1,6 +1,7 @@
 """The policies of serving, without processes: batch sizes, gears, agreement, health, limits."""
 
 import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.ensemble import Ensemble
 from trainwright.errors import ServeConfigError
-from trainwright.serve import Cascade, Gear, Gears, Settings
+from trainwright.serve import Cascade, Gear, Gears, Settings, fit_cascade, saved_by
 from trainwright.serve.adaptive import AIMD, Adaptive
 from trainwright.serve.cascade import agreement_of
 from trainwright.serve.gears import places_of
@@ -125,6 +127,57 @@ class TestAgreement:
     def test_refusals(self, tiers, agreement, sentence):
         with pytest.raises(ServeConfigError, match=sentence):
             Cascade(tiers=tiers, agreement=agreement)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kept(Ensemble):
+    """An ensemble with predictions of its own on one split."""
+
+    told_predictions: list = field(default_factory=list)
+    told_targets: np.ndarray | None = None
+
+    def member_predictions(self, split="test"):
+        return iter(self.told_predictions)
+
+
+def kept(tmp_path, rows=2000, skill=3.0):
+    """Return four members that mostly agree, and cost 1, 2, 3 and 4 ms a row."""
+    found = members.ensemble(tmp_path, 4)
+    draws = np.random.default_rng(1)
+    targets = draws.integers(0, 3, rows)
+    common = draws.normal(size=(rows, 3))
+    common[np.arange(rows), targets] += skill
+    predictions = []
+    for _ in range(4):
+        odds = np.exp(common + 0.5 * draws.normal(size=(rows, 3)))
+        predictions.append(odds / odds.sum(axis=1, keepdims=True))
+    costly = tuple(replace(member, seconds_per_row=1e-3 * (place + 1)) for place, member in enumerate(found.members))
+    first = replace(costly[0])
+    object.__setattr__(first, "targets", lambda split: targets)
+    return Kept(members=(first, *costly[1:]), weights=found.weights, told_predictions=predictions, told_targets=targets)
+
+
+class TestFittedCascade:
+    def test_keeps_the_loss_and_saves(self, tmp_path):
+        """Within a standard error of the whole ensemble, for less, and it counts what it says it does."""
+        ensemble = kept(tmp_path)
+        cascade = fit_cascade(ensemble)
+        saved = saved_by(ensemble, cascade, "calibration")
+        assert saved.loss - saved.full_loss <= saved.standard_error
+        assert saved.cost_ratio < 0.9
+        assert sum(saved.stopped) == pytest.approx(1.0)
+        first = sum(trial + 1 for trial in cascade.tiers[0]) / 10
+        assert saved.cost_ratio == pytest.approx(first + saved.stopped[1] * (1 - first))
+        share = agreement_of([ensemble.told_predictions[t] for t in cascade.tiers[0]], [0.25] * len(cascade.tiers[0]))
+        assert saved.stopped[0] == pytest.approx((share >= cascade.agreement).mean())
+
+    def test_refusals(self, tmp_path):
+        with pytest.raises(ServeConfigError, match="got 2 members that predict classes; allowed: three or more"):
+            fit_cascade(members.ensemble(tmp_path / "two", 2))
+        unmeasured = members.ensemble(tmp_path / "three", 3)
+        lost = replace(unmeasured, members=tuple(replace(one, seconds_per_row=None) for one in unmeasured.members))
+        with pytest.raises(ServeConfigError, match="the seconds of trial 0 were not measured"):
+            fit_cascade(lost)
 
 
 class TestHealth:

@@ -5,6 +5,7 @@ on the workers' lines and, at most a tick, on its timers; sums over predictions 
 """
 
 import contextlib
+import math
 import os
 import selectors
 import threading
@@ -26,6 +27,7 @@ from trainwright.serve.settings import Settings
 __all__ = ["Dispatcher"]
 
 _TICK_SECONDS = 0.25
+_WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
 _ENDED = "service: has ended; nothing is answered any more"
 
 
@@ -41,6 +43,7 @@ class Dispatcher(threading.Thread):
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._asleep = False
+        self._watched = -math.inf
         self._gate = threading.Lock()  # of the three numbers below
         self._entering = 0  # rows that were admitted and are not among the waiting yet
         self.open = 0  # requests that were admitted and not answered
@@ -137,7 +140,9 @@ class Dispatcher(threading.Thread):
             self._inbox.popleft()()
         now = time.monotonic()
         self._segments.expire(now)
-        self._watch(now)
+        if now >= self._watched + _WATCH_SECONDS:
+            self._watched = now
+            self._watch(now)
         self._form(now)
         for line in self._pool.lines:
             line.send(now)
@@ -145,7 +150,8 @@ class Dispatcher(threading.Thread):
     def _until_next(self) -> float:
         now = time.monotonic()
         due = [now + _TICK_SECONDS, self._segments.next_deadline]
-        due += [post.restart_at for post in self._pool.posts if post.state is State.WAITING]
+        watch = self._watched + _WATCH_SECONDS
+        due += [max(post.restart_at, watch) for post in self._pool.posts if post.state is State.WAITING]
         if self._settings.max_delay_ms:  # what is ripe and still waits, waits for room, of which a report will tell
             ripe = (
                 head.admitted + self._settings.max_delay_ms / 1e3 for _, head, _ in self._segments.batcher.waiting()
