@@ -79,8 +79,22 @@ def test_threshold_of_two_classes(study, trainwright, tmp_path):
     assert 0.1 < decision["applied"] < 0.35
     assert decision["before"] == 0.5 < decision["after"]
     assert f"called 1 above a probability of {decision['applied']:.4f} (by balanced accuracy), test balanced" in out
+    assert "warning: there is one model, which is an ensemble of one" in out
     status, _, err = trainwright(*arguments, "--decide-by", "f2")
     assert (status, "allowed: accuracy, balanced_accuracy, f1" in err) == (2, True)
+
+
+def test_validation_rows_alone(study, trainwright, tmp_path):
+    """They are divided, and it is said that every number is too good."""
+    for number in range(3):
+        told = {"validation": study.predictions(number)["test"]}
+        leave(study.trial(number), predictions=told, targets={"validation": study.targets["test"]})
+    status, out, _ = trainwright(study.directory, "--html", tmp_path / "page.html", "--json")
+    content = json.loads(out.splitlines()[-1])
+    assert status == 0
+    assert content["pick"]["rows_seen_by_search"]
+    assert set(content["pick"]["losses"]) == {"selection", "test"}
+    assert "warning: the models left validation rows alone, which steered the search" in out
 
 
 def test_mistakes(filled, study, trainwright, tmp_path):
