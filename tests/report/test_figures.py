@@ -1,5 +1,6 @@
 """Figures as data: of words that the page knows, coloured by its themes, thinned, and right in what they show."""
 
+import copy
 import json
 import re
 from importlib import resources
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ledger import DirectoryLedger, State, fold
+from trainwright.ledger import DirectoryLedger, End, Lease, State, fold
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
@@ -99,6 +100,19 @@ def test_many_trials_are_thinned_and_the_caption_says_so(big, many):
     assert "darker is busier" in found["utilisation"].caption
     best = {trace["name"]: trace for trace in found["curves-0"].data}["best"]
     assert set(best["customdata"]) - {None} == {big.best.number}
+
+
+def test_a_resize_is_marked_where_it_was(overview):
+    """Of the study's trials one went on with two devices after its third epoch."""
+    state = copy.deepcopy(overview.state)
+    best = state.trials[overview.best.number]
+    first = best.leases[1]
+    first.end = End("paused", "resized", {}, None, 1.0, first.started_at or 0.0, (4, "", 0))
+    best.leases[2] = Lease(2, devices=("cuda:0", "cuda:1"), resumed_epoch=3, started_at=first.started_at)
+    [mark] = [trace for trace in learning_curves(Overview(state)).data if trace["name"] == "resized here"]
+    assert mark["x"] == [3]
+    assert mark["y"] == pytest.approx([best.reports[3].metrics["val_loss"]], rel=1e-5)
+    assert mark["customdata"] == [[best.number, "2 devices"]]
 
 
 def test_stopped_trials_and_rungs_are_told_apart(overview):

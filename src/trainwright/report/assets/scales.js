@@ -134,7 +134,8 @@ export class Axis {
       if (((power % every) + every) % every) continue;
       for (const step of steps) {
         const value = Number((step * 10 ** power).toPrecision(6));
-        ticks.push({ value, text: number(value, 2) });
+        const short = Math.abs(power) < 4 ? value.toLocaleString("en-US", { maximumFractionDigits: 6 }) : number(value, 2);
+        ticks.push({ value, text: short });
       }
     }
     return ticks;

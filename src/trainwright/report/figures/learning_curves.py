@@ -45,6 +45,9 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     stopped = [t for t in results if t.status is Status.STOPPED and t is not best and goal.metric in _metrics(t)]
     if stopped:
         traces.insert(1, _crosses(stopped, goal))
+    moved = _moves([t for t in overview.trials if len(t.leases) > 1], traces, goal)
+    if moved is not None:
+        traces.append(moved)
     metric = escape(goal.metric, 40)
     y, remark = value_axis(metric, np.array(values), low_is_good=goal.direction == "min")
     x = _epoch_axis(overview)
@@ -112,6 +115,33 @@ def _crosses(stopped: list[TrialState], goal: Objective) -> Json:
         "marker": {"color": "--muted", "size": 7, "symbol": "x-thin-open", "line": {"color": "--muted", "width": 1.5}},
         "hovertemplate": "trial %{customdata} stopped after epoch %{x}: %{y:.4g}<extra></extra>",
         "showlegend": True,
+    }
+
+
+def _moves(resized: list[TrialState], traces: list[Json], goal: Objective) -> Json | None:
+    """Return the places at which drawn trials went on with other devices."""
+    drawn = {number for trace in traces for number in trace["customdata"]}
+    found = [
+        (trial, lease, trial.reports[lease.resumed_epoch].metrics[goal.metric])
+        for trial in resized
+        if trial.number in drawn
+        for number, lease in sorted(trial.leases.items())
+        if (before := trial.leases.get(number - 1)) is not None
+        and before.end is not None
+        and before.end.reason == "resized"
+        and goal.metric in getattr(trial.reports.get(lease.resumed_epoch), "metrics", ())
+    ]
+    if not found:
+        return None
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "resized here",
+        "x": [lease.resumed_epoch for _, lease, _ in found],
+        "y": rounded([value for *_, value in found]),
+        "customdata": [[trial.number, count(max(1, len(lease.devices)), "device")] for trial, lease, _ in found],
+        "marker": {"color": "--green", "size": 7, "symbol": "diamond"},
+        "hovertemplate": "trial %{customdata[0]} went on with %{customdata[1]} after epoch %{x}<extra></extra>",
     }
 
 
