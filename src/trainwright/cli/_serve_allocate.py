@@ -1,4 +1,4 @@
-"""`trainwright serve allocate ENSEMBLE`: which member runs where, with which batch size."""
+"""`trainwright serve allocate ENSEMBLE`: which member runs where, with which batch size, and what that is worth."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,32 +11,89 @@ from trainwright.cli._words import print_table
 if TYPE_CHECKING:
     from trainwright.serve import Plan
 
-__all__ = ["allocate", "show_matrix"]
+__all__ = ["allocate"]
 
 
 def allocate(
     ensemble: Annotated[Path, typer.Argument(help="A folder that Ensemble.save wrote.")],
     *,
-    devices: Annotated[str, typer.Option("--devices", help="Such as cuda:0,cpu:0-7.")] = "cpu",
+    devices: Annotated[str | None, typer.Option("--devices", help="Such as cuda:0,cpu:0-7.")] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option("--cluster", help="Simulated: a preset or a .toml or .yaml file; may be repeated."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="So many nodes of each cluster.")] = None,
+    objective: Annotated[
+        str, typer.Option("--objective", help="throughput, throughput@SLO_MS or p99@RATE.")
+    ] = "throughput",
+    cost: Annotated[str, typer.Option("--cost", help="profile, or real: run placements too.")] = "profile",
+    seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Place the members of an ensemble on devices."""
+    """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
+    from trainwright.cli._plan_inputs import cluster_of
     from trainwright.ensemble import Ensemble
-    from trainwright.serve import Plan
+    from trainwright.errors import ServeConfigError
+    from trainwright.serve import allocate as search
+    from trainwright.serve import objective_of
 
-    plan = Plan.simple(Ensemble.load(ensemble), devices)
-    show_matrix(plan)
+    if cost not in {"profile", "real"}:
+        raise ServeConfigError(f"--cost: got {cost!r}; allowed: profile, real")
+    goal = objective_of(objective)
+    clusters = [cluster_of(text, nodes, force_units=False) for text in cluster or ()]
+    plan = search(
+        Ensemble.load(ensemble),
+        devices if devices is not None or clusters else "cpu",
+        cluster=clusters or None,
+        objective=goal,
+        cost="real" if cost == "real" else "profile",
+        seed=seed,
+    )
+    _show(plan)
     if out is not None:
         print(f"plan: {plan.save(out)}")
     if json:
-        print_json(plan.to_json())
+        print_json({**plan.to_json(), "out": None if out is None else str(out)})
 
 
-def show_matrix(plan: "Plan") -> None:
-    """Print who runs where: a row per unit, a column per device, batch sizes in them."""
-    header = ("unit", *(device.name for device in plan.devices))
-    print("rows of a batch by unit and device; - is no instance\n")
+def _show(plan: "Plan") -> None:
+    """Print who runs where: a row for each unit, a column for each device with an instance; then what it is worth."""
+    used = [place for place, row in enumerate(plan.matrix) if any(row)]
+    simulated = " (simulated devices)" if plan.simulated else ""
+    print(f"rows of a batch, by unit and device{simulated}; - is no instance\n")
     print_table(
-        header, [(unit.name, *(row[place] or "-" for row in plan.matrix)) for place, unit in enumerate(plan.units)]
+        ("unit", *(plan.devices[place].name for place in used)),
+        [(unit.name, *(plan.matrix[place][column] or "-" for place in used)) for column, unit in enumerate(plan.units)],
     )
+    if idle := len(plan.devices) - len(used):
+        print(f"{idle} of {len(plan.devices)} devices have nothing to do")
+    latency = plan.objective.startswith("p99")
+    print(f"\n{plan.objective}, in {'ms' if latency else 'rows a second'}:\n")
+    lines = (
+        ("worst fit", "worst_fit"),
+        ("batch sizes tuned", "batch_only"),
+        ("this plan", "value"),
+        ("bound", "bound"),
+    )
+    rows = [
+        (label, _figure(plan.expected.get(key), latency), _figure(plan.measured.get(key), latency))
+        for label, key in lines
+        if key in plan.expected or key in plan.measured
+    ]
+    print_table(("", f"expected ({plan.search['times'] or plan.search['cost']})", "measured"), rows)
+    for what, told in (("expected", plan.expected), ("measured", plan.measured)):
+        if "value" in told and not latency:
+            gains = [f"{told['value'] / told[key]:.2f} x {label}" for label, key in simpler if told.get(key, 0) > 0]
+            print(f"{what} gain: {', '.join(gains)}")
+    if "bound" in plan.expected:
+        gap = 1 - plan.expected["value"] / plan.expected["bound"]
+        print(f"gap to the bound (no placement exceeds it, with memory to spare): {gap:.1%}")
+    search = plan.search
+    print(f"{search['tried']} placements tried, {search['steps']} steps, ended: {search['stopped']}")
+
+
+def _figure(value: float | None, latency: bool) -> str:
+    if value is None:
+        return "-"
+    return f"{-1e3 * value:.2f}" if latency else f"{value:,.0f}"

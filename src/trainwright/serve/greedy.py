@@ -30,7 +30,7 @@ class Found:
     placement: Placement
     value: float  # of the last measurements of winner and start, in turns
     start_value: float
-    stopped: str  # "local optimum", "bound reached" or "time limit"
+    stopped: str  # "optimum" (nothing is better), "local optimum", "bound reached" (of steps or trials), "time limit"
     steps: int
     tried: int  # different placements that were measured
 
@@ -49,17 +49,26 @@ class BoundedGreedy:
     seed: int = 0
 
     def search(
-        self, start: Placement, space: Space, cost: Cost, *, clock: Callable[[], float] = time.monotonic
+        self,
+        start: Placement,
+        space: Space,
+        cost: Cost,
+        *,
+        bound: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
     ) -> Found:
-        """Return the best placement found from `start`, which must fit."""
+        """Return the best placement found from `start`, which must fit; nothing exceeds `bound`, so it ends there."""
         climb = _Climb(self, space, cost, clock, ends=clock() + self.max_seconds)
         best, value, stopped = climb.up(start)
         for kick in range(0 if cost.noisy else self.kicks):
-            if stopped == "time limit" or len(climb.kept) >= self.max_tried:
+            done = stopped == "time limit" or len(climb.kept) >= self.max_tried
+            if done or value >= bound * (1.0 - _ROUNDING):
                 break
             other, found, ended = climb.up(space.kicked(best, rng(self.seed, "serve-kicks", kick)))
             if found > value + _ROUNDING * abs(value):
                 best, value, stopped = other, found, ended
+        if value >= bound * (1.0 - _ROUNDING):
+            stopped = "optimum"
         old, new = compared(cost, start, best, self.repeats if cost.noisy else 1)
         return Found(
             placement=best,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble
+from trainwright.ensemble.entry import PROGRAM_FILE, WEIGHTS_FILE
 from trainwright.errors import AllocationError
 from trainwright.serve.devices import Device, parse_devices
 from trainwright.serve.memory import MemoryModel
@@ -175,7 +176,7 @@ def digest_of(ensemble: Ensemble) -> str:
     Rule and calibration play no part: another combination of the same members runs on the same plan.
     """
     told = [
-        [member.trial, member.epoch, member.digests.get("weights.safetensors"), member.factory, member.link]
+        [member.trial, member.epoch, member.digests.get(WEIGHTS_FILE), member.digests.get(PROGRAM_FILE), member.factory]
         for member in ensemble.members
     ]
     return _digest(told)

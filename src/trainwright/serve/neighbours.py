@@ -3,6 +3,7 @@
 Single changes alone cannot take an instance from a full device to another, hence moves and swaps.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,7 @@ class Space:
     batches: tuple[int, ...]
     memory: MemoryModel
     fusable: tuple[Unit, ...] = ()  # units of several members that merging may make
+    loops: bool = False  # whether any two units may also be merged into one that computes their members in turn
     moves: tuple[Move, ...] = MOVES
     _bytes: dict[Unit, dict[tuple[int, int], int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -141,7 +143,7 @@ class Space:
         if "merge" not in self.moves:
             return
         units = placement.units
-        for unit in self.fusable:
+        for unit in (*self.fusable, *(_looped(units) if self.loops else ())):
             parts = [place for place, held in enumerate(units) if set(held.members) <= set(unit.members)]
             if len(parts) < 2 or sum(len(units[place].members) for place in parts) != len(unit.members):
                 continue
@@ -162,6 +164,13 @@ class Space:
             singles = tuple(Unit(members=(member,)) for member in unit.members)
             rows = tuple((*(row[other] for other in kept), *(row[place],) * len(singles)) for row in placement.matrix)
             yield _ordered((*(placement.units[other] for other in kept), *singles), rows)
+
+
+def _looped(units: Sequence[Unit]) -> Iterator[Unit]:
+    """Yield the loop of any two units that run their members in turn."""
+    plain = [unit for unit in units if unit.kind in {"process", "loop"}]
+    for first, second in itertools.combinations(plain, 2):
+        yield Unit(members=tuple(sorted((*first.members, *second.members))), kind="loop")
 
 
 def _ordered(units: tuple[Unit, ...], rows: tuple[tuple[int, ...], ...]) -> Placement:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.serve.arrivals import arrival_times, latencies
-from trainwright.serve.balance import balance
 from trainwright.serve.cost import Measurement
 from trainwright.serve.devices import Device
 from trainwright.serve.objectives import P99, Objective, Throughput
@@ -24,6 +22,7 @@ __all__ = ["ProfileCost"]
 
 _RESOLUTION = 0.05  # of the largest rate within a latency
 _QUANTILE = 0.99
+_LONG = 40.0  # batches that a simulation lasts at least
 
 
 @dataclass(kw_only=True)
@@ -34,13 +33,17 @@ class ProfileCost:
     tables: TimeTables
     objective: Objective = field(default_factory=Throughput)
     contention: Mapping[str, float] = field(default_factory=dict)  # by Device.kind; 0 if not given
-    requests: int = 1000  # simulated for a latency
+    requests: int = 500  # simulated for a latency
     seed: int = 0
     _seconds: dict[tuple[Unit, ...], Array] = field(default_factory=dict, init=False, repr=False)
 
     noisy = False
 
     def __post_init__(self) -> None:
+        from trainwright.serve.arrivals import arrival_times, latencies
+        from trainwright.serve.balance import balance
+
+        self._balance, self._latencies = balance, latencies
         self._slope = np.array([self.contention.get(device.kind, 0.0) for device in self.devices])
         self._place = np.zeros(max(self.tables.batches) + 1, dtype=np.int64)  # of a batch among the batches, from 1
         self._place[list(self.tables.batches)] = np.arange(1, len(self.tables.batches) + 1)
@@ -74,7 +77,7 @@ class ProfileCost:
         rates = self._rates(units, limits)
         unknown = np.isnan(rates)
         capacity = 1.0 / (1.0 + self._slope * np.maximum(0, (limits > 0).sum(axis=2) - 1))
-        saturated = balance(np.nan_to_num(rates), capacity)
+        saturated = self._balance(np.nan_to_num(rates), capacity)
         alone = np.nansum(rates * capacity[:, :, None], axis=1)
         return [
             Measurement.failure("no time is known for an instance")
@@ -107,7 +110,12 @@ class ProfileCost:
 
     def _p99(self, rate: float, rows: int, limits: Array, seconds: Array) -> float:
         batches = np.array(self.tables.batches)
-        return float(np.quantile(latencies(self._arrivals / rate, rows, limits, seconds, batches), _QUANTILE))
+        # The simulated time must be long beside a batch; where requests come too fast for that, some come together.
+        place = np.maximum(self._place[limits] - 1, 0)
+        slowest = np.where(limits > 0, np.take_along_axis(seconds, place[..., None], 2)[..., 0], 0.0).max()
+        together = max(1, math.ceil(rate * _LONG * slowest / self.requests))
+        times = self._latencies(self._arrivals * (together / rate), together * rows, limits, seconds, batches)
+        return float(np.quantile(times, _QUANTILE))
 
     def _largest_rate(self, slo: float, rows: int, limits: Array, seconds: Array, saturated: float) -> float:
         """Return the largest rate of requests whose 99th percentile is within the limit, to 5 %, by bisection."""

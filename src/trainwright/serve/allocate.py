@@ -1,0 +1,212 @@
+"""tw.serve.allocate: a plan for an ensemble on devices, searched for with a cost, beside what simpler means reach."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from trainwright.cluster import Cluster
+from trainwright.ensemble import Ensemble
+from trainwright.errors import AllocationError, DeviceError, ServeConfigError
+from trainwright.serve.cost import Cost
+from trainwright.serve.devices import Device, parse_devices, simulated_devices
+from trainwright.serve.exact import upper_bound
+from trainwright.serve.greedy import BoundedGreedy, Found
+from trainwright.serve.matrix import BATCHES, Plan, digest_of
+from trainwright.serve.memory import MemoryModel
+from trainwright.serve.neighbours import Space
+from trainwright.serve.objectives import P99, Objective, Throughput
+from trainwright.serve.placement import Matrix, Placement
+from trainwright.serve.profile_cost import ProfileCost
+from trainwright.serve.relaxed import relaxed
+from trainwright.serve.tables import TimeTables
+from trainwright.serve.units import Unit, single_units
+from trainwright.serve.worst_fit import worst_fit
+
+__all__ = ["allocate"]
+
+_START_BATCH = 8
+_BOUNDS: Mapping[bool, Mapping[str, int]] = {True: {}, False: {"kicks": 2, "max_tried": 1000}}  # latencies take longer
+_REAL_STEPS, _TURNS = 3, 3  # of a search by running, and of the last comparison
+
+
+def allocate(
+    ensemble: Ensemble,
+    devices: str | Iterable[str | Device] | None = None,
+    *,
+    cluster: Cluster | Sequence[Cluster] | None = None,
+    objective: Objective | None = None,
+    cost: Literal["profile", "real"] | Cost = "profile",
+    tables: TimeTables | None = None,
+    memory: MemoryModel | None = None,
+    batches: Sequence[int] = BATCHES,
+    search: BoundedGreedy | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Return the best plan found for an ensemble on `devices` of this machine, or on the simulated ones of `cluster`.
+
+    `cost` "profile" judges placements by time tables: measured on devices that are here, by the roofline on simulated
+    ones, or those given as `tables` (with `memory`). "real" goes on from there by running placements in processes of
+    their own, of each step those that are expected to be best; this takes minutes. A `Cost` of your own is taken as it
+    is. Several clusters make a heterogeneous set.
+
+    The plan's `expected` and `measured` hold the value, and what worst fit, and worst fit with batch sizes tuned, reach
+    by the same means: rows a second, or minus seconds for `P99`. `bound` is what no placement exceeds.
+
+    Raises DeviceError for devices that are not there, AllocationError if the ensemble does not fit, ServeConfigError
+    for a latency that nothing meets.
+    """
+    goal = Throughput() if objective is None else objective
+    settings = search if search is not None else BoundedGreedy(seed=seed, **_BOUNDS[goal == Throughput()])
+    found, clusters = _devices(devices, cluster)
+    if cost == "real" and clusters:
+        raise ServeConfigError("cost: got 'real' for simulated devices; allowed: 'profile', or devices= that are here")
+    judge: Cost
+    if isinstance(cost, str):
+        if tables is None:
+            tables, traced = _tables(ensemble, found, clusters, batches)
+            memory = traced if memory is None else memory
+        _check_reachable(goal, tables, found)
+        judge = ProfileCost(devices=found, tables=tables, objective=goal, seed=seed)
+    else:
+        judge = cost
+    model = MemoryModel.assumed(ensemble) if memory is None else memory
+    space, start = _start(Space(devices=found, batches=tuple(batches), memory=model), len(ensemble.members))
+    bound = upper_bound(start.units, space, judge) if isinstance(judge, ProfileCost) and goal == Throughput() else None
+    best, tuned, results = _searched(start, space, judge, settings, bound)
+    expected = {"value": best.value, "worst_fit": results[0].start_value, "batch_only": tuned.value}
+    if bound is not None:
+        expected["bound"] = bound
+    placement = best.placement
+    measured: dict[str, float] = {}
+    if cost == "real" and isinstance(judge, ProfileCost):
+        placement, measured = _run(ensemble, space, judge, settings, (start, tuned.placement, placement))
+    return Plan(
+        ensemble=digest_of(ensemble),
+        devices=found,
+        units=placement.units,
+        matrix=placement.matrix,
+        objective=goal.name,
+        expected={name: value for name, value in expected.items() if math.isfinite(value)},
+        measured={name: value for name, value in measured.items() if math.isfinite(value)},
+        search={
+            "cost": cost if isinstance(cost, str) else "given",
+            "times": None if tables is None else tables.source,
+            "stopped": best.stopped,
+            "steps": sum(result.steps for result in results),
+            "tried": sum(result.tried for result in results),
+            "seed": settings.seed,
+        },
+    )
+
+
+def _searched(
+    start: Placement, space: Space, judge: Cost, settings: BoundedGreedy, bound: float | None
+) -> tuple[Found, Found, list[Found]]:
+    """Return the best end, that of tuning batch sizes alone, and all ends, that from worst fit first."""
+    most = math.inf if bound is None else bound
+    results: list[Found] = []
+    if isinstance(judge, ProfileCost) and (other := relaxed(start.units, space, judge)) is not None:
+        results.append(settings.search(other, space, judge, bound=most))
+    met = any(result.stopped == "optimum" for result in results)  # then worst fit is only measured
+    climb = replace(settings, max_steps=0, kicks=0) if met else settings
+    results.insert(0, climb.search(start, space, judge, bound=most))
+    tuned = replace(settings, kicks=0).search(start, replace(space, moves=("batch",)), judge)
+    best = max(results, key=lambda result: result.value)
+    if not judge.noisy and tuned.value > best.value:
+        best = tuned
+    if not math.isfinite(best.value):
+        raise AllocationError(
+            "allocate: every placement that was tried failed; allowed: an ensemble that runs on the devices"
+        )
+    return best, tuned, results
+
+
+def _run(
+    ensemble: Ensemble,
+    space: Space,
+    judge: ProfileCost,
+    settings: BoundedGreedy,
+    placements: tuple[Placement, Placement, Placement],
+) -> tuple[Placement, dict[str, float]]:
+    """Go on from the last of worst fit, tuned batches and the best expected, by running; measure all in turns."""
+    from trainwright.serve.real_cost import RealCost, Screened
+
+    real = RealCost(ensemble=ensemble, devices=space.devices, objective=judge.objective)
+    short = replace(settings, max_steps=min(settings.max_steps, _REAL_STEPS), repeats=2)
+    start, tuned, expected = placements
+    found = short.search(expected, space, Screened(cost=real, by=judge)).placement
+    turns = [real.measure([start, tuned, found]) for _ in range(_TURNS)]
+    names = ("worst_fit", "batch_only", "value")
+    measured = {name: statistics.median(turn[place].value for turn in turns) for place, name in enumerate(names)}
+    if measured["value"] == -math.inf:
+        raise AllocationError(
+            f"allocate: the plan that was found does not run ({turns[-1][2].failed}); allowed: an ensemble that "
+            "runs on the devices"
+        )
+    return found, {**measured, "placements": float(real.measured)}
+
+
+def _devices(
+    devices: str | Iterable[str | Device] | None, cluster: Cluster | Sequence[Cluster] | None
+) -> tuple[tuple[Device, ...], list[Cluster]]:
+    if cluster is None and devices is not None:
+        return parse_devices(devices), []
+    if cluster is None or devices is not None:
+        given = "neither" if devices is None else "both"
+        raise DeviceError(f"allocate: got {given} of devices and cluster; allowed: one of them")
+    clusters = [cluster] if isinstance(cluster, Cluster) else list(cluster)
+    return simulated_devices(clusters), clusters
+
+
+def _tables(
+    ensemble: Ensemble, devices: Sequence[Device], clusters: Sequence[Cluster], batches: Sequence[int]
+) -> tuple[TimeTables, MemoryModel]:
+    """Return time tables and memory: by the roofline of simulated devices, or measured."""
+    if clusters:
+        from trainwright.serve.roofline import simulated_tables
+
+        return simulated_tables(ensemble, clusters, batches)
+    from trainwright.serve.timing import measured
+
+    return measured(ensemble, devices, batches)
+
+
+def _check_reachable(goal: Objective, tables: TimeTables, devices: Sequence[Device]) -> None:
+    least = 1e3 * tables.least_seconds(devices)
+    if isinstance(goal, P99) or goal.slo_ms is None or goal.slo_ms > least:
+        return
+    raise ServeConfigError(
+        f"objective: got a latency of {goal.slo_ms:g} ms, but the fastest single batch of the slowest member takes "
+        f"{least:.3g} ms; allowed: more than that"
+    )
+
+
+def _start(space: Space, members: int) -> tuple[Space, Placement]:
+    """Return worst fit of a process each, or, where these do not fit, of all members in one that computes them in turn.
+
+    A loop saves contexts and nothing else, so loops are searched for only where bytes are short.
+    """
+    units = single_units(members)
+    try:
+        return space, Placement(units, _worst_fit(space, units))
+    except AllocationError as error:
+        if members == 1:
+            raise
+        looped = (Unit(members=tuple(range(members)), kind="loop"),)
+        try:
+            return replace(space, loops=True), Placement(looped, _worst_fit(space, looped))
+        except AllocationError:
+            raise error from None
+
+
+def _worst_fit(space: Space, units: tuple[Unit, ...]) -> Matrix:
+    """Return worst fit at 8 rows, or at the next smaller batch that fits."""
+    smaller = [batch for batch in space.batches if batch <= max(_START_BATCH, space.batches[0])]
+    for batch in reversed(smaller[1:]):
+        try:
+            return worst_fit(space.devices, units, space.memory, batch=batch)
+        except AllocationError:
+            continue
+    return worst_fit(space.devices, units, space.memory, batch=smaller[0])
