@@ -179,11 +179,11 @@ class TestReal:
 
         loaded = Ensemble.load(folder)
         plan = allocate(
-            loaded, "cpu:0", cost="real", batches=(8, 64), search=BoundedGreedy(max_steps=1, kicks=1, max_tried=30)
+            loaded, "cpu:0", cost="real", batches=(8,), search=BoundedGreedy(max_steps=1, kicks=1, max_tried=30)
         )
         assert plan.search["times"] == "measured"
         assert plan.measured["value"] > 0
-        assert plan.measured["placements"] >= 9
+        assert plan.measured["placements"] >= 3
         with Deployment(loaded, plan) as service:
             x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
             np.testing.assert_allclose(service.predict(x), loaded.predict(x), atol=1e-6)

@@ -70,12 +70,8 @@ def _show(plan: "Plan") -> None:
         print(f"{idle} of {len(plan.devices)} devices have nothing to do")
     latency = plan.objective.startswith("p99")
     print(f"\n{plan.objective}, in {'ms' if latency else 'rows a second'}:\n")
-    lines = (
-        ("worst fit", "worst_fit"),
-        ("batch sizes tuned", "batch_only"),
-        ("this plan", "value"),
-        ("bound", "bound"),
-    )
+    simpler = (("worst fit", "worst_fit"), ("batch sizes tuned", "batch_only"))
+    lines = (*simpler, ("this plan", "value"), ("bound", "bound"))
     rows = [
         (label, _figure(plan.expected.get(key), latency), _figure(plan.measured.get(key), latency))
         for label, key in lines

@@ -137,12 +137,13 @@ def _run(
     short = replace(settings, max_steps=min(settings.max_steps, _REAL_STEPS), repeats=2)
     start, tuned, expected = placements
     found = short.search(expected, space, Screened(cost=real, by=judge)).placement
-    turns = [real.measure([start, tuned, found]) for _ in range(_TURNS)]
-    names = ("worst_fit", "batch_only", "value")
-    measured = {name: statistics.median(turn[place].value for turn in turns) for place, name in enumerate(names)}
-    if measured["value"] == -math.inf:
+    different = list(dict.fromkeys([start, tuned, found]))
+    turns = [real.measure(different) for _ in range(_TURNS)]
+    values = {one: statistics.median(turn[place].value for turn in turns) for place, one in enumerate(different)}
+    measured = {"worst_fit": values[start], "batch_only": values[tuned], "value": values[found]}
+    if values[found] == -math.inf:
         raise AllocationError(
-            f"allocate: the plan that was found does not run ({turns[-1][2].failed}); allowed: an ensemble that "
+            f"allocate: the plan that was found does not run ({turns[-1][-1].failed}); allowed: an ensemble that "
             "runs on the devices"
         )
     return found, {**measured, "placements": float(real.measured)}
