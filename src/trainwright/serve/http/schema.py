@@ -5,7 +5,7 @@ from typing import Any
 from trainwright.serve.http.asked import INPUT
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, SIZE
 
-__all__ = ["ERRORS", "INFER", "error_responses"]
+__all__ = ["INFER", "error_responses"]
 
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 _WORDS = {
@@ -20,7 +20,6 @@ _WORDS = {
     503: "Not ready, ending, or too few members; ask again after Retry-After.",
     504: "The deadline passed before enough members had answered.",
 }
-ERRORS = tuple(_WORDS)
 _NUMBERS: dict[str, Any] = {
     "description": "Values, flat in row-major order or nested as `shape` says.",
     "type": "array",

@@ -1,0 +1,202 @@
+"""The service over HTTP beside plain FastAPI and a Ray Serve composition: throughput and latency at 1 to 64 clients.
+
+The same ensemble, rows, client and protocol for all: closed loops of C clients over kept connections, each server in
+processes of its own, in turn within a round. `fastapi` is an application of a few lines that calls the members one
+after the other in the event loop's thread pool, as a first server is written; `ray-serve` an ingress that asks one
+deployment per member at once and combines. The ratios `throughput_over_...` are of requests a second, the geometric
+mean over the numbers of clients, binary tensors everywhere; JSON is ours alone and given apart. `http_long_*` is
+`--seconds` of open loop at 80 % of what one run of closed loop achieved, and memory before and after.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks._report import progress, table
+from benchmarks.serve._ensembles import INPUTS, ensemble
+
+__all__ = ["run"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SERVERS = Path(__file__).with_name("_http_servers.py")
+_CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+_ROWS = 8
+_START_SECONDS = 240.0
+CONTESTANTS = ("trainwright", "fastapi", "ray-serve")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure."""
+    clients = (1, 4) if options.quick else _CLIENTS
+    seconds = 2.0 if options.quick else min(options.seconds, 4.0)
+    repeats = 1 if options.quick else options.repeats
+    chosen = [one for one in CONTESTANTS if one != "ray-serve" or importlib.util.find_spec("ray") is not None]
+    missing = {one for one in CONTESTANTS if one not in chosen}
+    rows: list[dict[str, Any]] = []
+    wrong = 0
+    with tempfile.TemporaryDirectory() as place:
+        width = 64 if options.quick else 512
+        found = ensemble(Path(place) / "members", [{"width": width, "depth": 2}] * 4)
+        folder = found.save(Path(place) / "out")
+        for repeat in range(repeats):
+            for name in chosen if repeat % 2 == 0 else reversed(chosen):
+                try:
+                    with _server(name, folder) as (url, _):
+                        for count in clients:
+                            for binary in (True, False) if name == "trainwright" else (True,):
+                                told = _load(url, count, seconds, options.seed, found, binary=binary)
+                                wrong += told.wrong if name == "trainwright" else 0
+                                rows.append(_row(name if binary else f"{name} json", count, repeat, told))
+                except _NoServerError as error:
+                    if name == "trainwright":
+                        raise
+                    progress(f"skipped: {error}")
+                    missing.add(name)
+        long = _long(options, folder)
+    medians = {
+        (name, count): {
+            key: statistics.median(row[key] for row in rows if (row["name"], row["clients"]) == (name, count))
+            for key in ("rate", "p50_ms", "p99_ms")
+        }
+        for name in dict.fromkeys(row["name"] for row in rows)
+        for count in clients
+    }
+    lines = [
+        [f"{name}, {count}", f"{each['rate']:.1f}", f"{each['p50_ms']:.1f}", f"{each['p99_ms']:.1f}"]
+        for (name, count), each in medians.items()
+    ]
+    header = ["server, clients", "requests/s", "p50 ms", "p99 ms"]
+    print(table(header, lines))
+    over = {
+        f"throughput_over_{name.replace('-', '_')}": _ratio(medians, name, clients)
+        for name in chosen
+        if name != "trainwright" and name not in missing
+    }
+    return {
+        "summary": {**over, **long, "wrong_answers": wrong},
+        "rows": rows,
+        "table": {"header": header, "rows": lines},
+        "settings": {"clients": clients, "rows": _ROWS, "width": width, "members": 4, "seconds": seconds},
+        "missing": sorted(missing),
+    }
+
+
+class _NoServerError(Exception):
+    """A server that does not start here."""
+
+
+def _load(url: str, clients: int, seconds: float, seed: int, found: Any, *, binary: bool) -> Any:
+    from trainwright.serve import Load
+
+    load = Load(
+        kind="closed",
+        clients=clients,
+        rows=(_ROWS, _ROWS),
+        seconds=seconds,
+        warm_up_seconds=seconds / 4,
+        seed=seed,
+        binary=binary,
+    )
+    return load.run(url, reference=found.predict)
+
+
+def _row(name: str, clients: int, repeat: int, told: Any) -> dict[str, Any]:
+    latency = told.latency_ms
+    if set(told.statuses) != {"200"}:
+        progress(f"{name}, {clients} clients: {told.statuses}")
+    return {
+        "name": name,
+        "clients": clients,
+        "repeat": repeat,
+        "rate": told.achieved_rate,
+        "p50_ms": math.nan if latency["p50"] is None else latency["p50"],
+        "p99_ms": math.nan if latency["p99"] is None else latency["p99"],
+        "statuses": dict(told.statuses),
+    }
+
+
+def _ratio(medians: dict[tuple[str, int], dict[str, float]], name: str, clients: tuple[int, ...]) -> float:
+    logs = [math.log(medians["trainwright", one]["rate"] / medians[name, one]["rate"]) for one in clients]
+    return round(math.exp(statistics.fmean(logs)), 3)
+
+
+def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run the open loop at 80 % of what a closed loop achieves, and look at the server's memory."""
+    from trainwright.serve import Load
+
+    seconds = 2.0 if options.quick else options.seconds
+    with _server("trainwright", folder) as (url, pid):
+        most = Load(kind="closed", clients=16, rows=(_ROWS, _ROWS), seconds=min(5.0, seconds)).run(url).achieved_rate
+        load = Load(
+            rate=0.8 * most, rows=(_ROWS, _ROWS), seconds=seconds, warm_up_seconds=seconds / 10, seed=options.seed
+        )
+        before = _resident(pid)
+        told = load.run(url)
+        after = _resident(pid)
+    progress(f"{seconds:g} s at {0.8 * most:.0f} requests/s: {dict(told.statuses)}, {told.why or 'valid'}")
+    return {
+        "http_long_seconds": seconds,
+        "http_long_rate": round(0.8 * most, 1),
+        "http_long_valid": told.valid,
+        "http_long_p99_ms": told.latency_ms["p99"],
+        "http_long_memory_growth_percent": round(100 * (after / before - 1), 2),
+        "lost_requests": int(told.requests - told.statuses.get("200", 0) - told.statuses.get("429", 0)),
+    }
+
+
+def _resident(pid: int) -> int:
+    """Return the resident bytes of a process and those below it."""
+    total, waiting = 0, [pid]
+    while waiting:
+        one = waiting.pop()
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{one}/status").read_text()
+            total += 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+            for task in Path(f"/proc/{one}/task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+    return total
+
+
+@contextlib.contextmanager
+def _server(name: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """Start a server in a process of its own and yield its address and pid."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    paths = os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "RAY_raylet_start_wait_time_s": "150"}
+    command = [sys.executable, str(_SERVERS), name, str(folder), str(port)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait(url, name, process)
+            yield url, process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait(url: str, name: str, process: subprocess.Popen[bytes]) -> None:
+    from trainwright.serve import Client
+
+    until = time.monotonic() + _START_SECONDS
+    with Client(url) as client:
+        while not client.ready():
+            if process.poll() is not None or time.monotonic() > until:
+                raise _NoServerError(f"{name} did not start; {_SERVERS.name} {name} FOLDER PORT says why")
+            time.sleep(0.1)
+        client.predict(np.zeros((_ROWS, INPUTS), dtype=np.float32))
