@@ -36,6 +36,39 @@ def test_plan_explain_and_plot(trainwright, chain, tmp_path):
     assert (tmp_path / "memory.svg").read_text().startswith("<svg")
 
 
+MODELS = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh()))), torch.ones(256, 32)
+
+def with_loss():
+    return *build(), lambda out: out.square().mean()
+
+def only():
+    return build()[0]
+"""
+
+
+def test_a_model_of_ones_own(trainwright, tmp_path, monkeypatch):
+    """A function gives model, sample and loss; they and the optimizer's state are in the chain of the plan."""
+    (tmp_path / "models_of_a_test.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--budget", "0.7", "--out", "plan.json", "--json")
+    done = trainwright("memory", "plan", "models_of_a_test:with_loss", "--optimizer", "adamw", *arguments)
+    assert done.status == 0, done.err
+    assert last_line(done)["peak_bytes"] <= last_line(done)["budget_bytes"]
+    chain = json.loads((tmp_path / "plan.json").read_text())["chain"]
+    assert [len(chain["stages"]), chain["fixed"]["optimizer"]] == [6, 2 * 6 * (32 * 32 + 32) * 4]
+    assert chain["loss"]["saved_bytes"] > 0
+    assert trainwright("memory", "curve", "models_of_a_test:build", "--points", "3").status == 0
+    refused = trainwright("memory", "plan", "models_of_a_test:only", "--budget", "0.7")
+    assert refused.status == 2
+    assert "SPEC: models_of_a_test:only returned Sequential; allowed: a function that returns" in refused.err
+
+
 def test_curve(trainwright, chain):
     done = trainwright("memory", "curve", str(chain), "--points", "4", "--json")
     assert done.status == 0, done.err
@@ -64,6 +97,7 @@ def test_pipeline(trainwright, chain, tmp_path):
         (["plan", "CHAIN", "--budget", "0.5", "--solver", "best"], "solver: got 'best'"),
         (["plan", "CHAIN", "--budget", "0.5", "--offload"], "bandwidth"),
         (["plan", "none.json", "--budget", "0.5"], "cannot be read"),
+        (["plan", "no_such_module:build", "--budget", "0.5"], "SPEC: module 'no_such_module' cannot be imported"),
         (["pipeline", "CHAIN", "--stages", "9", "--microbatches", "1", "--memory", "1MiB"], "stages: got 9"),
         (["explain", "CHAIN"], "no memory plan"),
         (["plot", "none.json"], "cannot be read"),

@@ -1,12 +1,10 @@
 """What `trainwright plan` is given: a model or a profile, a cluster, numbers of devices, costs of input and saves."""
 
-import importlib
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainwright.errors import InputError, MissingExtra, TrainwrightError
+from trainwright.cli._functions import function_of, made_by
+from trainwright.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
@@ -28,42 +26,16 @@ def profile_of(model: str, sample: str | None, *, precision: str, optimizer: str
         import torch
     except ImportError as error:
         raise MissingExtra.of("tracing a model", "torch", "torch") from error
-    build = _function("MODEL", model)
+    build = function_of("MODEL", model)
     with torch.device("meta"):
-        built = _made("MODEL", model, build)
+        built = made_by("MODEL", model, build)
     if not isinstance(built, torch.nn.Module):
         raise InputError(
             f"MODEL: {model} returned {type(built).__name__}; allowed: a function that returns a nn.Module"
         )
-    batch = _made("--sample", sample, _function("--sample", sample))
+    batch = made_by("--sample", sample, function_of("--sample", sample))
     known = optimizer if "=" not in optimizer else "adamw"
     return Profile.trace(built, batch, optimizer=known, precision=precision, name=model)
-
-
-def _function(option: str, text: str) -> Callable[[], Any]:
-    module_name, _, name = text.partition(":")
-    if not all(module_name.split(".")) or not name:
-        raise InputError(f"{option}: got {text!r}; allowed: MODULE:FUNCTION, such as my_project.models:build")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"{option}: module {module_name!r} cannot be imported: {error}") from None
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise InputError(f"{option}: {module_name} has no function {name!r}; allowed: MODULE:FUNCTION")
-    function: Callable[[], Any] = found
-    return function
-
-
-def _made(option: str, text: str, function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except TrainwrightError:
-        raise
-    except Exception as error:
-        kind = type(error).__name__
-        raise InputError(f"{option}: {text} failed with {kind}: {error}; it is called without arguments") from error
 
 
 def cluster_of(text: str, nodes: int | None, *, force_units: bool) -> "Cluster":

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table
+from trainwright.errors import InputError
 
 if TYPE_CHECKING:
     from trainwright.memory import Chain
@@ -19,7 +21,12 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_SPEC = Annotated[str, typer.Argument(help="A chain file (.json) or a PipeDream graph file (.txt).")]
+_SPEC = Annotated[
+    str,
+    typer.Argument(
+        help="A chain file (.json), a PipeDream graph (.txt), or MODULE:FUNCTION for (model, sample[, loss])."
+    ),
+]
 _PLAN = Annotated[Path, typer.Argument(help="A plan file.")]
 _JSON = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 _MULTIPLE = Annotated[
@@ -37,6 +44,9 @@ def plan(
         str | None, typer.Option("--bandwidth", help="Of the link to the host, such as 16GB (a second).")
     ] = None,
     solver: Annotated[str, typer.Option("--solver", help="auto, dp or exact.")] = "auto",
+    optimizer: Annotated[
+        str | None, typer.Option("--optimizer", help="Of a model: sgd, momentum, adam or adamw; its state counts.")
+    ] = None,
     saved_multiple: _MULTIPLE = 1.0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
     json: _JSON = False,
@@ -46,7 +56,7 @@ def plan(
     from trainwright.memory.budget import read_budget, readable
     from trainwright.memory.planning import full_bytes, minimal_bytes
 
-    chain = _chain(spec, saved_multiple)
+    chain = _chain(spec, saved_multiple, optimizer)
     speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else None
     made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
     least, full = minimal_bytes(chain), full_bytes(chain)
@@ -212,8 +222,17 @@ def pipeline(
         )  # fmt: skip
 
 
-def _chain(spec: str, saved_multiple: float) -> "Chain":
+def _chain(spec: str, saved_multiple: float, optimizer: str | None = None) -> "Chain":
     """Return the chain that SPEC names: the one place that decides what a SPEC may be."""
     from trainwright.memory import read_chain
+    from trainwright.memory.subject import as_chain
 
-    return read_chain(spec, saved_multiple=saved_multiple)
+    if Path(spec).suffix in {".json", ".txt"} or ":" not in spec:
+        return read_chain(spec, saved_multiple=saved_multiple)
+    made = made_by("SPEC", spec, function_of("SPEC", spec))
+    if not isinstance(made, tuple) or len(made) not in {2, 3} or not hasattr(made[0], "named_parameters"):
+        raise InputError(
+            f"SPEC: {spec} returned {type(made).__name__}; allowed: a function that returns (model, sample) or (model, "
+            "sample, loss), the loss a function of the model's result"
+        )
+    return as_chain(made[0], made[1], loss=made[2] if len(made) == 3 else None, optimizer=optimizer)
