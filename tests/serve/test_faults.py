@@ -39,7 +39,7 @@ def patiently(service, x):
     while True:
         try:
             return service.submit(x)
-        except NotReady:
+        except Overloaded:  # or NotReady, which is one
             time.sleep(0.01)
 
 
