@@ -41,6 +41,7 @@ def host(root, *, versions=VERSIONS, programs=(), files=None, **changes):
         "python": (3, 12, 1),
         "version": versions.get,
         "requirements": lambda: REQUIREMENTS,
+        "extras": lambda: frozenset(GIVES),
         "which": lambda name: f"/usr/bin/{name}" if name in programs else None,
         "run": lambda command, _seconds: Done(status=0, out=f"{command[0]} v=7.0\n"),
         "room": lambda _path: Room(total_bytes=100 * GIB, free_bytes=50 * GIB, free_files=10**6),
@@ -92,10 +93,16 @@ class TestPackages:
 
     def test_metadata_of_an_older_checkout(self, tmp_path):
         """After a pull, extras that were added since are unknown to what is installed."""
-        found = named(examine_packages(host(tmp_path, requirements=lambda: ("numpy>=2.0",)), {}))["trainwright"]
+        older = host(tmp_path, requirements=lambda: ("numpy>=2.0",), extras=frozenset)
+        found = named(examine_packages(older, {}))["trainwright"]
         assert found.state is State.POOR
         assert "serve" in found.says
         assert named(examine_packages(host(tmp_path, requirements=tuple), {}))["trainwright"].state is State.POOR
+
+    def test_an_extra_that_needs_nothing_is_not_told(self, tmp_path):
+        without = tuple(line for line in REQUIREMENTS if "yaml" not in line)
+        found = named(examine_packages(host(tmp_path, requirements=lambda: without), {}))
+        assert not {"yaml", "trainwright"} & set(found)
 
     def test_import_that_ends_the_interpreter(self, tmp_path):
         """A crash or a hang is told of the package that was being imported."""

@@ -57,7 +57,7 @@ def end_of(workers):
 
 
 def test_three_workers_share_one_budget(tmp_path):
-    with team(tmp_path / "study", 3, 12, 2, "torch") as workers:
+    with team(tmp_path / "study", 3, 12, 2) as workers:
         end_of(workers)
     study = check_study(tmp_path / "study", 12)
     slots = {trial.leases[1].slot.partition(":")[0] for trial in study.trials}

@@ -45,6 +45,13 @@ def _requirements() -> tuple[str, ...]:
         return ()
 
 
+def _extras() -> frozenset[str]:
+    try:
+        return frozenset(importlib.metadata.metadata("trainwright").get_all("Provides-Extra") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return frozenset()
+
+
 def _run(command: Sequence[str], seconds: float) -> Done:
     try:
         done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=seconds)
@@ -87,6 +94,7 @@ class Host:
     python: tuple[int, int, int] = sys.version_info[:3]
     version: Callable[[str], str | None] = _version  # of an installed package
     requirements: Callable[[], tuple[str, ...]] = _requirements  # of Trainwright, as PEP 508 writes them
+    extras: Callable[[], frozenset[str]] = _extras  # of Trainwright; one may need no package
     which: Callable[[str], str | None] = shutil.which
     run: Callable[[Sequence[str], float], Done] = _run  # a command and its seconds
     room: Callable[[Path], Room | None] = _room

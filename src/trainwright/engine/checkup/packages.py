@@ -18,7 +18,6 @@ GIVES = {
     "optuna": "OptunaSearcher, Optuna's objectives unchanged, our searchers in Optuna's studies",
     "configspace": "spaces from ConfigSpace and to it",
     "parquet": "study.to_frame(), Parquet exports, tables of learning curves",
-    "report": "the HTML report of a study and of an ensemble",
     "tensorboard": "export to TensorBoard",
     "mlflow": "export to MLflow",
     "yaml": "cluster files in YAML",
@@ -86,13 +85,13 @@ def examine_packages(host: Host, probed: dict[str, dict[str, object]]) -> Iterat
     for name, bounds, extra in asked:
         if not extra or (extra == "torch" and name == "torch" and host.version("torch") is not None):
             yield _package(host, name, bounds, probed.get(name))
-    known = {extra for _, _, extra in asked}
+    known = host.extras()
     if unknown := [extra for extra in GIVES if extra not in known]:
         says = f"was installed from an older checkout, which has no extra {', '.join(unknown)}"
         yield _installed("trainwright", State.POOR, says, "pip install --editable . (in the checkout)")
     for extra in GIVES:
-        if extra in known:
-            yield _extra(host, extra, [(name, bounds) for name, bounds, of in asked if of == extra])
+        if packages := [(name, bounds) for name, bounds, of in asked if of == extra]:
+            yield _extra(host, extra, packages)
 
 
 def _installed(name: str, state: State, says: str, mend: str = "") -> Finding:
