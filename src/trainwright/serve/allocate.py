@@ -142,9 +142,9 @@ def _run(
     values = {one: statistics.median(turn[place].value for turn in turns) for place, one in enumerate(different)}
     measured = {"worst_fit": values[start], "batch_only": values[tuned], "value": values[found]}
     if values[found] == -math.inf:
+        why = turns[-1][different.index(found)].failed
         raise AllocationError(
-            f"allocate: the plan that was found does not run ({turns[-1][-1].failed}); allowed: an ensemble that "
-            "runs on the devices"
+            f"allocate: the plan that was found does not run ({why}); allowed: an ensemble that runs on the devices"
         )
     return found, {**measured, "placements": float(real.measured)}
 
