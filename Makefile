@@ -18,7 +18,7 @@ demo: $(VENV)/.base  ## Search 60 small CNNs, select an ensemble, write a report
 	@if [ "$(DATA)" = fashion-mnist ] && [ ! -d /usr/share/datasets/fashion-mnist ]; then \
 	  echo "demo: DATA=fashion-mnist needs Debian's package: apt-get install dataset-fashion-mnist" >&2; exit 2; fi
 	@echo "== demo: 60 trials of a CNN on $(DATA), then an ensemble and a report, in runs/demo"
-	$(BIN)/trainwright run examples/demo/$(DATA).toml
+	$(BIN)/trainwright run examples/projects/images/$(DATA).toml
 
 test: $(VENV)/.dev  ## Run the fast tests
 	@echo "== test: the fast suite, a process per processor"

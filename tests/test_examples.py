@@ -11,7 +11,7 @@ import pytest
 
 import trainwright as tw
 
-DEMO = Path(__file__).parents[1] / "examples/demo"
+DEMO = Path(__file__).parents[1] / "examples/projects/images"
 TRIALS, EPOCHS = 4, 2
 
 

@@ -4,8 +4,8 @@
 
 What lies in `--kept`, a library and its comparison as `NAME-SEED.json`, is not made again.
 
-Per table and seed (which draws the splits) one search over the networks of `examples/autodeuq`, 60 models, each of
-which gives a mean and a variance. All choices are made on the same selection rows:
+Per table and seed (which draws the splits) one search over the networks of `examples/projects/tabular`, 60 models,
+each of which gives a mean and a variance. All choices are made on the same selection rows:
 
     single network   the one of least loss
     MC dropout       of the 10 best with dropout the one whose mean of 50 draws with dropout on has the least loss
@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
-sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples" / "autodeuq"))
+sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples" / "projects" / "tabular"))
 
 from benchmarks._report import add_arguments, environment, finish, mean_and_interval, progress, table
 from benchmarks.ensemble.datasets import VALUES, Missing, load_values
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             "epochs": EPOCHS,
             "searcher": "ForestSearcher",
             "rule": "ASHA",
-            "network": "examples/autodeuq",
+            "network": "examples/projects/tabular",
         },
         "missing": missing,
         "rows": rows,

@@ -12,52 +12,80 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.cli.stages import ORDER
+
 HERE = Path(__file__).parent
 
-# Kills itself at the N-th point: before a batch, or before something is opened for writing, made, renamed or removed in
-# the study's folder. So a seed names a point of the work, whatever the machine's speed.
-KILLED = """
-import os, signal, sys
-at, folder, count = int(sys.argv.pop(1)), os.path.abspath("study"), 0
+# Loads torch once and runs each command in a fork of itself. A command kills itself at the N-th point: before a batch,
+# or before something is opened for writing, made, renamed or removed in the study's folder. So a number names a point
+# of the work, whatever the machine's speed; 0 is none.
+SERVER = """
+import json, os, signal, sys
+import torch
+import trainwright.cli._study_file, trainwright.ensemble, trainwright.report.html, trainwright.study.search_plan
+from trainwright.cli import main
 
 def writes(event, args):
+    if not args or not isinstance(args[0], (str, os.PathLike)):
+        return False
     if event == "open":
-        return isinstance(args[0], (str, os.PathLike)) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        return args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     return event in {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
 
-def hook(event, args):
-    global count
-    inside = writes(event, args) and os.path.abspath(os.fspath(args[0])).startswith(folder)
-    if inside or event == "workflow.batch":
-        count += 1
-        if count == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+def command(folder, at, arguments):
+    os.chdir(folder)
+    study, count = os.path.abspath("study"), 0
+    for stream in (1, 2):
+        os.dup2(os.open("said", os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
 
-sys.addaudithook(hook)
-from trainwright.cli import main
-try:
-    main()
-finally:
-    print(f"{count} points", file=sys.stderr)
+    def hook(event, args):
+        nonlocal count
+        inside = writes(event, args) and os.path.abspath(os.fspath(args[0])).startswith(study)
+        if inside or event == "workflow.batch":
+            count += 1
+            if count == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    sys.argv = ["trainwright", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        print(f"{count} points", flush=True)
+        os._exit(end.code or 0)
+
+for folder, at, arguments in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        command(folder, at, arguments)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+SEARCH = ("--stage", "plan", "--stage", "search", "--stage", "ensemble")  # all but those that start processes
 
 
 @pytest.fixture
 def project(tmp_path):
     """Return a folder with the small workflow and its training code."""
+    return copied(tmp_path)
+
+
+def copied(folder):
+    """Copy the small workflow and its training code into a folder, and return it."""
     for name in ("workflow.toml", "workflow_training.py"):
-        shutil.copy(HERE / name, tmp_path / name)
-    return tmp_path
+        shutil.copy(HERE / name, folder / name)
+    return folder
 
 
-def run(project, *, at=0):
-    """Run the workflow in a process that ends at a point; return how it ended and what it said on standard error."""
+def runs(project, *points, more=()):
+    """Run the workflow once for each point, in processes that end there; return how each ended."""
+    jobs = [(str(project), at, ["run", "workflow.toml", *more]) for at in points]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(at), "run", "workflow.toml"],
-        env=environment, cwd=project, capture_output=True, text=True, timeout=280, check=False,
+        [sys.executable, "-c", SERVER, json.dumps(jobs)],
+        env=environment, capture_output=True, text=True, timeout=3000, check=False,
     )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.splitlines()]
 
 
 def manifest(project):
@@ -72,12 +100,11 @@ def points_of(said):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Return a folder in which the small workflow has run once."""
-    folder = tmp_path_factory.mktemp("done")
-    for name in ("workflow.toml", "workflow_training.py"):
-        shutil.copy(HERE / name, folder / name)
-    status, said = run(folder)
-    assert status == 0, said
+    """Return a folder in which the small workflow has run once, and what it said."""
+    folder = copied(tmp_path_factory.mktemp("done"))
+    status = runs(folder, 0)
+    said = (folder / "said").read_text()
+    assert status == [0], said
     return folder, said
 
 
@@ -85,11 +112,10 @@ def test_killed_and_resumed(project, whole):
     """Killed early in the search and again later, the workflow comes to the same ensemble, bit for bit."""
     points = points_of(whole[1])
     draw = random.Random(0)
-    at = draw.randrange(points // 8, points // 2)
-    assert run(project, at=at)[0] == -signal.SIGKILL
-    assert run(project, at=draw.randrange(points // 8, points - at))[0] == -signal.SIGKILL
-    status, said = run(project)
-    assert status == 0, said
+    first = draw.randrange(points // 8, points // 2)
+    second = draw.randrange(points // 8, points // 2 - points // 10)
+    ended = runs(project, first, second, 0, more=SEARCH)
+    assert ended == [-signal.SIGKILL, -signal.SIGKILL, 0], (project / "said").read_text()
     assert manifest(project) == manifest(whole[0])
     assert json.loads((project / "study/summary.json").read_text())["finished"] == 6
 
@@ -103,9 +129,7 @@ def test_killed_at_twenty_points(project, whole):
     for number in range(20):  # one in each twentieth of the work
         at = 1 + draw.randrange(number * points // 20, (number + 1) * points // 20)
         shutil.rmtree(project / "study", ignore_errors=True)
-        assert run(project, at=at)[0] == -signal.SIGKILL, at
-        status, said = run(project)
-        assert status == 0, (at, said)
+        assert runs(project, at, 0) == [-signal.SIGKILL, 0], (at, (project / "said").read_text())
         assert manifest(project) == manifest(whole[0]), at
 
 
@@ -135,9 +159,9 @@ SKIPPED = "unchanged, skipped"
 
 class TestStages:
     def test_first_run_does_all_in_order(self, whole):
-        """Plan, search, ensemble; each says what came out, and the end says how to go on."""
+        """Each stage says what came out, and the end says how to go on."""
         folder, said = whole
-        assert re.findall(r"^== (.*)$", said, re.MULTILINE) == ["plan", "search", "ensemble"]
+        assert re.findall(r"^== (.*)$", said, re.MULTILINE) == list(ORDER)
         for line in (
             "memory: ",
             "scaling: ",
@@ -149,7 +173,9 @@ class TestStages:
             assert line in said
         assert "to go on:   trainwright run workflow.toml --trials 12" in said
         summary = json.loads((folder / "study/summary.json").read_text())
-        assert {"plan", "single_test_accuracy", "ensemble_test_cross_entropy", "ensemble_trials"} <= set(summary)
+        names = {"plan", "single_test_accuracy", "ensemble_test_cross_entropy", "ensemble_trials", "allocation"}
+        assert names <= set(summary)
+        assert (summary["deployment"]["rows"], summary["deployment"]["processes"]) == (120, 2)
 
     def test_second_run_skips_all(self, trainwright, done):
         """Nothing is written but the summary, which is the same."""
@@ -157,26 +183,29 @@ class TestStages:
         summary = (done / "study/summary.json").read_bytes()
         said = trainwright("run", "workflow.toml")
         assert said.status == 0, said.err
-        assert stages(said) == dict.fromkeys(("plan", "search", "ensemble"), SKIPPED)
+        assert stages(said) == dict.fromkeys(ORDER, SKIPPED)
         assert (done / "study/summary.json").read_bytes() == summary
         after = {path: path.stat().st_mtime_ns for path in done.rglob("*") if path.is_file()}
         assert {path.name for path in before if after.get(path) != before[path]} <= {"summary.json"}
 
     def test_a_changed_table_repeats_its_stage_alone(self, trainwright, done):
-        edit(done, "max_members = 3", "max_members = 1")
+        edit(done, "max_members = 2", "max_members = 1")
         said = trainwright("run", "workflow.toml", "--json")
-        assert stages(said) == {"plan": SKIPPED, "search": SKIPPED, "ensemble": "again, settings changed"}
+        assert stages(said) == {
+            "plan": SKIPPED,
+            "search": SKIPPED,
+            "ensemble": "again, settings changed",
+            "allocation": "again, ensemble changed",
+            "deployment": "again, allocation, ensemble changed",
+        }
         told = json.loads(said.out.splitlines()[-1])
         assert len(told["ensemble_trials"]) == 1
         assert len(json.loads(manifest(done))["members"]) == 1
 
     def test_more_trials_repeat_what_rests_on_them(self, trainwright, done):
-        said = trainwright("run", "workflow.toml", "--trials", 7)
-        assert stages(said) == {
-            "plan": "again, trials changed",
-            "search": "again, budget changed",
-            "ensemble": "again, library changed",
-        }
+        said = trainwright("run", "workflow.toml", "--trials", 7, *SEARCH)
+        again = ["again, trials changed", "again, budget changed", "again, library changed"]
+        assert list(stages(said).values()) == again
 
     def test_what_was_deleted_is_made_again(self, trainwright, done):
         first = manifest(done)
@@ -188,7 +217,7 @@ class TestStages:
     def test_a_damaged_record_repeats_its_stage(self, trainwright, done):
         (done / "study/stages/ensemble.json").write_text('{"inputs": 5')
         said = trainwright("run", "workflow.toml")
-        assert stages(said) == {"plan": SKIPPED, "search": SKIPPED, "ensemble": ""}
+        assert stages(said) == {**dict.fromkeys(ORDER, SKIPPED), "ensemble": ""}
 
     def test_one_stage_alone(self, trainwright, done):
         said = trainwright("run", "workflow.toml", "--stage", "ensemble", "--force")
@@ -227,9 +256,9 @@ class TestPlan:
 MISTAKES = {
     "stage": (None, ("--stage", "ensembel"), r"--stage: got 'ensembel'; allowed: plan, .*did you mean 'ensemble'"),
     "stage without table": (
-        ("[ensemble]\nmax_members = 3", ""),
+        ("[ensemble]\nmax_members = 2", ""),
         ("--stage", "ensemble"),
-        r"--stage: workflow.toml has no \[ensemble\]; stages there: plan, search; add the table",
+        r"--stage: workflow.toml has no \[ensemble\]; stages there: plan, search, alloc",
     ),
     "unknown key": (
         ("samples = 120", "sampels = 120"),
@@ -249,11 +278,24 @@ MISTAKES = {
         r"\[plan\] profile: workflow_training has no 'profil'; functions there: .*did you mean 'profile_of'",
     ),
     "pick": (
-        ("max_members = 3", 'pick = "bset"'),
+        ("max_members = 2", 'pick = "bset"'),
         (),
         r"\[ensemble\] pick: got 'bset'; allowed: best, knee, fal",
     ),
     "space": (("values = [4, 16]", "values = [4, 8]"), (), "study was made with .*width.*; use a new directory"),
+    "no export": (
+        None,
+        ("--stage", "allocation", "--directory", "none"),
+        r"stage allocation needs none/ensemble/manifest.json, which is not there; run .* none --stage ensemble",
+    ),
+    "devices": (
+        ('devices = "cpu"', "devices = 5"),
+        (),
+        r"\[allocation\] devices: got 5; allowed: a text such",
+    ),
+    "no such device": (('devices = "cpu"', 'devices = "cuda:7"'), ("--stage", "allocation"), "cuda:7"),
+    "limit": (("rows = ", "quorum = 2\nrows = "), (), "quorum: got 2; allowed: above 0, up to 1"),
+    "service's key": (("rows = ", "row = "), (), r"\[deployment\]: 'row' is unknown; .*did you mean 'rows'"),
     "no study": (
         None,
         ("--stage", "ensemble", "--directory", "none"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples/autodeuq/autodeuq.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/projects/tabular/autodeuq.py"
 
 
 @pytest.mark.slow

@@ -23,12 +23,16 @@ def run(
     workers: Annotated[int | None, typer.Option("--workers", help="Trials at once on this machine.")] = None,
     stage: Annotated[list[str] | None, typer.Option("--stage", help="Only this stage; may be given again.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Do stages again that are unchanged.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Then answer requests as [deployment] says, until Ctrl-C.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Run a study, or go on with it, and the further stages of its file; what is done and unchanged is skipped."""
     from trainwright.cli._study_file import read_job
     from trainwright.cli.stages import Work, chosen
+    from trainwright.cli.stages.deployment import Deploying
     from trainwright.report import write_report, write_summary
     from trainwright.study.stages import Stages
 
@@ -43,6 +47,9 @@ def run(
         command=("trainwright", "run", str(file), *where),
     )
     wanted = chosen(job.stages, stage or [], file)
+    served = next((each for each in wanted if isinstance(each, Deploying)), None)
+    if serve and served is None:
+        raise InputError(f"--serve: {file} has no [deployment], or --stage leaves it out; add the table")
     if work.directory is None and len(job.stages) == 1:
         content = dict(wanted[0].run(work).content)
         if not quiet:
@@ -65,7 +72,11 @@ def run(
         summary |= _entries(job.stages, work, stages)
     if not quiet and work.made:
         print(f"\nreport:     {report}")
+        if served is not None and not serve:
+            print(f"to serve:   {shlex.join([*work.command, '--serve'])}")
         print(f"to go on:   {shlex.join([*work.command, '--trials', str(2 * max(1, summary['finished']))])}")
+    if serve and served is not None:
+        summary["served"] = served.serve(work)
     if json:
         print_json(summary)
 

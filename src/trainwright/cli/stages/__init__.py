@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainwright.cli.stages._stage import EXPORT, Outcome, Stage, Work
+from trainwright.cli.stages.allocation import Allocating
+from trainwright.cli.stages.deployment import Deploying
 from trainwright.cli.stages.ensemble import Selecting
 from trainwright.cli.stages.plan import Planning
 from trainwright.cli.stages.search import Search
@@ -15,6 +17,8 @@ _MADE: Mapping[str, Callable[[Mapping[str, Any]], Stage]] = {
     "plan": Planning.of,
     "search": lambda _: Search(),
     "ensemble": Selecting.of,
+    "allocation": Allocating.of,
+    "deployment": Deploying.of,
 }
 ORDER = tuple(_MADE)
 

@@ -1,6 +1,7 @@
 """What a stage of a workflow is, and what it is given."""
 
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from trainwright.cli._study_file import Job
     from trainwright.ledger import State
 
-__all__ = ["EXPORT", "Outcome", "Stage", "Work"]
+__all__ = ["EXPORT", "PLACEMENT", "Outcome", "Stage", "Work", "source_of", "text_of"]
 
 EXPORT = "ensemble"  # folder of the exported ensemble in the study's
+PLACEMENT = "allocation.json"  # its plan, likewise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,13 @@ class Work:
             raise self.missing(stage, f"a study in {self.folder}, where there is none", "search")
         return state_of(open_ledger(self.folder))
 
+    def read(self, stage: str, path: str, needed: str) -> str:
+        """Return the text of a file that the stage `needed` writes into the study's folder, and `stage` rests on."""
+        found = text_of(self.folder / path)
+        if found is None:
+            raise self.missing(stage, f"{self.folder / path}, which is not there", needed)
+        return found
+
     def missing(self, stage: str, what: str, needed: str) -> InputError:
         """Return the error that a stage raises when the result of one before it, `needed`, is not there."""
         again = shlex.join([*self.command, "--stage", needed])
@@ -79,3 +88,19 @@ class Stage(Protocol):
 
     def summary(self, content: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Return its entries of summary.json."""
+
+
+def text_of(path: str | Path | None) -> str | None:
+    """Return what is in a file; None if it cannot be read."""
+    try:
+        return None if path is None else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def source_of(function: str, what: str) -> str | None:
+    """Return the source of the module that holds "module:function", which must be there; None if it has no file."""
+    from trainwright.engine import load_function
+
+    load_function(function, what)
+    return text_of(getattr(sys.modules[function.partition(":")[0]], "__file__", None))

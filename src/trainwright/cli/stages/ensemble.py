@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainwright.cli._words import size
 from trainwright.cli.stages._stage import EXPORT, Outcome, Work
+from trainwright.errors import InputError
 
 if TYPE_CHECKING:
     from trainwright.ensemble import Choosing
@@ -21,13 +22,17 @@ class Selecting:
 
     name: ClassVar[str] = "ensemble"
     choosing: "Choosing"
+    self_contained: bool = False  # export programs, which need no factory, too
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Selecting":
-        """Return the stage of an [ensemble] table."""
+        """Return the stage of an [ensemble] table: what `Choosing` takes, and `self_contained`."""
         from trainwright.ensemble import Choosing
 
-        return cls(Choosing.of(table))
+        whole = table.get("self_contained", False)
+        if not isinstance(whole, bool):
+            raise InputError(f"[ensemble] self_contained: got {whole!r}; allowed: true, false")
+        return cls(Choosing.of({name: table[name] for name in table if name != "self_contained"}), whole)
 
     def inputs(self, work: Work) -> Mapping[str, Any]:
         """Return the settings, and the digests of what the trials left."""
@@ -41,7 +46,7 @@ class Selecting:
             raise work.missing(
                 self.name, "the predictions that trials leave (tw.ensemble.leave), and got none", "search"
             )
-        return {"settings": asdict(self.choosing), "library": library}
+        return {"settings": asdict(self), "library": library}
 
     def run(self, work: Work) -> Outcome:
         """Select, calibrate, draw the page and export."""
@@ -53,7 +58,7 @@ class Selecting:
         chosen = choice.ensemble
         page = write_ensemble_page(choice.front, chosen, choice.report, folder / _PAGE)
         without = [member.trial for member in chosen.members if not member.predicts]
-        exported = None if without else chosen.save(folder / EXPORT, replace=True)
+        exported = None if without else chosen.save(folder / EXPORT, replace=True, self_contained=self.self_contained)
         split = self.choosing.test_split
         content = {
             "models": len(choice.library.members),

@@ -1,13 +1,12 @@
 """[plan]: before the search, whether its configurations fit into memory, how a trial scales, and what it will cost."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trainwright.cli._words import size
-from trainwright.cli.stages._stage import Outcome, Work
+from trainwright.cli.stages._stage import Outcome, Work, source_of, text_of
 from trainwright.errors import BudgetError, InputError, TrainwrightError, closest
 
 __all__ = ["Planning"]
@@ -64,19 +63,18 @@ class Planning:
     def inputs(self, work: Work) -> Mapping[str, Any]:
         """Return the settings, what they speak of, and the digest of the file that holds the profile's function."""
         tables = {name: work.job.tables.get(name) for name in ("space", "searcher", "rule", "policy")}
-        self._function()
-        source = getattr(sys.modules.get(self.profile.partition(":")[0]), "__file__", None)
         return {
             **tables,
             "settings": asdict(self),
             "trials": work.budget.get("trials"),
-            "code": _text(source),
-            "cluster": _text(self.cluster) if Path(self.cluster).suffix else self.cluster,
+            "code": source_of(self.profile, f"{_WHERE} profile"),
+            "cluster": text_of(self.cluster) if Path(self.cluster).suffix else self.cluster,
         }
 
     def run(self, work: Work) -> Outcome:
         """Judge, scale and simulate; refuse a search that cannot start or would cost more than allowed."""
         from trainwright.cli._plan_inputs import cluster_of
+        from trainwright.engine import load_function
         from trainwright.plan import Oracle
         from trainwright.schedule import Scheduler
         from trainwright.study.search_plan import plan_search
@@ -87,7 +85,7 @@ class Planning:
         machine = cluster_of(self.cluster, self.nodes, force_units=False)
         found = plan_search(
             Oracle(machine),
-            self._function(),
+            load_function(self.profile, f"{_WHERE} profile"),
             space=work.job.space,
             scheduler=Scheduler.of(work.job.scheduler),
             searcher=work.job.searcher,
@@ -152,15 +150,3 @@ class Planning:
             raise InputError(
                 f"{_WHERE} max_memory: got {self.max_memory!r}; allowed: a size such as '8 GB', or a number of bytes"
             ) from None
-
-    def _function(self) -> Any:
-        from trainwright.engine import load_function
-
-        return load_function(self.profile, f"{_WHERE} profile")
-
-
-def _text(path: str | None) -> str | None:
-    try:
-        return None if path is None else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
