@@ -76,6 +76,10 @@ class TestStranger:
         changed = [line for line in self.changes()[2:] if line[0] in "+-"]
         assert 0 < len(changed) < 15
 
+    def test_the_guide_shows_this_diff(self):
+        page = (ROOT / "docs/guide/from-a-script.md").read_text()
+        assert "```diff\n" + "\n".join(self.changes()) + "\n```" in page
+
     @pytest.mark.slow
     def test_the_plain_script_runs(self):
         pytest.importorskip("sklearn")
