@@ -109,8 +109,9 @@ def _tensors(data: Mapping[str, tuple[Array, Array]]) -> dict[str, tuple[Any, An
 
 def _library(folder: Path, data: dict[str, tuple[Any, Any]], seed: int, models: int) -> Any:
     """Return the library of a table and seed, trained first where it is not kept; a study that was cut off goes on."""
-    import trainwright as tw
     from autodeuq import space
+
+    import trainwright as tw
 
     whole = tw.Space(inputs=tw.Constant(data["train"][0].shape[1]), **dict(space().parameters))
     study = tw.Study(whole, objectives="min val_nll", directory=folder, seed=seed)
@@ -135,9 +136,9 @@ def _library(folder: Path, data: dict[str, tuple[Any, Any]], seed: int, models: 
 def _trained(model: Any, data: dict[str, tuple[Any, Any]], params: Mapping[str, Any], seed: int, trial: Any) -> Any:
     """Train a network for the trial, or for a number of epochs; of a trial each rung's predictions are left."""
     import torch
+    from autodeuq import loss_of
 
     import trainwright as tw
-    from autodeuq import loss_of
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
