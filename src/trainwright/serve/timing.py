@@ -111,7 +111,7 @@ def _main() -> None:
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     from trainwright.serve.fused import runner_of
 
-    told = {"threads": request["threads"], "device": request["device"]}
+    told = {"kind": "process", "threads": request["threads"], "device": request["device"]}
     runner_of({**told, "members": []})
     context = _resident_bytes()
     seconds, peaks = [], []
