@@ -175,7 +175,11 @@ class TestStages:
         summary = json.loads((folder / "study/summary.json").read_text())
         names = {"plan", "single_test_accuracy", "ensemble_test_cross_entropy", "ensemble_trials", "allocation"}
         assert names <= set(summary)
-        assert (summary["deployment"]["rows"], summary["deployment"]["processes"]) == (120, 2)
+        assert summary["deployment"]["rows"] == 120
+        assert summary["deployment"]["processes"] == sum(
+            batch > 0 for row in summary["allocation"]["matrix"] for batch in row
+        )
+        assert "placed by size alone" in said
 
     def test_second_run_skips_all(self, trainwright, done):
         """Nothing is written but the summary, which is the same."""
@@ -292,6 +296,12 @@ MISTAKES = {
         ('devices = "cpu"', "devices = 5"),
         (),
         r"\[allocation\] devices: got 5; allowed: a text such",
+    ),
+    "cost": (('devices = "cpu"', 'cost = "reel"'), (), r"\[allocation\] cost: got 'reel'; allowed: profile, real"),
+    "objective": (
+        ('devices = "cpu"', 'objective = "p99"'),
+        ("--stage", "allocation"),
+        "objective: got 'p99'; allowed: throughput, throughput@SLO_MS",
     ),
     "no such device": (('devices = "cpu"', 'devices = "cuda:7"'), ("--stage", "allocation"), "cuda:7"),
     "limit": (("rows = ", "quorum = 2\nrows = "), (), "quorum: got 2; allowed: above 0, up to 1"),

@@ -11,7 +11,7 @@ from trainwright.cli._words import print_table
 if TYPE_CHECKING:
     from trainwright.serve import Plan
 
-__all__ = ["allocate"]
+__all__ = ["allocate", "show_plan"]
 
 
 def allocate(
@@ -50,15 +50,15 @@ def allocate(
         cost="real" if cost == "real" else "profile",
         seed=seed,
     )
-    _show(plan)
+    show_plan(plan)
     if out is not None:
         print(f"plan: {plan.save(out)}")
     if json:
         print_json({**plan.to_json(), "out": None if out is None else str(out)})
 
 
-def _show(plan: "Plan") -> None:
-    """Print who runs where: a row for each unit, a column for each device with an instance; then what it is worth."""
+def show_plan(plan: "Plan") -> None:
+    """Print who runs where, units by devices that have an instance, and what it is worth if that is known."""
     used = [place for place, row in enumerate(plan.matrix) if any(row)]
     simulated = " (simulated devices)" if plan.simulated else ""
     print(f"rows of a batch, by unit and device{simulated}; - is no instance\n")
@@ -68,6 +68,11 @@ def _show(plan: "Plan") -> None:
     )
     if idle := len(plan.devices) - len(used):
         print(f"{idle} of {len(plan.devices)} devices have nothing to do")
+    if plan.expected:
+        _show_worth(plan)
+
+
+def _show_worth(plan: "Plan") -> None:
     latency = plan.objective.startswith("p99")
     print(f"\n{plan.objective}, in {'ms' if latency else 'rows a second'}:\n")
     simpler = (("worst fit", "worst_fit"), ("batch sizes tuned", "batch_only"))

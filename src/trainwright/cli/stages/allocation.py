@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work
 from trainwright.errors import InputError, closest
@@ -18,13 +18,19 @@ class Allocating:
 
     name: ClassVar[str] = "allocation"
     devices: str = "cpu"
-    batch: int = 32  # most rows at a time
+    objective: str = "throughput"
+    cost: str = "profile"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.devices, str):
             raise InputError(f"{_WHERE} devices: got {self.devices!r}; allowed: a text such as 'cuda:0,cpu:0-7'")
-        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
-            raise InputError(f"{_WHERE} batch: got {self.batch!r}; allowed: a whole number >= 1")
+        if not isinstance(self.objective, str):
+            raise InputError(f"{_WHERE} objective: got {self.objective!r}; allowed: a text such as 'throughput@50'")
+        if self.cost not in {"profile", "real"}:
+            raise InputError(f"{_WHERE} cost: got {self.cost!r}; allowed: profile, real (placements are run too)")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InputError(f"{_WHERE} seed: got {self.seed!r}; allowed: a whole number")
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Allocating":
@@ -42,22 +48,38 @@ class Allocating:
     def run(self, work: Work) -> Outcome:
         """Place the members and write the plan."""
         from trainwright.ensemble import Ensemble
-        from trainwright.serve import Plan
+        from trainwright.serve import Plan, allocate, objective_of
 
-        plan = Plan.simple(Ensemble.load(work.folder / EXPORT), self.devices, batch=self.batch)
+        ensemble, goal = Ensemble.load(work.folder / EXPORT), objective_of(self.objective)
+        asked = (self.objective, self.cost) != ("throughput", "profile")
+        if asked or all(member.input_shape is not None for member in ensemble.members):
+            cost: Literal["profile", "real"] = "real" if self.cost == "real" else "profile"
+            plan = allocate(ensemble, self.devices, objective=goal, cost=cost, seed=self.seed)
+        else:  # there is nothing to time members with, and trials are not to be done again for it
+            plan = Plan.simple(ensemble, self.devices)
         plan.save(work.folder / PLACEMENT)
         return Outcome(content={"plan": plan.to_json(), "file": str(work.folder / PLACEMENT)}, outputs=(PLACEMENT,))
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print who runs where."""
-        from trainwright.cli._serve_allocate import show_matrix
+        from trainwright.cli._serve_allocate import show_plan
         from trainwright.serve import Plan
 
-        show_matrix(Plan.from_json(content["plan"]))
+        plan = Plan.from_json(content["plan"])
+        show_plan(plan)
+        if not plan.expected:
+            print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")
         print(f"plan:       {content['file']}")
 
     def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return devices and matrix."""
         plan = content["plan"]
         names = [device["name"] for device in plan["devices"]]
-        return {"allocation": {"devices": names, "matrix": plan["matrix"], "objective": plan["objective"]}}
+        return {
+            "allocation": {
+                "devices": names,
+                "matrix": plan["matrix"],
+                "objective": plan["objective"],
+                **{key: plan[key] for key in ("expected", "measured")},
+            }
+        }
