@@ -117,9 +117,10 @@ class Deploying:
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print that it answers as it should."""
+        count = content["processes"]
         print(
-            f"served:     {content['rows']} rows by {content['processes']} processes, as the ensemble itself answers "
-            f"(difference {content['difference']:.1g})"
+            f"served:     {content['rows']} rows by {count} process{'es' * (count > 1)}, as the ensemble itself "
+            f"answers (difference {content['difference']:.1g})"
         )
 
     def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,6 +32,7 @@ class Room:
 
 
 def _version(package: str) -> str | None:
+    """Return the version of an installed package, None if it is not there."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -39,6 +40,7 @@ def _version(package: str) -> str | None:
 
 
 def _requirements() -> tuple[str, ...]:
+    """Return what Trainwright requires, as PEP 508 writes it."""
     try:
         return tuple(importlib.metadata.requires("trainwright") or ())
     except importlib.metadata.PackageNotFoundError:
@@ -46,6 +48,7 @@ def _requirements() -> tuple[str, ...]:
 
 
 def _extras() -> frozenset[str]:
+    """Return the names of Trainwright's extras."""
     try:
         return frozenset(importlib.metadata.metadata("trainwright").get_all("Provides-Extra") or ())
     except importlib.metadata.PackageNotFoundError:
@@ -53,6 +56,7 @@ def _extras() -> frozenset[str]:
 
 
 def _run(command: Sequence[str], seconds: float) -> Done:
+    """Run a command for at most so many seconds."""
     try:
         done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=seconds)
     except (OSError, subprocess.SubprocessError) as error:
@@ -61,6 +65,7 @@ def _run(command: Sequence[str], seconds: float) -> Done:
 
 
 def _room(path: Path) -> Room | None:
+    """Return the room of a path's file system, None if it cannot be told."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -72,11 +77,13 @@ def _room(path: Path) -> Room | None:
 
 
 def _processors() -> tuple[int, int]:
+    """Return how many processors this process is bound to, and how many there are."""
     whole = os.cpu_count() or 1
     return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole), whole
 
 
 def _open_files() -> tuple[int, int] | None:
+    """Return the soft and the hard limit of open files, None where there is none."""
     try:
         import resource
     except ImportError:  # not a POSIX system
