@@ -37,6 +37,14 @@ _SETTLED = (
 )
 
 
+_WORDS = {
+    "first_paint_ms": "first paint, overview or trials, the slower",
+    "curves_paint_ms": "first paint, all learning curves",
+    "update_ms": "from news to paint, slowest view",
+    "seen_ms": "from another process's write to paint, slowest view",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
@@ -54,8 +62,10 @@ def main() -> None:
             directory = ledgers.write_study(Path(folder) / "study", trials=arguments.trials, epochs=arguments.epochs)
         result = measured(directory, arguments)
     summary = result["summary"]
-    print(table(["", "ms"], [[name, f"{summary[name]:.0f}"] for name in summary if name.endswith("_ms")]))
-    finish(result, arguments)
+    header = [f"{arguments.trials:,} trials of {arguments.epochs} epochs", "median ms"]
+    rows = [[words, f"{summary[name]:.0f}"] for name, words in _WORDS.items()]
+    print(table(header, rows))
+    finish({**result, "table": {"header": header, "rows": rows}}, arguments)
 
 
 def measured(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
