@@ -208,8 +208,9 @@ def environment(folder):
             (commands / name).write_text(text, encoding="utf-8")
             (commands / name).chmod(0o755)
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # tears lines
     return {
-        **os.environ,
+        **inherited,
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "COLUMNS": "100",
