@@ -344,18 +344,3 @@ def test_the_limit_parts_targets_as_the_bound_parts_losses(losses, bound, scaler
     kept = np.array(losses) <= bound
     assert np.all(grown.y[kept] <= grown.limits[0] + 1e-9)
     assert np.all(grown.y[~kept] >= grown.limits[0] - 1e-9)
-
-
-def test_kernels_work_where_no_cache_can_be_written(monkeypatch):
-    """Numba refuses to cache when it finds no folder; the kernel is compiled all the same."""
-    from trainwright.search import _compile
-
-    real = _compile.njit
-
-    def refusing(*, cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return real(**options)
-
-    monkeypatch.setattr(_compile, "njit", refusing)
-    assert _compile.compiled(lambda x: x + 1)(1) == 2

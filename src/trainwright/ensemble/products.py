@@ -6,10 +6,10 @@ and mantissas, in [1, 2), multiplied. All roundings together are below 1e-13 rel
 
 import math
 
-import numba
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
+from trainwright.kernels import compiled
 
 __all__ = ["TERMS", "log_sums"]
 
@@ -18,7 +18,7 @@ _MANTISSAS = 512  # whose product stays below 2 ** 512
 _LOG_2 = math.log(2.0)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore] # numba ships no types
+@compiled
 def log_sums(total: Array, added: Array, wanted: Array) -> Array:
     """Return sum over j of log(total[j] + added[l, j]) for each l wanted; lengths are multiples of 32. O(L N)."""
     width = len(total) // TERMS

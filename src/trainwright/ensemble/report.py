@@ -14,6 +14,7 @@ from trainwright.ensemble.decision import Decision
 from trainwright.ensemble.entry import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.ensemble.uncertainty import uncertainty_of
+from trainwright.strict_json import plain
 
 __all__ = ["Report", "report_of"]
 
@@ -52,7 +53,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields; numbers that are not finite become None."""
-        found: dict[str, Any] = _plain(asdict(self))
+        found: dict[str, Any] = plain(asdict(self))
         return found
 
 
@@ -237,13 +238,3 @@ def _yule(one: Array, two: Array) -> float | None:
     left, right = float((one * (1 - two)).sum()), float(((1 - one) * two).sum())
     total = both * neither + left * right
     return None if total == 0 else (both * neither - left * right) / total
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -7,7 +7,7 @@ forward what is missing, run the backward of d.
 
 import numpy as np
 
-from trainwright.memory._compile import Ints, compiled
+from trainwright.kernels import Ints, compiled
 from trainwright.memory.sizes import Sizes
 
 __all__ = ["BACKWARD", "DELETE_OUTPUT", "DELETE_SAVED", "FORWARD_ALL", "FORWARD_KEEP", "phase", "shortest"]

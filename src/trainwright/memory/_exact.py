@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainwright.memory._compile import Floats, Ints, compiled
+from trainwright.kernels import Floats, Ints, compiled
 from trainwright.memory.sizes import Sizes
 
 __all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_KEEP", "search"]

@@ -8,7 +8,8 @@ is dearer than that, and no further s' once there are none.
 
 import numpy as np
 
-from trainwright.memory._compile import Ints, Table, compiled, least
+from trainwright.kernels import Ints, Singles, compiled
+from trainwright.memory._least import least
 from trainwright.memory.sizes import Sizes
 
 __all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", "fill", "walk"]
@@ -24,14 +25,14 @@ def _row(s: int, t: int, n: int) -> int:
 
 
 @compiled
-def _improve(target: Table, right: Table, left: Table, cost: np.float32) -> None:
+def _improve(target: Singles, right: Singles, left: Singles, cost: np.float32) -> None:
     """Lower target to cost + right + left where that is less."""
     for m in range(target.size):
         target[m] = least(target[m], cost + (right[m] + left[m]))
 
 
 @compiled
-def _improve_by_one(target: Table, below: Table, cost: np.float32) -> None:
+def _improve_by_one(target: Singles, below: Singles, cost: np.float32) -> None:
     for m in range(target.size):
         target[m] = least(target[m], cost + below[m])
 
@@ -43,7 +44,7 @@ def _round(count: int, unit: int, up: int) -> int:
 
 
 @compiled
-def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Table, Ints]:
+def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singles, Ints]:
     """Return the table and, for each row, the least feasible m (slots + 1 if none).
 
     `grid` is the bytes of a slot, what `_round` adds, and the number of slots.
@@ -124,7 +125,7 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Table
 
 
 @compiled
-def walk(z: Sizes, table: Table, start: Ints, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Ints, float]:
+def walk(z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Ints, float]:
     """Return the plan of C(1, n, slots) as rows (kind, stage from 1, option), and the seconds of its operations.
 
     Nothing was stored on the way up: at each node of the plan the choices are compared again, O(n) each.

@@ -9,7 +9,7 @@ al., IEEE TEVC 6 (2002)). Only comparisons count, so no scale and no outlier doe
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search._compile import Floats, compiled
+from trainwright.kernels import Floats, compiled
 
 __all__ = ["Dominance", "dominated_shares"]
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from trainwright.search._compile import Flags, Floats, Ints, compiled
+from trainwright.kernels import Flags, Floats, Ints, compiled
 
 __all__ = ["SCALERS", "place", "scale"]
 

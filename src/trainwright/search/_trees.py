@@ -13,7 +13,7 @@ parent's, so no draw depends on the order in which nodes are grown. Sums run in 
 
 import numpy as np
 
-from trainwright.search._compile import Bits, Floats, Ints, compiled
+from trainwright.kernels import Bits, Floats, Ints, compiled
 
 __all__ = ["grow", "leaf_means", "predict"]
 

@@ -5,10 +5,10 @@ request that one of its instances can work on, with what has arrived of the same
 answer is there when the last unit is done. Compiled by numba.
 """
 
-import numba
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
+from trainwright.kernels import compiled
 from trainwright.randomness import rng
 
 __all__ = ["arrival_times", "latencies"]
@@ -19,7 +19,7 @@ def arrival_times(rate: float, count: int, seed: int) -> Array:
     return np.asarray(np.cumsum(rng(seed, "serve-arrivals", 0).standard_exponential(count)) / rate)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator, unused-ignore] # no types
+@compiled
 def latencies(arrivals: Array, rows: int, limits: Array, seconds: Array, batches: Array) -> Array:
     """Return the seconds [N] from each arrival to its answer, for requests of `rows` rows.
 

@@ -6,17 +6,17 @@ without slack columns (Chvatal, Linear Programming, 1983, chapters 2 and 3), lar
 once it stalls; compiled by numba.
 """
 
-import numba
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
+from trainwright.kernels import compiled
 
 __all__ = ["balance"]
 
 _TINY = 1e-11
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator, unused-ignore] # no types
+@compiled
 def balance(rates: Array, capacity: Array) -> Array:
     """Return t [K] for rates [K, D, U] (0: no instance) and capacity [K, D] of each device; 0 if a unit has no rate."""
     count, devices, units = rates.shape

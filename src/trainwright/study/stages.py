@@ -6,7 +6,6 @@ said. A stage is unchanged while all of them are the same; one that was killed h
 
 import hashlib
 import json
-import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import StudyError
+from trainwright.strict_json import plain
 
 __all__ = ["FOLDER", "StageRecord", "Stages", "digest_of"]
 
@@ -65,14 +65,14 @@ class Stages:
         record = StageRecord(
             inputs=_digests(inputs),
             outputs={path: _file_digest(self.directory / path) or "" for path in outputs},
-            content=_plain(content),
+            content=plain(content),
         )
         path = self.directory / FOLDER / f"{name}.json"
         part = path.with_name(f".{name}.{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("w", encoding="utf-8") as file:
-                json.dump(asdict(record), file, indent=1, allow_nan=False)
+                json.dump(asdict(record), file, indent=1, allow_nan=False, default=str)
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)
@@ -98,14 +98,3 @@ def _file_digest(path: Path) -> str | None:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except OSError:
         return None
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: what is not finite becomes None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | None) else str(value)

@@ -6,7 +6,6 @@ All of it is read only: there is no other method than GET, and no address that c
 import asyncio
 import contextlib
 import json
-import math
 from collections.abc import AsyncIterator, Mapping
 from importlib import resources
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from trainwright.errors import InputError
+from trainwright.strict_json import plain
 from trainwright.ui.drawings import VIEWS, Drawings
 from trainwright.ui.follower import Follower
 from trainwright.ui.listing import MOST_ROWS, window
@@ -205,14 +205,4 @@ def _text(content: Any) -> str:
     try:
         return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str)
     except ValueError:
-        return json.dumps(_plain(content), separators=(",", ":"), allow_nan=False, default=str)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return json.dumps(plain(content), separators=(",", ":"), allow_nan=False, default=str)

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from trainwright.memory._compile import Table, compiled
+from trainwright.kernels import Singles, compiled
 from trainwright.memory.sizes import Sizes
 
 __all__ = ["across"]
 
 
 @compiled
-def across(z: Sizes, table: Table, t: int, grid: tuple[int, int, int]) -> Table:
+def across(z: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) -> Singles:
     """Return D [t + 1, slots + 1, slots + 1] for stages s..t counted from 0, m, and k; infinite where nothing fits."""
     unit, up, slots = grid
     n = z.plain.size

@@ -12,9 +12,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["Bits", "Flags", "Floats", "Ints", "compiled"]
+__all__ = ["Bits", "Flags", "Floats", "Ints", "Singles", "compiled"]
 
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 Ints = NDArray[np.int64] | NDArray[np.int32]
 Bits = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
