@@ -43,7 +43,10 @@ def plan(
     bandwidth: Annotated[
         str | None, typer.Option("--bandwidth", help="Of the link to the host, such as 16GB (a second).")
     ] = None,
-    solver: Annotated[str, typer.Option("--solver", help="auto, dp or exact.")] = "auto",
+    solver: Annotated[str, typer.Option("--solver", help="auto, dp, exact or milp.")] = "auto",
+    limit: Annotated[
+        float | None, typer.Option("--limit", min=0, help="Seconds for the integer programme of auto or milp.")
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help="Of a model: sgd, momentum, adam or adamw; its state counts.")
     ] = None,
@@ -58,7 +61,7 @@ def plan(
 
     chain = _chain(spec, saved_multiple, optimizer)
     speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else None
-    made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
+    made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver, limit_seconds=limit)
     least, full = minimal_bytes(chain), full_bytes(chain)
     print_table(
         ("", "plan", "without"),

@@ -117,7 +117,7 @@ def shortest(z: Sizes, room: int, bound: float, rows: Ints, begins: Ints) -> tup
         for place in range(begins[d], begins[d + 1]):
             now, least = rows[place], best[place]
             for i in range(1, d + 1):
-                least += back[first[i - 1] + now[i] - 2] if now[i] > 1 else cheapest[i - 1]
+                least += min(back[first[i - 1] + now[i] - 2], cheapest[i - 1]) if now[i] > 1 else cheapest[i - 1]
             if least >= bound:
                 continue  # what has to follow is too much
             options = 1 if now[d] > 1 else first[d] - first[d - 1]

@@ -116,7 +116,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
             elif digit[i] > 1:
                 used += saved[first[i - 1] + digit[i] - 2]
             if i <= gradient:
-                rest += back[first[i - 1] + digit[i] - 2] if digit[i] > 1 else cheapest[i - 1]
+                rest += min(back[first[i - 1] + digit[i] - 2], cheapest[i - 1]) if digit[i] > 1 else cheapest[i - 1]
         if size + 4 * n * base + 8 > heap.size:
             heap = np.concatenate((heap, np.zeros(heap.size + 4 * n * base)))
             nodes = np.concatenate((nodes, np.zeros(nodes.size + 4 * n * base, np.int64)))
@@ -137,7 +137,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
             o = first[gradient - 1] + digit[gradient] - 2
             made = delta[gradient - 1] + grown[gradient - 1] - grown[gradient]
             if used + made + back_temporary[o] <= room:
-                alone = made <= saved[o] + delta[gradient]
+                alone = made <= saved[o] + delta[gradient] and back[o] <= cheapest[gradient - 1]
         for kind in (BACKWARD, FORWARD_ALL, FORWARD_KEEP, DELETE):
             if alone and kind != BACKWARD:
                 break
@@ -155,13 +155,13 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
                         state -= digit[i] * powers[i - 1] + top
                         if i > 1 and digit[i - 1] == 1:  # nobody reads it any more
                             state -= powers[i - 2]
-                        spent, left = back[o], rest - back[o]
+                        spent, left = back[o], rest - min(back[o], cheapest[i - 1])
                     elif kind == FORWARD_ALL:
                         bare = out[i] if digit[i] == 1 else 0  # dropped first
                         if digit[i] > 1 or not ready or used - bare + saved[o] + temporary[o] > room:
                             continue
                         state += (2 + option - digit[i]) * powers[i - 1]
-                        spent, left = forward[o], rest - cheapest[i - 1] + back[o]
+                        spent, left = forward[o], rest - cheapest[i - 1] + min(back[o], cheapest[i - 1])
                     elif kind == FORWARD_KEEP:
                         if i == gradient or digit[i] or not ready or used + out[i] + plain_temporary[i - 1] > room:
                             continue
@@ -172,7 +172,8 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
                             continue
                         state -= digit[i] * powers[i - 1]
                         if digit[i] > 1:
-                            left = rest + cheapest[i - 1] - back[first[i - 1] + digit[i] - 2]
+                            o = first[i - 1] + digit[i] - 2
+                            left = rest + cheapest[i - 1] - min(back[o], cheapest[i - 1])
                     reached = cost[node] + spent
                     if reached + left >= bound:
                         continue

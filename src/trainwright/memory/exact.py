@@ -12,7 +12,7 @@ from trainwright.memory.chain import Chain
 from trainwright.memory.operations import Kind, Operation, Value
 from trainwright.memory.sizes import sizes_of
 
-__all__ = ["Searched", "solve_exact"]
+__all__ = ["Searched", "listed", "solve_exact"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +43,14 @@ def solve_exact(
     rows, seconds, lower = search(sizes_of(chain), room, better_than_seconds, base, states)
     found = math.isfinite(seconds)
     return Searched(
-        operations=_listed(rows.tolist()) if found else None,
+        operations=listed(rows.tolist()) if found else None,
         seconds=float(seconds),
         lower_seconds=float(lower),
         finished=found or lower >= better_than_seconds,
     )
 
 
-def _listed(rows: list[list[int]]) -> tuple[Operation, ...]:
+def listed(rows: list[list[int]]) -> tuple[Operation, ...]:
     """Write a path as operations: what is dropped is dropped by name, or by the forward that read it."""
     operations: list[Operation] = []
     alive: dict[int, Value] = {}

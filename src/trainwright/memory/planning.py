@@ -1,14 +1,16 @@
-"""How a plan is made: the dynamic programme, moves beyond it, and exact searches on short chains, all simulated."""
+"""How a plan is made: the dynamic programme, moves beyond it, exact searches and certificates, all simulated."""
 
+import math
 from typing import Literal, get_args
 
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, closest
 from trainwright.memory.baselines import keep_all
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.chain import Chain
-from trainwright.memory.exact import solve_exact
+from trainwright.memory.exact import Searched, solve_exact
 from trainwright.memory.improve import improve
 from trainwright.memory.link import Link
+from trainwright.memory.milp import solve_milp
 from trainwright.memory.offload import plan_offload
 from trainwright.memory.operations import Operation
 from trainwright.memory.persistent import lowest_plan, solve_persistent
@@ -17,11 +19,13 @@ from trainwright.memory.simulate import simulate
 
 __all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
 
-Solver = Literal["auto", "dp", "exact"]
+Solver = Literal["auto", "dp", "exact", "milp"]
 _GAP = 1e-3
 _FINE = 4  # times the slots, where rounding may cost more than _GAP
 _LONGEST_FINE = 150  # stages
 _STATES = 200_000  # of an exact search that was not asked for
+_LONGEST_MILP = 60  # stages
+_LIMIT_SECONDS = 60.0
 
 
 def plan_chain(
@@ -32,12 +36,16 @@ def plan_chain(
     bandwidth: float | Link | None = None,
     solver: Solver = "auto",
     slots: int = 500,
+    limit_seconds: float | None = None,
 ) -> Plan:
     """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
 
-    `dp` is the best persistent plan improved by moves; `exact` goes on until nothing better can exist; `auto` is
-    `dp`, and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
-    `bandwidth` bytes per second each way. Raises InfeasibleBudget.
+    `dp` is the best persistent plan improved by moves; `exact` goes on until nothing better can exist; `milp` asks an
+    integer programme for the best of all plans in its phases' order, or, after `limit_seconds` (60), for the best
+    found and a bound, on chains of up to 60 stages; `auto` is `dp`, an exact search of bounded size, and, where that
+    did not end, `milp` if `limit_seconds` says how long it may take (so that no clock decides unasked). With
+    `offload`, values may also wait on the host, behind a link of `bandwidth` bytes per second each way. Raises
+    InfeasibleBudget.
     """
     if solver not in get_args(Solver):
         allowed = get_args(Solver)
@@ -56,20 +64,27 @@ def plan_chain(
         operations = improve(chain, budget_bytes, operations)
     found, lower = "dp", least
     if solver in {"auto", "exact"}:
-        known = float("inf")
-        if operations is not None:
-            known = simulate(chain, operations, budget_bytes=budget_bytes).seconds
+        known = _seconds(chain, budget_bytes, operations)
         states = _STATES if solver == "auto" else 20_000_000
         searched = solve_exact(chain, budget_bytes, better_than_seconds=known * (1 - 1e-9), states=states)
-        if searched.operations is not None:
-            operations = searched.operations
-        lower = max(lower, min(known, searched.seconds) if searched.finished else searched.lower_seconds)
+        operations, lower = _better(searched, operations, known, lower)
         found = "exact" if searched.finished else "dp"
         if solver == "exact" and not searched.finished:
             raise ChainError(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
-                "about 14 stages; take 'auto'"
+                "about 14 stages; take 'auto' or 'milp'"
             )
+    short = len(chain.stages) <= _LONGEST_MILP
+    if solver == "milp" and not short:
+        raise ChainError(
+            f"solver: got 'milp' for {len(chain.stages)} stages; allowed: at most {_LONGEST_MILP}; take 'auto'"
+        )
+    if solver == "milp" or (solver == "auto" and found == "dp" and short and limit_seconds):
+        known = _seconds(chain, budget_bytes, operations)
+        limit = _LIMIT_SECONDS if limit_seconds is None else limit_seconds
+        searched = solve_milp(chain, budget_bytes, better_than_seconds=known, limit_seconds=limit)
+        operations, lower = _better(searched, operations, known, lower)
+        found = "milp"
     if offload and bandwidth is not None:
         link = Link.of(bandwidth)
         joint = plan_offload(chain, budget_bytes, link, start=operations)
@@ -115,6 +130,19 @@ def _persistent(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation,
         if bound is not None and min(seconds for seconds, _ in found) <= bound.seconds * (1 + _GAP):
             break
     return min(found, key=lambda each: each[0])[1]
+
+
+def _seconds(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...] | None) -> float:
+    return math.inf if operations is None else simulate(chain, operations, budget_bytes=budget_bytes).seconds
+
+
+def _better(
+    searched: Searched, operations: tuple[Operation, ...] | None, known: float, lower: float
+) -> tuple[tuple[Operation, ...] | None, float]:
+    """Return the faster of a known and a searched plan, and what is known of all others."""
+    if searched.operations is not None and searched.seconds < known:
+        operations, known = searched.operations, searched.seconds
+    return operations, max(lower, known if searched.finished else min(known, searched.lower_seconds))
 
 
 def _infeasible(chain: Chain, budget_bytes: int) -> InfeasibleBudget:
