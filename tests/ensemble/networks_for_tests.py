@@ -22,4 +22,8 @@ def pairs(params):
     return Pairs()
 
 
+def batch():
+    return torch.ones(5, 3)
+
+
 NUMBER = 3

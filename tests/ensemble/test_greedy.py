@@ -90,14 +90,21 @@ def affordable(library, strategy):
 def reference(library, metric, strategy):
     """Return the greedy picks, naively: every step scores every extension from nothing."""
     picks, prefixes = [], []
-    for _ in range(strategy.max_additions):
+    for place in range(strategy.max_additions):
         open_ = [one for one in range(len(library)) if allowed(library, [*picks, one], strategy)]
         if not open_:
             break
+        fresh = [one for one in open_ if one not in picks]
+        starting = place < strategy.sorted_start and fresh
         chosen = min(
-            open_,
+            fresh if starting else open_,
             key=lambda one: (
-                round(objective(library, metric, [*picks, one], strategy), 12),
+                round(
+                    loss_of(library, metric, [one])
+                    if starting
+                    else objective(library, metric, [*picks, one], strategy),
+                    12,
+                ),
                 one not in picks,
                 library.seconds[one],
                 library.trials[one],
@@ -105,6 +112,10 @@ def reference(library, metric, strategy):
         )
         picks.append(chosen)
         prefixes.append((round(objective(library, metric, picks, strategy), 12), len(picks)))
+        if strategy.patience is not None and place >= strategy.patience:
+            before = min(value for value, _ in prefixes[: -strategy.patience])
+            if min(value for value, _ in prefixes[-strategy.patience :]) >= before - strategy.tolerance:
+                break
     return picks, min(prefixes)[1]
 
 
@@ -117,6 +128,9 @@ strategies = st.builds(
     cost_weight=st.sampled_from([0.0, 0.0, 0.01, 0.3, 2.0]),
     bytes_weight=st.sampled_from([0.0, 0.0, 0.02, 0.5]),
     replacement=st.booleans(),
+    sorted_start=st.sampled_from([0, 0, 1, 3]),
+    patience=st.none() | st.integers(1, 3),
+    tolerance=st.sampled_from([0.0, 0.0, 0.0125]),
 )
 
 
@@ -218,6 +232,9 @@ class TestLimits:
         [
             ({"max_members": 0}, "max_members: got 0; allowed: an integer >= 1"),
             ({"max_additions": -1}, "max_additions: got -1"),
+            ({"sorted_start": -1}, "sorted_start: got -1; allowed: an integer >= 0"),
+            ({"patience": 0}, "patience: got 0; allowed: an integer >= 1, or None"),
+            ({"tolerance": -0.1}, "tolerance: got -0.1; allowed: a finite number >= 0"),
             ({"cost_weight": -1.0}, "cost_weight: got -1.0; allowed: a finite number >= 0"),
             ({"bytes_weight": math.nan}, "bytes_weight: got nan"),
             ({"budget_seconds": 0.0}, "budget_seconds: got 0.0; allowed: a number > 0"),

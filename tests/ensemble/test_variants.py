@@ -170,12 +170,18 @@ class TestOnline:
         budget=st.sampled_from([None, 0.5]),
         replacement=st.booleans(),
         members=st.integers(1, 3),
+        patience=st.sampled_from([None, 1, 2]),
     )
-    def test_every_prefix_is_the_batch_run(self, seed, w, budget, replacement, members):
+    def test_every_prefix_is_the_batch_run(self, seed, w, budget, replacement, members, patience):  # noqa: PLR0917
         """After each newcomer, in any order of arrival, weights and loss are those of a run from nothing."""
         candidates = library(seed, members=7)
         greedy = BudgetedGreedy(
-            max_members=members, max_additions=6, cost_weight=w, budget_seconds=budget, replacement=replacement
+            max_members=members,
+            max_additions=6,
+            cost_weight=w,
+            budget_seconds=budget,
+            replacement=replacement,
+            patience=patience,
         )
         online = OnlineSelector(greedy)
         for count in range(1, 8):

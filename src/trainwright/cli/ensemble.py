@@ -5,8 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table, size
+from trainwright.errors import InputError
 
 __all__ = ["ensemble"]
 
@@ -24,6 +26,13 @@ def ensemble(
         float | None, typer.Option("--budget-seconds", help="Most seconds per row at batch 128.")
     ] = None,
     budget_bytes: Annotated[float | None, typer.Option("--budget-bytes", help="Most bytes of weights.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time all models anew, here, in place of what the trials measured.")
+    ] = False,
+    sample: Annotated[
+        str | None,
+        typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch [the trials' shapes]."),
+    ] = None,
     rule: Annotated[str | None, typer.Option("--rule", help="How predictions are combined.")] = None,
     pick: Annotated[str, typer.Option("--pick", help="best, knee or fallback.")] = "fallback",
     decide_by: Annotated[
@@ -45,8 +54,14 @@ def ensemble(
     from trainwright.report.ensemble_page import write_ensemble_page
 
     strategy = BudgetedGreedy(max_members=max_members, budget_seconds=budget_seconds, budget_bytes=budget_bytes)
+    if sample is not None and not measure:
+        raise InputError(f"--sample: got {sample} without --measure; allowed: both; the batch is for timing")
     library = Library.open(directory, common_rows=common_rows)
     dropped = dict(library.dropped_rows)
+    if measure:
+        library = library.measured(
+            None if sample is None else made_by("--sample", sample, function_of("--sample", sample))
+        )
     library = library.top(library_top, metric, split)
     front = library.select(strategy, metric, split)
     chosen = front.pick(pick)

@@ -75,12 +75,21 @@ class BudgetedGreedy:
     cost_weight: float = 0.0  # w
     bytes_weight: float = 0.0  # v
     replacement: bool = True  # the same member may be added again, which raises its weight
+    sorted_start: int = 0  # the first steps take the best so many single members, as Caruana et al. may start
+    patience: int | None = None  # stop after so many steps that have not lowered the objective; None: never early
+    tolerance: float = 0.0  # by which a step must lower the least objective so far to count for patience
 
     def __post_init__(self) -> None:
         for name in ("max_members", "max_additions"):
             if getattr(self, name) < 1:
                 raise EnsembleError(f"BudgetedGreedy.{name}: got {getattr(self, name)!r}; allowed: an integer >= 1")
-        for name in ("cost_weight", "bytes_weight"):
+        if self.sorted_start < 0:
+            raise EnsembleError(f"BudgetedGreedy.sorted_start: got {self.sorted_start!r}; allowed: an integer >= 0")
+        if self.patience is not None and self.patience < 1:
+            raise EnsembleError(
+                f"BudgetedGreedy.patience: got {self.patience!r}; allowed: an integer >= 1, or None to take all steps"
+            )
+        for name in ("cost_weight", "bytes_weight", "tolerance"):
             value = getattr(self, name)
             if not 0.0 <= value < math.inf:
                 raise EnsembleError(f"BudgetedGreedy.{name}: got {value!r}; allowed: a finite number >= 0")
@@ -112,15 +121,20 @@ class BudgetedGreedy:
         inside[list(picks)] = True
         open_ = np.ones(len(candidates), dtype=bool) if among is None else np.isin(np.arange(len(candidates)), among)
         spent, weight = (steps[-1].seconds, steps[-1].bytes) if steps else (0.0, 0.0)
-        for _ in range(self.max_additions - len(steps)):
+        alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start > len(steps) else np.empty(0)
+        while len(steps) < self.max_additions and not self._stalled(steps):
             cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
             wanted = np.flatnonzero(self._allowed(inside, cost, size) & open_)
             if len(wanted) == 0:
                 break
+            fresh = wanted[~inside[wanted]]
+            starting = len(steps) < self.sorted_start and len(fresh) > 0
+            wanted = fresh if starting else wanted
             losses = scorer.losses(picks, wanted)
             objective = objective_of(losses, cost[wanted], size[wanted])
+            by = alone[wanted] if starting else objective
             # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were summed.
-            key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], objective.round(12))
+            key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], by.round(12))
             first = int(np.lexsort(key)[0])
             chosen = int(wanted[first])
             picks, inside[chosen] = (*picks, chosen), True
@@ -216,6 +230,13 @@ class BudgetedGreedy:
                 f"BudgetedGreedy: got budget_seconds={self.budget_seconds:g} and budget_bytes={self.budget_bytes:g}, "
                 "which no member keeps both; allowed: budgets that one member keeps; raise either"
             )
+
+    def _stalled(self, steps: Sequence[Step]) -> bool:
+        """Say whether the last `patience` steps have not lowered the objective by more than the tolerance."""
+        if self.patience is None or len(steps) <= self.patience:
+            return False
+        values = [round(step.objective, 12) for step in steps]
+        return min(values[-self.patience :]) >= min(values[: -self.patience]) - self.tolerance
 
     def _affordable(self, candidates: Candidates) -> Array:
         seconds, sizes = columns_of(candidates)

@@ -1,7 +1,7 @@
 """The library: what the trials of a study have left, checked to be of the same rows, ready for selection."""
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -16,6 +16,7 @@ from trainwright.ensemble.greedy import baselines, columns_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, metric_of
 from trainwright.ensemble.predictions import Output, check_kept
 from trainwright.ensemble.retention import Retention, Standing
+from trainwright.ensemble.timing import timed
 from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
 from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
 
@@ -84,6 +85,25 @@ class Library:
         policy = Retention(library_top=count, rung_share=1.0)
         keep = policy.keep(self._standings(metric, split))
         return Library([member for member in self.members if member.trial in keep], self.excluded)
+
+    def measured(self, sample: object | Callable[[], object] | None = None, *, device: str = "cpu") -> "Library":
+        """Return this library with the seconds and bytes of every member as measured now, on one device.
+
+        For trials that ran on different kinds of devices or on busy ones, or left no sample. `sample` is as in `leave`;
+        without it the shape that each trial's own sample had is taken. Members whose network cannot be built (see
+        `leave`, factory and export) are excluded, with the reason; nothing on disk changes. Raises `CostError` where no
+        sample is known.
+        """
+        members: list[Member] = []
+        excluded = dict(self.excluded)
+        for member in self.members:
+            try:
+                members.append(timed(member, sample, device))
+            except CostError:
+                raise
+            except EnsembleError as error:
+                excluded[member.trial] = str(error)
+        return Library(members, excluded)
 
     def retain(
         self, policy: Retention, metric: str | None = None, split: str = "selection", pinned: Collection[int] = ()
@@ -241,5 +261,6 @@ def _refuse_mixed_devices(members: list[Member]) -> None:
     if len(groups) > 1:
         listed = "; ".join(f"{device}: {_some(trials)}" for device, trials in groups.items())
         raise CostError(
-            f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device"
+            f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device; "
+            "time them all here: Library.measured, or trainwright ensemble --measure"
         )

@@ -22,6 +22,11 @@ class OnlineSelector:
 
     def __init__(self, settings: BudgetedGreedy | None = None) -> None:
         self.settings = settings or BudgetedGreedy()
+        if self.settings.sorted_start:
+            raise EnsembleError(
+                f"OnlineSelector: got sorted_start={self.settings.sorted_start}; allowed: 0; a newcomer among the best "
+                "would change every step"
+            )
         self._candidates: Candidates | None = None
         self._scorer: TrueClassScorer | None = None
         self._steps: Sequence[Step] = ()
