@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from trainwright.cli.main import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PACKAGES = (
@@ -22,6 +25,16 @@ def test_reference_has_every_public_name(package):
     shown = set(re.findall(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)", text, re.MULTILINE))
     left_out = {"__version__", "closest", "facts", *PACKAGES}  # facts: its functions are shown one by one
     assert {name for name in module.__all__ if name not in shown} <= left_out
+
+
+def test_reference_has_every_command():
+    def names(command, prefix):
+        yield prefix
+        for name, part in getattr(command, "commands", {}).items():
+            yield from names(part, f"{prefix} {name}")
+
+    shown = re.findall(r"^\$ (trainwright.*) --help$", (DOCS / "reference" / "commands.md").read_text(), re.MULTILINE)
+    assert set(shown) == set(names(typer.main.get_command(app), "trainwright"))
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def ensemble(
     ] = False,
     sample: Annotated[
         str | None,
-        typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch [the trials' shapes]."),
+        typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch."),
     ] = None,
     rule: Annotated[str | None, typer.Option("--rule", help="How predictions are combined.")] = None,
     pick: Annotated[str, typer.Option("--pick", help="best, knee or fallback.")] = "fallback",
