@@ -125,7 +125,7 @@ def difference(
     """
     for rank, (expected, lines) in enumerate(zip(whole, rest, strict=True)):
         by_step = {line["step"]: line for line in expected}
-        if stop and (lines[0]["restored"], lines[0]["step"]) != (True, stop):
+        if stop and (lines[0]["event"], lines[0]["step"]) != ("restored", stop):
             return f"rank {rank} did not go on from step {stop}"
         for line in lines:
             was = by_step[line["step"]]
@@ -134,7 +134,7 @@ def difference(
             for name in sorted(was["state"].keys() | line["state"].keys()):
                 if of and name.partition(".")[0] not in of:
                     continue
-                if rank and line["restored"] and "running_" in name:
+                if rank and line["event"] == "restored" and "running_" in name:
                     continue
                 if line["state"].get(name) != was["state"].get(name):
                     return f"rank {rank}, step {line['step']}: {name}"
@@ -192,14 +192,13 @@ def train(manager_of: Any, case: Case) -> None:
 
 
 def run(home: Path, name: str, case: Case, **plan: Any) -> list[list[dict[str, Any]]]:
-    """Run a case in new processes, a process a rank; return the journal of each rank."""
+    """Run a case in new processes, a process a rank; return the journal of each rank, but for what was saved."""
     journal = home / f"{name}.journal"
     checkpoints = plan.pop("folder", home / f"checkpoints-{name}")
     launch(case, {"folder": str(checkpoints), "journal": str(journal), **plan})
-    return [
-        [json.loads(line) for line in Path(f"{journal}.{rank}").read_text(encoding="utf-8").splitlines()]
-        for rank in range(case.ranks)
-    ]
+    files = [Path(f"{journal}.{rank}") for rank in range(case.ranks)]
+    lines = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+    return [[line for line in own if line["event"] != "saved"] for own in lines]
 
 
 def launch(case: Case, plan: dict[str, Any], training: Any = train) -> None:

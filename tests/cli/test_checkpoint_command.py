@@ -390,3 +390,34 @@ class TestVerifyResume:
             2,
             "trainwright: verify-resume: got 'nowhere.py', where no file is; give a Python script\n",
         )
+
+    def test_a_trial(self, checkpoint, monkeypatch):
+        """A function is a trial's; its parameters are JSON, or else text."""
+        asked = {}
+        proof = Proof(steps=5, repeatable=True, equal=True, compared=9, resumed_from=4)
+
+        def verify_trial(*what, **settings):
+            asked.update(settings, what=what)
+            return proof
+
+        monkeypatch.setattr("trainwright.engine.proof.verify_trial", verify_trial)
+        options = ("--param", "lr=0.5", "--param", "kind=adam", "--epochs", 3)
+        said = checkpoint("verify-resume", "mine:train", *options, "--json")
+        assert asked["what"] == ("mine:train", {"lr": 0.5, "kind": "adam"})
+        assert (asked["epochs"], asked["steps"], said.status) == (3, None, 0)
+        assert said.out.startswith("mine:train: killed at step 5 and resumed from step 4, it is equal to the last bit")
+        assert last_line(said)["resumed_from"] == 4
+
+    @pytest.mark.parametrize(
+        ("command", "sentence"),
+        [
+            (["t.py"], "--steps is missing; give how many steps"),
+            (["t.py", "--steps", 2, "--param", "lr=1"], "--param is for the functions of trials; leave it out"),
+            (["m:f", "--resume-ranks", 2], "--resume-ranks is for scripts; leave it out, or give a script"),
+            (["m:f", "--param", "lr"], "--param: got 'lr'; allowed: NAME=VALUE, such as lr=0.01"),
+        ],
+    )
+    def test_options_that_do_not_fit(self, checkpoint, command, sentence):
+        said = checkpoint("verify-resume", *command)
+        assert said.status == 2
+        assert sentence in said.err

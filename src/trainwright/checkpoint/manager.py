@@ -236,6 +236,10 @@ class Manager:
             self._settle()
         self._step_began = time.perf_counter()
 
+    def count(self) -> None:
+        """Count an optimizer step and no more: for whoever saves at points of their own, as a trial at its reports."""
+        self.steps += 1
+
     def should_save(self) -> bool:
         """Whether a save is due: so many steps or seconds after the last one as `config.interval` says."""
         return self._pace.due(self.steps)

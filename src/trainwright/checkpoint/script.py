@@ -1,4 +1,4 @@
-"""A script run as one run of a proof: a process for each rank, which find each other as torchrun has them."""
+"""One run of a proof: a process for each rank, which find each other as torchrun has them."""
 
 import os
 import socket
@@ -11,20 +11,25 @@ from pathlib import Path
 from trainwright.checkpoint.witness import Plan
 from trainwright.errors import CheckpointError
 
-__all__ = ["run_script"]
+__all__ = ["run_ranks", "run_script"]
 
 _AFTER_KILL_SECONDS = 10.0  # that ranks get to die after the first one that was to
 
 
 def run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
-    """Run a script as one run of a proof; `alone` without the variables by which ranks find each other.
-
-    Raises `CheckpointError` if it fails, or takes longer than `timeout_seconds`.
-    """
+    """Run a script as one run of a proof. Raises as `run_ranks`."""
     path = Path(f"{plan.journal}.plan")
     plan.write(path)
     start = "import sys; from trainwright.checkpoint.witness import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", start, str(path), str(script), *arguments]
+    run_ranks(plan, str(script), ["-c", start, str(path), str(script), *arguments], timeout_seconds, alone=alone)
+
+
+def run_ranks(plan: Plan, name: str, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
+    """Call Python with `arguments` once for each rank; `alone` without the variables by which ranks find each other.
+
+    Raises `CheckpointError`, in which it is called `name`, if it fails, or takes longer than `timeout_seconds`.
+    """
+    command = [sys.executable, *arguments]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(plan.ranks)}
     deadline = time.monotonic() + timeout_seconds
     members = []
@@ -42,8 +47,7 @@ def run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_secon
     except subprocess.TimeoutExpired as error:
         if not (plan.kill_at and members[0].poll() is not None):
             raise CheckpointError(
-                f"verify-resume: {script} took longer than {timeout_seconds:g} s for {plan.steps} steps; give fewer "
-                "steps"
+                f"verify-resume: {name} took longer than {timeout_seconds:g} s; give it more, or fewer steps or epochs"
             ) from error
     finally:
         for member in members:
@@ -55,7 +59,7 @@ def run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_secon
         if member.returncode != 0:
             lines = Path(f"{plan.journal}.said.{rank}").read_text(encoding="utf-8", errors="replace").strip()
             last = (lines.splitlines() or ["no message"])[-1]
-            raise CheckpointError(f"verify-resume: {script} ended with status {member.returncode}: {last}")
+            raise CheckpointError(f"verify-resume: {name} ended with status {member.returncode}: {last}")
 
 
 def _free_port() -> int:

@@ -25,6 +25,7 @@ from trainwright.checkpoint.differences import Mode
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.restoring import Restored
 from trainwright.checkpoint.rng import capture_random, restore_random
+from trainwright.checkpoint.saving import SaveHandle
 from trainwright.checkpoint.state import capture
 from trainwright.errors import CheckpointStateError
 
@@ -35,13 +36,14 @@ __all__ = ["Plan", "main", "taking_part"]
 class Plan:
     """What one run of a proof does: up to `steps`, a save after `save_at`, a SIGKILL after `kill_at`.
 
-    Checkpoints lie in `folder`, the journal is `journal`; the items in `drop`, and "rng", are not restored. A run on
-    another number of ranks restores with `best_effort`.
+    Checkpoints lie in `folder`, or where the Manager's owner has them if that is "": it is a trial then, which runs to
+    its end by itself. The journal is `journal`; the items in `drop`, and "rng", are not restored. A run on another
+    number of ranks restores with `best_effort`.
     """
 
     folder: str
     journal: str
-    steps: int
+    steps: int = sys.maxsize
     save_at: int = 0
     kill_at: int = 0
     drop: tuple[str, ...] = ()
@@ -109,14 +111,14 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
         """Keeps a journal of every step, and stops the run where the plan says."""
 
         def __init__(self, owner: Any, *, config: CheckpointConfig | None = None, **state: Any) -> None:
-            if not isinstance(owner, str | Path):
+            if plan.folder and not isinstance(owner, str | Path):
                 raise CheckpointStateError(
                     f"verify-resume needs a Manager on a folder, got {type(owner).__name__}; give Manager('runs/x',"
-                    " model=model)"
+                    " model=model), or the training function of the trial as module:function"
                 )
             never = replace(config or CheckpointConfig(), interval=sys.maxsize, on_error="raise")
             self._items = {name: item for name, item in state.items() if name != "files"}
-            super().__init__(plan.folder, config=never, **state)
+            super().__init__(plan.folder or owner, config=never, **state)
 
         def restore(self, step: int | None = None, *, mode: Mode = "exact", check: bool = True) -> Restored | None:
             """Restore all but what the plan drops, and write down what is there now."""
@@ -130,29 +132,50 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
             if restored is not None:
                 for put_back in undo:
                     put_back()
-                self._write_line(restored=True)
+                self._write_line("restored")
             seen.batches.clear()
             return restored
+
+        def save(self, **settings: Any) -> SaveHandle:  # type: ignore[override]  # all are keywords there too
+            """Write down what is saved."""
+            self._write_line("saved")
+            return super().save(**settings)
+
+        def count(self) -> None:
+            """Count the step, write it down, and die where the plan says: the trial saves at its reports."""
+            super().count()
+            self._write_line("counted")
+            self._die_if_told()
 
         def step(self) -> None:
             """Count the step, write it down, and save, stop or die where the plan says."""
             super().step()
-            self._write_line()
+            self._write_line("step")
             if self.steps == plan.save_at:
                 self.save(wait=True)
-            if self.steps == plan.kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            self._die_if_told()
             if self.steps >= plan.steps:
                 self._keep_end()
                 raise SystemExit(0)
 
-        def _write_line(self, *, restored: bool = False) -> None:
-            line = {"step": self.steps, "restored": restored, "batches": seen.batches, "losses": seen.losses}
+        def close(self) -> None:
+            """Keep what a trial came to."""
+            if not plan.folder:
+                self._keep_end()
+            super().close()
+
+        def _die_if_told(self) -> None:
+            if self.steps == plan.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def _write_line(self, event: str) -> None:
+            line = {"step": self.steps, "event": event, "batches": seen.batches, "losses": seen.losses}
             line["samples"] = [name for name, item in self._items.items() if hasattr(item, "state_differences")]
             line["state"] = _digests({**self._items, "counters": self.steps, "rng": capture_random()})
             with Path(_of_rank(plan.journal)).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
-            seen.batches, seen.losses = [], []
+            if event != "saved":
+                seen.batches, seen.losses = [], []
 
         def _keep_end(self) -> None:
             import torch

@@ -1,12 +1,15 @@
-"""`trainwright checkpoint verify-resume SCRIPT`: the proof, on a training of one's own, that a resume is exact."""
+"""`trainwright checkpoint verify-resume SCRIPT|MODULE:FUNCTION`: the proof that a training resumes exactly."""
 
+import json as json_module
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.errors import InputError
 
 if TYPE_CHECKING:
     from trainwright.checkpoint.proof import Proof
@@ -15,62 +18,125 @@ __all__ = ["verify_resume"]
 
 
 def verify_resume(
-    script: Annotated[Path, typer.Argument(help="A training script with a Manager, restore and step.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")] = None,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT|MODULE:FUNCTION",
+            help="A training script with a Manager, restore and step; or the function that trains a study's trials.",
+        ),
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="A script's arguments, after --.")] = None,
     *,
-    steps: Annotated[int, typer.Option("--steps", help="How many before the interruption, and as many after it.")],
-    kill: Annotated[bool, typer.Option("--kill", help="Interrupt by SIGKILL, not after a clean end.")] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", help="How many before the interruption; of a script as many after it. A trial's are drawn."
+        ),
+    ] = None,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Interrupt a script by SIGKILL, not after a clean end. Trials always are.")
+    ] = False,
     drop: Annotated[
         list[str] | None, typer.Option("--drop", help="An item, or rng, not to restore, to see that it is needed.")
     ] = None,
     ranks: Annotated[int, typer.Option("--ranks", help="Processes of each run, as torchrun starts them.")] = 1,
     resume_ranks: Annotated[
-        int | None, typer.Option("--resume-ranks", help="Another number of them after the interruption.")
+        int | None, typer.Option("--resume-ranks", help="Another number of them after a script's interruption.")
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that one run of the script may take.")] = 3600.0,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", help="A parameter of the trial, NAME=VALUE; text, or else JSON.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="The full length of the trial.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the trial, and of the step that is drawn for it.")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that one run may take.")] = 3600.0,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Interrupt a script, resume it in a new process, and compare it bit by bit with one that was not interrupted.
+    """Interrupt a training, resume it in a new process, and compare it bit by bit with one that was not interrupted.
 
-    The script runs four times as it is; its own checkpoints are not touched. Exit 1 if anything differs.
+    It runs four times as it is; its own checkpoints are not touched. Exit 1 if anything differs.
     """
-    from trainwright.checkpoint.proof import verify_resume as prove
+    trial = ":" in target and not Path(target).exists()
+    given = {"--param": param, "--epochs": epochs} if not trial else {"--resume-ranks": resume_ranks, "--": arguments}
+    foreign = next((option for option, value in given.items() if value), None)
+    if foreign is not None:
+        raise InputError(
+            f"verify-resume {target}: {foreign} is for {'scripts' if trial else 'the functions of trials'}; leave it "
+            f"out, or give {'a script' if trial else 'MODULE:FUNCTION'}"
+        )
+    if trial:
+        from trainwright.engine.proof import verify_trial
 
-    proof = prove(
-        script,
-        steps=steps,
-        arguments=arguments or (),
-        kill=kill,
-        drop=drop or (),
-        ranks=ranks,
-        resume_ranks=resume_ranks,
-        timeout_seconds=timeout,
-    )
+        sys.path.insert(0, str(Path.cwd()))
+        proof = verify_trial(
+            target,
+            dict(_parameter(text) for text in param or ()),
+            epochs=epochs,
+            steps=steps,
+            seed=seed,
+            drop=drop or (),
+            ranks=ranks,
+            timeout_seconds=timeout,
+        )
+    else:
+        from trainwright.checkpoint.proof import verify_resume as prove
+
+        if steps is None:
+            raise InputError("verify-resume: --steps is missing; give how many steps of the script to interrupt after")
+        proof = prove(
+            target,
+            steps=steps,
+            arguments=arguments or (),
+            kill=kill,
+            drop=drop or (),
+            ranks=ranks,
+            resume_ranks=resume_ranks,
+            timeout_seconds=timeout,
+        )
     resized = resume_ranks is not None and resume_ranks != ranks
-    print(_told(proof, script, "killed" if kill else "interrupted", (ranks, resume_ranks) if resized else None))
+    how = "killed" if kill or trial else "interrupted"
+    print(_told(proof, target, how, (ranks, resume_ranks) if resized else None))
     if json:
         print_json(asdict(proof))
     if not proof.equal:
         raise typer.Exit(1)
 
 
-def _told(proof: "Proof", script: Path, how: str, resized: tuple[int, int | None] | None) -> str:
+def _parameter(text: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE; what is no JSON is text."""
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise InputError(f"--param: got {text!r}; allowed: NAME=VALUE, such as lr=0.01")
+    try:
+        return name, json_module.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _told(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] | None) -> str:
     if proof.equal and resized is not None:
         return (
-            f"{script}: {how} at step {proof.steps} with {resized[0]} ranks and resumed with {resized[1]}: the "
+            f"{what}: {how} at step {proof.steps} with {resized[0]} ranks and resumed with {resized[1]}: the "
             "restored state and the samples after it are equal\n"
             f"  parameters at step {2 * proof.steps} are apart by up to {proof.max_difference:.2g}: sums over other "
             "ranks round otherwise, and each rank has its own random draws"
         )
     if proof.equal:
         return (
-            f"{script}: {how} at step {proof.steps} and resumed, it is equal to the last bit\n"
-            f"  {proof.compared:,} digests of batches, losses and state compared, up to step {2 * proof.steps}"
+            f"{what}: {how} at step {proof.steps} and resumed{_from(proof)}, it is equal to the last bit\n"
+            f"  {proof.compared:,} digests of batches, losses and state compared, {_until(proof)}"
         )
     others = f" and {proof.others} more items" if proof.others else ""
     first = f"first difference at step {proof.step}: {proof.item}{others}"
     apart = f"; parameters are apart by up to {proof.max_difference:.2g} in the end" if proof.max_difference else ""
     if not proof.repeatable:
-        return f"{script}: two runs without interruption differ\n  {first}{apart}\n  {proof.suspect}"
+        return f"{what}: two runs without interruption differ\n  {first}{apart}\n  {proof.suspect}"
     suspect = f"\n  suspect: {proof.suspect}" if proof.suspect else ""
-    return f"{script}: {how} at step {proof.steps} and resumed, it is NOT equal\n  {first}{apart}{suspect}"
+    return f"{what}: {how} at step {proof.steps} and resumed{_from(proof)}, it is NOT equal\n  {first}{apart}{suspect}"
+
+
+def _from(proof: "Proof") -> str:
+    return "" if proof.resumed_from is None else f" from step {proof.resumed_from}"
+
+
+def _until(proof: "Proof") -> str:
+    return f"up to step {2 * proof.steps}" if proof.resumed_from is None else "up to its end"

@@ -196,11 +196,7 @@ class Run:
 
     def count_steps(self, manager: Manager) -> None:
         """Let a manager know of each step of the optimizer, whoever calls it."""
-
-        def count() -> None:
-            manager.steps += 1
-
-        self._count = count
+        self._count = manager.count
 
     def _before(self, *_: Any) -> None:
         self._depth += 1
