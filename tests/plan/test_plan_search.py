@@ -9,6 +9,7 @@ from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
+from trainwright.plan.bounds import bounds_of, least_bytes
 from trainwright.plan.candidates import CHUNKS, MODES, shapes
 from trainwright.plan.mesh import AXES
 from trainwright.plan.pricing import Pricer
@@ -95,19 +96,27 @@ def test_bounds_are_bounds():
     work = Work(profile, request.plan_precision)
     pricer = Pricer(work, cluster, Oracle(cluster).assumptions, request.plan_optimizer, most_parts=work.runs)
     mesh = shapes(work, request).mesh
-    seconds, size = pricer.bounds(mesh)
-    data = mesh.axis("data")
-    for zero, sequence, recompute in product(range(4), (False, True), range(3)):
+    bounds = bounds_of(pricer, mesh)
+    data, tensor = mesh.axis("data"), mesh.axis("tensor") > 1
+    median = float(np.median(bounds.sizes(0)))
+    for zero, (number, (sequence, recompute)) in product(range(4), enumerate(bounds.choices)):
         choice = replace(
             mesh,
             zero=np.where(data > 1, zero, 0),
             shard=data if zero else np.ones_like(data),
-            sequence=(mesh.axis("tensor") > 1) & sequence,
+            sequence=tensor & sequence,
             recompute=np.full(mesh.rows, recompute),
         )
         prices = pricer.price(choice)
-        assert (prices.total >= seconds * (1 - 1e-12)).all()
-        assert (prices.memory.peak >= size[zero] * (1 - 1e-12)).all()
+        possible = tensor if sequence else np.ones_like(tensor)
+        assert (bounds.seconds[number] < np.inf).tolist() == possible.tolist()
+        assert (prices.total >= bounds.seconds[number])[possible].all()
+        assert (prices.memory.peak >= bounds.sizes(zero)[number]).all()
+        assert prices.memory.peak[possible].min() >= least_bytes(pricer, mesh, zero) * (1 - 1e-12)
+        # What fits is not left out, what cannot fit is.
+        assert bounds.fits(zero, median)[number][prices.memory.peak <= median].all()
+        assert (bounds.fits(zero, median) == (bounds.sizes(zero) <= median)).all()
+    assert {recompute for _, recompute in bounds.choices} == {0, 1, 2}
 
 
 def test_modes_and_axes_are_all_named():

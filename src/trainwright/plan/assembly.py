@@ -1,6 +1,7 @@
 """Assembly: a priced candidate becomes a `ParallelPlan`, with what surrounds its steps and what limits it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel_plan import Breakdown, Degrees, ParallelPlan
 from trainwright.plan.pricing import Pricer, Prices
 from trainwright.plan.request import Request
-from trainwright.plan.strategies import STRATEGIES
+from trainwright.plan.strategies import STRATEGIES, Exchange
 
 __all__ = ["assemble"]
 
@@ -32,6 +33,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         update=float(prices.update[row]),
         framework=pricer.cluster.overhead_seconds + pricer.work.profile.framework_seconds,
     )
+    listed = prices.all_exchanges(row)
     waited, saved, factor = request.around(mesh.take(np.array([row])), np.array([breakdown.total]))
     breakdown = replace(breakdown, input=float(waited[0]), checkpoint=float(saved[0]))
     plan = ParallelPlan(
@@ -57,11 +59,13 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         activation_bytes=round(float(memory.activations[row])),
         most_devices=_most(pricer, degrees, request),
         inflation=float(factor[0]),
-        collectives=_collectives(prices, row),
+        collectives=_collectives(listed),
     )
     return replace(
         plan,
-        bottlenecks=bottlenecks_of(Case(plan=plan, prices=prices, row=row, pricer=pricer, request=request)),
+        bottlenecks=bottlenecks_of(
+            Case(plan=plan, prices=prices, row=row, listed=listed, pricer=pricer, request=request)
+        ),
     )
 
 
@@ -75,7 +79,7 @@ def _most(pricer: Pricer, degrees: Degrees, request: Request) -> int:
     return math.prod(limits)
 
 
-def _collectives(prices: Prices, row: int) -> tuple[Collective, ...]:
+def _collectives(listed: Sequence[tuple[Exchange, float]]) -> tuple[Collective, ...]:
     """Return every exchange of an iteration that a device of the heaviest stage takes part in."""
     return tuple(
         Collective(
@@ -87,5 +91,5 @@ def _collectives(prices: Prices, row: int) -> tuple[Collective, ...]:
             layer=exchange.layer,
             overlaps=exchange.overlaps,
         )
-        for exchange, times in prices.all_exchanges(row)
+        for exchange, times in listed
     )

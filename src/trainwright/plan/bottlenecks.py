@@ -1,6 +1,6 @@
 """Bottlenecks: what limits a plan, found from its own numbers, said in one sentence with the two that prove it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,7 +23,7 @@ _LAYER_AXES = ("tensor", "filter", "channel", "expert")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Moved:
-    """An exchange of one plan: its seconds in an iteration, hidden or not, and what empty messages would take."""
+    """An exchange of one plan: its seconds in an iteration, hidden or not, and what empty messages of sends take."""
 
     exchange: Exchange
     seconds: float
@@ -37,18 +37,20 @@ class Case:
     plan: ParallelPlan
     prices: Prices
     row: int
+    listed: Sequence[tuple[Exchange, float]]
+    """Its exchanges, each with how often an iteration has it."""
     pricer: Pricer
     request: Request
     moved: tuple[Moved, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        listed = self.prices.all_exchanges(self.row)
-        cluster = self.pricer.cluster
-        seconds = all_seconds(cluster, [each for each, _ in listed])
-        empty = all_seconds(cluster, [replace(each, bytes=np.zeros(1)) for each, _ in listed])
+        exchanges = [exchange for exchange, _ in self.listed]
+        sends = [replace(each, bytes=np.zeros(1)) for each in exchanges if each.operation == "send"]
+        seconds = all_seconds(self.pricer.cluster, [*exchanges, *sends])
+        empty = iter(seconds[len(exchanges) :])
         moved = tuple(
-            Moved(exchange, times * float(took[0]), times * float(least[0]))
-            for (exchange, times), took, least in zip(listed, seconds, empty, strict=True)
+            Moved(each, times * float(took[0]), times * float(next(empty)[0]) if each.operation == "send" else 0.0)
+            for (each, times), took in zip(self.listed, seconds, strict=False)
         )
         object.__setattr__(self, "moved", moved)
 

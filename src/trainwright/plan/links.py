@@ -21,7 +21,7 @@ def all_seconds(cluster: Cluster, exchanges: Sequence[Exchange]) -> list[Floats]
     rows = [len(exchange.ranks) for exchange in exchanges]
     operations = np.repeat([OPERATIONS.index(exchange.operation) for exchange in exchanges], rows)
     ranks, stride, size, count = (
-        np.concatenate([np.broadcast_to(getattr(exchange, name), len(exchange.ranks)) for exchange in exchanges])
+        np.concatenate([getattr(exchange, name) for exchange in exchanges])
         for name in ("ranks", "stride", "bytes", "count")
     )
     seconds = np.zeros(len(ranks))

@@ -4,7 +4,7 @@ Gradients, and weights that are divided, travel beside computation: `exposed` co
 hide, so that `Prices.total` is a lower bound; `exposure` finds the rest for the candidates that are left.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from trainwright.plan.blocks import BlockCosts, block_costs
 from trainwright.plan.exposure import StageTimes
 from trainwright.plan.footprint import Footprint, footprint
 from trainwright.plan.links import all_seconds
-from trainwright.plan.mesh import RECOMPUTE, SCHEDULES, Floats, Ints, Mesh
+from trainwright.plan.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.roofline import layer_seconds
 from trainwright.plan.stages import Stages, cuts, stages_of
 from trainwright.plan.state import Optimizer
 from trainwright.plan.strategies import Exchange, Load
 from trainwright.plan.strategies.data import Data
-from trainwright.plan.strategies.pipeline import Pipeline, bubble_slots, in_flight
+from trainwright.plan.strategies.pipeline import Pipeline, bubble_slots
 from trainwright.plan.work import Work
 
 __all__ = ["Pricer", "Prices"]
@@ -129,10 +129,14 @@ class Pricer:
             self._stages[key] = stages_of(self.work, self._cuts[pipeline * chunks - 1], chunks)
         return self._stages[key]
 
+    def costs(self, ways: Mesh) -> BlockCosts:
+        """Return what one run of each block takes and keeps in every way."""
+        return block_costs(self.work, self.cluster, self.assumptions, ways)
+
     def price(self, mesh: Mesh) -> Prices:
         """Return what every candidate comes to."""
         ways, place = mesh.inner()
-        costs = block_costs(self.work, self.cluster, self.assumptions, ways)
+        costs = self.costs(ways)
         again = costs.again[mesh.recompute, place]
         ahead = (costs.forward + costs.forward_exchange)[place]
         back = (costs.backward + costs.backward_exchange)[place] + again
@@ -140,7 +144,7 @@ class Pricer:
         slowest, heaviest = np.zeros_like(weights), np.zeros_like(weights)
         waiting, cut_bytes = np.zeros(mesh.rows), np.zeros(mesh.rows)
         parts = []
-        for rows, stages in self._by_cut(mesh):
+        for rows, stages in self.by_cut(mesh):
             times = ahead[rows] @ stages.runs.T, back[rows] @ stages.runs.T
             both = times[0] + times[1]
             slowest[rows] = stages.runs[np.argmax(both, axis=1)]
@@ -178,29 +182,7 @@ class Pricer:
             seconds=tuple(seconds),
         )
 
-    def bounds(self, mesh: Mesh) -> tuple[Floats, Floats]:
-        """Return seconds, and bytes by ZeRO level (4, candidates), that no sequence and recomputation comes below."""
-        thrifty = replace(mesh, sequence=mesh.axis("tensor") > 1, recompute=np.full(mesh.rows, RECOMPUTE.index("full")))
-        ways, place = thrifty.inner()
-        costs = block_costs(self.work, self.cluster, self.assumptions, ways)
-        seconds, size = np.zeros(mesh.rows), np.zeros((4, mesh.rows))
-        precision = self.work.precision
-        optimizing = self.optimizer.state_bytes(precision)
-        for rows, stages in self._by_cut(mesh):
-            part, where = thrifty.take(rows), place[rows]
-            slot = ((costs.forward + costs.backward)[where] @ stages.runs.T).max(axis=1)
-            seconds[rows] = (part.microbatches + bubble_slots(part)) * slot
-            elements, data = costs.weights[where] @ stages.runs.T, part.axis("data")[:, None]
-            kept = in_flight(part, stages.first) * (costs.kept[-1, where] @ stages.runs.T)
-            for level in range(4):
-                divided = [data if level >= least else 1 for least in (1, 2, 3)]
-                gradients = elements * precision.gradient_bytes / divided[1]
-                others = elements * (optimizing / divided[0] + precision.weight_bytes / divided[2])
-                # While gradients come activations go: at one time there is at least the larger of the two.
-                size[level, rows] = (others + np.maximum(gradients, kept)).max(axis=1)
-        return seconds, size
-
-    def _by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:
+    def by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:
         """Return candidates by how they cut the chain."""
         keys = mesh.axis("pipeline") * 64 + mesh.chunks
         order = np.argsort(keys, kind="stable")

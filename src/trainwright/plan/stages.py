@@ -54,9 +54,9 @@ def stages_of(work: Work, ends: Ints, chunks: int) -> Stages:
     """Return the stages of a chain cut at `ends`: with chunks, stage i has parts i, i + p, i + 2p, ..."""
     of_run = np.repeat(np.arange(len(work.counts)), work.counts)
     starts = np.concatenate([[0], ends[:-1]])
-    parts = np.stack(
-        [np.bincount(of_run[start:end], minlength=len(work.counts)) for start, end in zip(starts, ends, strict=True)]
-    )
+    edges = np.cumsum(work.counts)
+    before = np.clip(np.concatenate([starts, ends[-1:]])[:, None], edges - work.counts, edges)
+    parts = np.diff(before, axis=0)
     stages = len(ends) // chunks
     held = parts.reshape(chunks, stages, -1).sum(axis=0)
     runs, first = np.unique(held, axis=0, return_index=True)

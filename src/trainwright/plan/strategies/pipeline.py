@@ -11,7 +11,7 @@ from trainwright.plan.mesh import SCHEDULES, Bools, Floats, Ints, Mesh
 from trainwright.plan.strategies._strategy import Exchange, Limit, Load, undivided
 from trainwright.plan.work import Work
 
-__all__ = ["Pipeline", "bubble_slots", "in_flight"]
+__all__ = ["Pipeline", "bubble_slots", "in_flight", "most_in_flight"]
 
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
 
@@ -51,12 +51,17 @@ class Pipeline:
 
 def in_flight(mesh: Mesh, stage: Ints) -> Floats:
     """Return of how many micro-batches a stage (from 0) keeps activations at most: (candidates, stages)."""
-    slots, ranks, chunks = (each[:, None] for each in (mesh.microbatches, mesh.axis("pipeline"), mesh.chunks))
-    kind = mesh.schedule[:, None]
+    found: Floats = np.minimum(mesh.microbatches[:, None], most_in_flight(mesh, stage))
+    return found
+
+
+def most_in_flight(mesh: Mesh, stage: Ints) -> Floats:
+    """Return of how many a stage would keep activations if there were no end of micro-batches; GPipe keeps all."""
+    ranks, chunks, kind = (each[:, None] for each in (mesh.axis("pipeline"), mesh.chunks, mesh.schedule))
     ahead = ranks - stage[None, :]
     woven = (2 * (ahead - 1) + (chunks - 1) * ranks + 1) / chunks
-    found = np.where(kind == _GPIPE, slots, np.where(kind == _INTERLEAVED, woven, ahead))
-    return np.minimum(slots, found).astype(np.float64)
+    found: Floats = np.where(kind == _INTERLEAVED, woven, ahead).astype(np.float64)
+    return np.where(kind == _GPIPE, mesh.microbatches[:, None], found)
 
 
 def bubble_slots(mesh: Mesh) -> Floats:

@@ -35,9 +35,11 @@ class Spatial:
         return np.array([self._fits(work, int(degree)) for degree in degrees], dtype=np.bool_)
 
     def _fits(self, work: Work, degree: int) -> bool:
+        parts = grid(work, degree)
+        if parts is None:
+            return not _spatial(work)
         for layer in _spatial(work):
-            parts = grid(work, degree)
-            if parts is None or any(part > size for part, size in zip(parts, _sizes(layer), strict=False)):
+            if any(part > size for part, size in zip(parts, _sizes(layer), strict=False)):
                 return False
             for dimension, part in enumerate(parts):
                 above, below = _halo_rows(layer, dimension)
@@ -59,14 +61,15 @@ class Spatial:
             return []
         ranks, stride = mesh.group(("spatial",))
         unit = mesh.micro.astype(np.float64) * work.precision.element_bytes
-        degrees = {int(degree) for degree in ranks}
+        degrees, of_rank = np.unique(ranks, return_inverse=True)
+        grids = [grid(work, int(degree)) or () for degree in degrees]
         found = []
         for place, layer in enumerate(work.layers):
             if not _splits(layer):
                 continue
-            halos = {degree: halo_elements(work, layer, degree) for degree in degrees}
+            halos = np.array([_halo(layer, parts, work.profile.batch) for parts in grids], dtype=np.float64)
             for side in range(2):
-                size: Floats = unit * np.array([halos[int(degree)][side] for degree in ranks], dtype=np.float64)
+                size: Floats = unit * halos[of_rank, side]
                 count = np.where(size > 0, 1.0, 0.0)
                 if count.any():
                     where = int(work.block[place])
@@ -91,20 +94,23 @@ def grid(work: Work, degree: int) -> tuple[int, ...] | None:
     layers = _spatial(work)
     if not layers:
         return None
-    rows = min(_sizes(layer)[0] for layer in layers)
-    columns = min((_sizes(layer)[1] if len(_sizes(layer)) > 1 else 1) for layer in layers)
+    sizes = [(*_sizes(layer), 1)[:2] for layer in layers]
+    rows, columns = (min(each) for each in zip(*sizes, strict=True))
     down = max((part for part in range(1, min(rows, degree) + 1) if degree % part == 0), default=1)
     return (down, degree // down) if degree // down <= columns else None
 
 
 def halo_elements(work: Work, layer: Layer, degree: int) -> tuple[int, int]:
     """Return the elements of a sample that a part receives from (before, after) it, over all divided dimensions."""
-    parts = grid(work, degree) or ()
+    return _halo(layer, grid(work, degree) or (), work.profile.batch)
+
+
+def _halo(layer: Layer, parts: tuple[int, ...], batch: int) -> tuple[int, int]:
     before = after = 0
     for dimension, part in enumerate(parts):
         if part == 1 or dimension >= len(layer.input_size):
             continue
-        across = layer.input_elements // max(1, math.prod(layer.input_size)) // max(1, work.profile.batch)
+        across = layer.input_elements // max(1, math.prod(layer.input_size)) // max(1, batch)
         for other, size in enumerate(layer.input_size):
             if other != dimension:
                 across *= -(-size // parts[other]) if other < len(parts) else size
@@ -137,16 +143,12 @@ def _spatial(work: Work) -> list[Layer]:
 
 
 def _largest_part(work: Work, mesh: Mesh) -> Floats:
-    share = undivided(work, mesh)
-    for degree in {int(each) for each in mesh.axis("spatial")}:
-        parts = grid(work, degree)
-        if degree == 1 or parts is None:
-            continue
-        rows = mesh.axis("spatial") == degree
+    degrees, of_row = np.unique(mesh.axis("spatial"), return_inverse=True)
+    share = np.ones((len(degrees), len(work.layers)))
+    for number, degree in enumerate(degrees):
+        parts = grid(work, int(degree)) or ()
         for place, layer in enumerate(work.layers):
             if _splits(layer):
-                sizes = _sizes(layer)
-                share[rows, place] = math.prod(
-                    -(-size // part) / size for size, part in zip(sizes, parts, strict=False)
-                )
-    return share
+                pairs = zip(_sizes(layer), parts, strict=False)
+                share[number, place] = math.prod(-(-size // part) / size for size, part in pairs)
+    return share[of_row]

@@ -1,0 +1,118 @@
+"""Bounds: seconds and bytes that no plan of a shape comes below, for each choice inside its blocks.
+
+A shape is degrees, micro-batch and chunks; a choice is sequence parallelism and recomputation. What a stage takes and
+keeps does not depend on how often the model is replicated, so that it is computed once for every way to work on a
+block, with every way to cut the chain.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainwright.plan.blocks import BlockCosts
+from trainwright.plan.mesh import RECOMPUTE, Bools, Floats, Mesh
+from trainwright.plan.pricing import Pricer
+from trainwright.plan.strategies.pipeline import bubble_slots, in_flight, most_in_flight
+
+__all__ = ["Bounds", "bounds_of", "least_bytes"]
+
+_SAFE = 1 - 1e-9  # sums in another order than those of the prices may come out a little larger
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Bounds:
+    """Of every shape; bytes are those of one stage, the one that keeps most activations without recomputation."""
+
+    choices: tuple[tuple[bool, int], ...]
+    """(sequence parallelism, place in `RECOMPUTE`), of which "none" comes first."""
+    seconds: Floats
+    """(choices, shapes), infinite where a choice is none for a shape."""
+    activations: Floats
+    """(choices, shapes): bytes of what the stage's micro-batches in flight keep."""
+    elements: Floats
+    """(shapes,): weights of the stage."""
+    _pricer: Pricer
+    _mesh: Mesh
+
+    def fits(self, level: int, memory_bytes: float) -> Bools:
+        """Return (choices, shapes): what may fit into so many bytes with state divided at a ZeRO level."""
+        state, gradients = _state_bytes(self._pricer, self._mesh, level, self.elements)
+        room = memory_bytes / _SAFE - state
+        found: Bools = (self.activations <= room) & (gradients <= room)
+        return found
+
+    def sizes(self, level: int) -> Floats:
+        """Return (choices, shapes): bytes of the fullest device with state divided at a ZeRO level, at least."""
+        state, gradients = _state_bytes(self._pricer, self._mesh, level, self.elements)
+        found: Floats = _SAFE * (state + np.maximum(gradients, self.activations))
+        return found
+
+
+def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
+    """Return the bounds of every shape of `mesh`; what it says of the choices is not looked at.
+
+    As in `candidates.shapes`, so many stages of so many chunks have one schedule.
+    """
+    tensor = mesh.axis("tensor") > 1
+    ways, place = replace(mesh, sequence=tensor).inner()
+    choices = _choices(pricer, mesh)
+    # Sequence parallelism is no choice where there is no tensor parallelism.
+    without = pricer.costs(replace(ways, sequence=np.zeros_like(ways.sequence)))
+    divided = pricer.costs(ways) if tensor.any() else without
+    inside = [(divided if sequence else without, recompute) for sequence, recompute in choices]
+    seconds = np.concatenate([_seconds(costs, recompute) for costs, recompute in inside]).T
+    kept = np.concatenate([costs.kept[recompute] for costs, recompute in inside]).T
+    shape, found = (len(choices), ways.rows), []
+    place = place.copy()
+    for number, (rows, cut) in enumerate(pricer.by_cut(mesh)):
+        place[rows] += number * ways.rows
+        most = most_in_flight(mesh.take(rows[:1]), cut.first)[0]
+        fullest = np.argmax(most[:, None] * (cut.runs @ kept[:, : ways.rows]), axis=0)
+        runs = cut.runs[fullest].T
+        slowest = (cut.runs @ seconds).max(axis=0).reshape(shape)
+        waits = (kept * np.tile(runs, len(choices))).sum(axis=0).reshape(shape)
+        found.append((slowest, waits, (without.weights.T * runs).sum(axis=0), most[fullest]))
+    slot, waiting, elements, flying = (np.concatenate(each, axis=-1)[..., place] for each in zip(*found, strict=True))
+    slots = mesh.microbatches
+    slot *= _SAFE * (slots + bubble_slots(mesh))
+    for number, (sequence, _) in enumerate(choices):
+        if sequence:
+            slot[number, ~tensor] = np.inf
+    waiting *= np.minimum(slots, flying)
+    return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer, _mesh=mesh)
+
+
+def _choices(pricer: Pricer, mesh: Mesh) -> tuple[tuple[bool, int], ...]:
+    sequences = (False, True) if (mesh.axis("tensor") > 1).any() else (False,)
+    recomputes = [number for number, name in enumerate(RECOMPUTE) if name != "selective" or pricer.has_attention]
+    return tuple((sequence, recompute) for sequence in sequences for recompute in recomputes)
+
+
+def least_bytes(pricer: Pricer, mesh: Mesh, level: int) -> float:
+    """Return the bytes that even the leanest shape of `mesh` needs in its fullest stage, whatever is chosen."""
+    ways, place = replace(mesh, sequence=mesh.axis("tensor") > 1).inner()
+    costs, leanest = pricer.costs(ways), np.inf
+    for rows, cut in pricer.by_cut(mesh):
+        some = mesh.take(rows)
+        activations = in_flight(some, cut.first) * (costs.kept[RECOMPUTE.index("full"), place[rows]] @ cut.runs.T)
+        elements, size = costs.weights[place[rows]] @ cut.runs.T, np.zeros(some.rows)
+        for stage in range(len(cut.runs)):
+            state, gradients = _state_bytes(pricer, some, level, elements[:, stage])
+            size = np.maximum(size, state + np.maximum(gradients, activations[:, stage]))
+        leanest = min(leanest, float(size.min()))
+    return leanest
+
+
+def _seconds(costs: BlockCosts, recompute: int) -> Floats:
+    """Return (ways, blocks): what a run takes forward and backward."""
+    plain = costs.forward + costs.backward + costs.forward_exchange + costs.backward_exchange
+    found: Floats = plain + costs.again[recompute]
+    return found
+
+
+def _state_bytes(pricer: Pricer, mesh: Mesh, level: int, elements: Floats) -> tuple[Floats, Floats]:
+    """Return bytes of weights and optimizer state, and of gradients, which come while activations go."""
+    precision, data = pricer.work.precision, mesh.axis("data")
+    optimizing, gradients, weights = (data if level >= least else 1 for least in (1, 2, 3))
+    state = pricer.optimizer.state_bytes(precision) / optimizing + precision.weight_bytes / weights
+    return elements * state, elements * (precision.gradient_bytes / gradients)

@@ -1,0 +1,46 @@
+"""What a plan waits for gradients and weights: two clocks come to what the list of events does."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.plan.exposure import StageTimes, events_of, exposed_seconds, span_without_slowdown
+from trainwright.plan.overlap import makespan
+
+SECONDS = st.floats(min_value=0.0, max_value=10.0, allow_subnormal=False)
+
+
+@st.composite
+def stages(draw):
+    blocks = draw(st.integers(1, 3))
+    columns = [draw(st.lists(SECONDS, min_size=blocks, max_size=blocks)) for _ in range(6)]
+    forward, backward, gather_forward, gather_backward, scatter, gradients = map(np.array, columns)
+    return StageTimes(
+        runs=np.array(draw(st.lists(st.integers(0, 3), min_size=blocks, max_size=blocks)), dtype=np.float64),
+        forward=forward,
+        backward=backward,
+        gather_forward=gather_forward,
+        gather_backward=gather_backward,
+        scatter=scatter,
+        buckets=draw(st.integers(0, 4)),
+        bucket_seconds=draw(SECONDS),
+        gradients=gradients,
+        microbatches=draw(st.integers(1, 3)),
+        every=draw(st.booleans()),
+    )
+
+
+@given(stages(), st.booleans())
+def test_two_clocks_equal_the_events(stage, shards):
+    """To the bit, with weights that are gathered and without, whatever the numbers of runs and buckets."""
+    events = events_of(stage, shards=shards, buckets=stage.buckets)
+    assert span_without_slowdown(stage, shards=shards, buckets=stage.buckets) == makespan(events)
+
+
+@given(stages())
+def test_a_slowdown_costs_time(stage):
+    """It is followed by the list of events, and nothing that is exposed gets less by it."""
+    stage = replace(stage, microbatches=1)
+    assert exposed_seconds(stage, 1.5) >= exposed_seconds(stage, 1.0) - 1e-9
