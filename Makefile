@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 DATA ?= digits
+DEMO := $(if $(filter digits,$(DATA)),runs/demo,runs/$(DATA))
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -14,11 +15,13 @@ SOURCES := pyproject.toml constraints.txt
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
-demo: $(VENV)/.base  ## Search 60 small CNNs, select an ensemble, write a report (DATA=digits or fashion-mnist); kill it and run it again: it goes on
+demo: $(VENV)/.base  ## Search 60 small CNNs, select an ensemble, take a picture of the page (DATA=digits or fashion-mnist); kill it and run it again: it goes on
 	@if [ "$(DATA)" = fashion-mnist ] && [ ! -d /usr/share/datasets/fashion-mnist ]; then \
 	  echo "demo: DATA=fashion-mnist needs Debian's package: apt-get install dataset-fashion-mnist" >&2; exit 2; fi
-	@echo "== demo: 60 trials of a CNN on $(DATA), then an ensemble and a report, in runs/demo"
-	$(BIN)/trainwright run examples/projects/images/$(DATA).toml
+	@echo "== demo: 60 trials of a CNN on $(DATA), an ensemble, a report and a picture of the page, in $(DEMO)"
+	$(BIN)/trainwright run examples/projects/images/$(DATA).toml --directory $(DEMO)
+	@$(BIN)/python docs/picture.py $(DEMO) $(DEMO)/page.png || true
+	@echo "to see it:  $(BIN)/trainwright ui $(DEMO)"
 
 test: $(VENV)/.dev  ## Run the fast tests
 	@echo "== test: the fast suite, a process per processor"
@@ -56,7 +59,7 @@ $(VENV)/.base: $(SOURCES)
 	@echo "== set-up: .venv (about two minutes and 2 GB the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade "pip>=25.1"
-	$(PIP) install --constraint constraints.txt --editable ".[torch]" --group demo
+	$(PIP) install --constraint constraints.txt --editable ".[torch,ui]" --group demo
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base

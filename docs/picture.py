@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -22,21 +23,26 @@ def main() -> None:
     parser.add_argument("--view", default="overview")
     parser.add_argument("--size", default="1200x860", help="in pixels")
     parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--browser", default=shutil.which("chromium") or shutil.which("google-chrome"))
+    parser.add_argument("--browser", default=next(filter(None, map(shutil.which, _BROWSERS)), None))
     arguments = parser.parse_args()
     width, height = map(int, arguments.size.split("x"))
-    from playwright.sync_api import sync_playwright
+    if arguments.browser is None:
+        sys.exit(f"no picture: there is no browser here to take it with ({', '.join(_BROWSERS)})")
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        sys.exit("no picture: it needs playwright, which drives the browser: pip install playwright")
 
     command = [sys.executable, "-m", "trainwright", "ui", str(arguments.study), "--port", "0"]
     with (
         tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
         sync_playwright() as playwright,
     ):
         try:
             found = re.search(r"http://\S+", server.stdout.readline() if server.stdout is not None else "")
-            if found is None:
-                sys.exit(f"no page over {arguments.study}: run `trainwright ui {arguments.study}` to see why")
+            if found is None:  # it has said why
+                sys.exit(f"no picture: there is no page over {arguments.study}")
             browser = playwright.chromium.launch(executable_path=arguments.browser, args=_FLAGS)
             scheme = "dark" if arguments.dark else "light"
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
@@ -50,6 +56,9 @@ def main() -> None:
             page.screenshot(path=raw)
             browser.close()
             _thin(raw, arguments.picture)
+            print(f"picture:    {arguments.picture}")
+        except Error as error:
+            sys.exit(f"no picture: {arguments.browser} failed: {error.message.splitlines()[0]}")
         finally:
             server.terminate()
 

@@ -1,5 +1,6 @@
 """`trainwright ui DIR`: studies as they run, in a browser."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -43,4 +44,5 @@ def ui(
         print(f"{where}: {address}", flush=True)
         print("Ctrl-C ends it", flush=True)
 
-    serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=told)
+    with suppress(KeyboardInterrupt):  # how it ends
+        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=told)
