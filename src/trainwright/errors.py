@@ -291,6 +291,7 @@ class ListenError(TrainwrightError):
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """Return " (did you mean 'x'?)" for the known name nearest to `name`, or "" if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    """Return " (did you mean 'x'?)" for the known name nearest to `name`, whatever its case, or "" if none is."""
+    plain = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), plain, n=1)
+    return f" (did you mean {plain[near[0]]!r}?)" if near else ""

@@ -85,7 +85,7 @@ class TestRun:
         assert read_job(file, workers=2).engine.slots == 2
         assert read_job(study_file(), workers=3).engine.slots == 3
 
-    def test_failures_end_it_with_status_1(self, trainwright, study_file):
+    def test_failures_end_it_with_status_1(self, trainwright, study_file, tmp_path):
         """Trials that fail again and again end the run with one sentence."""
         said = trainwright("run", study_file(("cli_training:train", "cli_training:fails")))
         assert said.status == 1
@@ -94,6 +94,11 @@ class TestRun:
             "trainwright: 10 trials have failed, 0 have a result; the last: ArithmeticError: diverged"
         )
         assert "Traceback" not in said.err
+        shown = last.partition("; with its traceback: trainwright ")[2]
+        assert shown == f"status {tmp_path / 'study'} --trial 9"
+        told = trainwright(*shlex.split(shown))
+        assert told.out.splitlines()[-1] == "ArithmeticError: diverged"
+        assert "Traceback" in last_line(trainwright(*shlex.split(shown), "--json"))["failure"]["traceback"]
 
     def test_constraints_and_a_rule_to_stop(self, trainwright, study_file, tmp_path):
         """Both are words of the file: what is infeasible is no best, and the search ends before its budget."""

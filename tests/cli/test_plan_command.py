@@ -98,9 +98,9 @@ def test_refused(run, arguments, sentence):
 @pytest.mark.parametrize(
     ("model", "sample", "sentence"),
     [
-        ("models", "a:b", "MODEL: got 'models'; allowed: MODULE:FUNCTION"),
-        ("no_such_module:model", "a:b", "cannot be imported"),
-        ("json:nothing", "a:b", "json has no function 'nothing'"),
+        ("models", "a:b", "MODEL: got 'models'; allowed: 'module:function'"),
+        ("no_such_module:model", "a:b", "there is no module 'no_such_module'"),
+        ("json:nothing", "a:b", "json has no 'nothing'"),
         ("os:getcwd", "a:b", "allowed: a function that returns a nn.Module"),
         ("os:stat", "a:b", "MODEL: os:stat failed with TypeError"),
         ("os:getcwd", None, "--sample: got none"),

@@ -8,8 +8,10 @@ import pytest
 from trainwright.ledger import DirectoryLedger, fold
 from trainwright.memory import Chain, Stage
 from trainwright.memory import plan as plan_step
+from trainwright.report import write_report
 from trainwright.report.figures.forecast import forecast_figure
 from trainwright.report.figures.memory_plan import memory_plan_figure
+from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.strategies import strategies_figures
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
@@ -92,6 +94,23 @@ def test_plans_are_found_by_what_they_hold(tmp_path, memory_plan):
 def test_a_folder_without_plans(tmp_path):
     found = plans_of(tmp_path / "nowhere")
     assert (found.search, found.memory, found.strategies, found.refused) == (None, [], [], [])
+
+
+def test_they_are_in_the_report_as_on_the_page(scribe, memory_plan):
+    """Forecast, memory plans and strategies in one section, and what cannot be read as a sentence."""
+    scribe.create()
+    (scribe.directory / "stages").mkdir()
+    (scribe.directory / "stages" / "plan.json").write_text(json.dumps({"content": {"cost": COST, "trials": 5}}))
+    memory_plan.save(scribe.directory / "step.json")
+    told = {"plans": [strategy("data", 0.1)], "rejected": [], "profile": {"name": "<gpt>"}}
+    (scribe.directory / "oracle.json").write_text(json.dumps(told))
+    (scribe.directory / "old.json").write_text(json.dumps({"kind": "memory plan", "schema": 0}))
+    text = write_report(scribe.directory).read_text()
+    figures = [figure.name for figure in planned_figures(Overview(fold([])), plans_of(scribe.directory)) if figure]
+    assert len(set(figures)) == 2  # there is no result to hold against the forecast
+    assert all(f'id="plot-{name}"' in text for name in figures)
+    assert '<section id="plans"' in text
+    assert "old.json: " in text
 
 
 def test_devices_over_time(asha_study, tmp_path):

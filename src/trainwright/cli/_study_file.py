@@ -1,6 +1,5 @@
 """Study files: a TOML file, or a Python file with `study` and `train`, as the objects that they name."""
 
-import importlib
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -10,13 +9,23 @@ from typing import Any
 
 import trainwright as tw
 from trainwright.cli.stages import ORDER, Stage, stages_of
-from trainwright.engine import load_function
+from trainwright.engine import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.study.settings import built, only_known
 
 __all__ = ["Job", "read_job"]
 
-_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "simulate", *ORDER)
+_TABLES = (
+    "study",
+    "space",
+    "searcher",
+    "rule",
+    "policy",
+    "stop",
+    "engine",
+    "simulate",
+    *(name for name in ORDER if name != "search"),
+)
 _STUDY_KEYS = (
     "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
     "require",
@@ -41,6 +50,8 @@ class Job:
 
 def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> Job:
     """Return the job of a .toml or .py file; `directory` and `workers` override those that it names."""
+    if path.is_dir():
+        raise InputError(f"run: {path} is a directory; give a study file (.toml) or a Python file (.py)")
     if not path.is_file():
         raise InputError(f"run: there is no file {path}; give a study file (.toml) or a Python file (.py)")
     sys.path.insert(0, str(path.resolve().parent))  # where its modules are
@@ -54,7 +65,7 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
 
 
 def _of_python(path: Path, workers: int | None) -> Job:
-    module = importlib.import_module(path.stem)
+    module = load_module(path.stem, "run")
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != path.resolve():
         raise InputError(f"run: {path} has the name of another module ({found or 'built in'}); rename the file")

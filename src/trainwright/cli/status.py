@@ -91,7 +91,9 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
         if d.trial == number
     ]
     if json:
-        print_json({"trial": number, "state": str(trial.status), "runs": runs, "decisions": decisions})
+        print_json(
+            {"trial": number, "state": str(trial.status), "runs": runs, "decisions": decisions, **_failure(trial)}
+        )
         return
     print(f"trial {number}: {trial.status}, {trial.epoch} epochs")
     for run in runs:
@@ -102,7 +104,11 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
         because = ", ".join(f"{name} {d[name]:.6g}" for name in ("value", "threshold") if d[name] is not None)
         print(f"epoch {d['epoch']}: {d['verdict']} by {d['rule']}" + (f" ({because})" if because else ""))
     if trial.failure is not None:
-        print(f"failed: {trial.failure.message}")
+        print(trial.failure.traceback.rstrip() or f"failed: {trial.failure.message}")
+
+
+def _failure(trial: Any) -> dict[str, Any]:
+    return {} if trial.failure is None else {"failure": asdict(trial.failure)}
 
 
 def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupted: int) -> None:

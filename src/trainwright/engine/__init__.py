@@ -11,7 +11,7 @@ from trainwright.engine._engine import (
     Returned,
     TrainFunction,
 )
-from trainwright.engine._function import FunctionReference, load_function, load_reference, script_boundary
+from trainwright.engine._function import FunctionReference, load_function, load_module, load_reference, script_boundary
 from trainwright.engine.in_process import InProcess
 from trainwright.engine.launcher import local_rank, local_size, rank
 from trainwright.engine.local import Local
@@ -32,6 +32,7 @@ __all__ = [
     "TrainFunction",
     "Vetted",
     "load_function",
+    "load_module",
     "load_reference",
     "local_rank",
     "local_size",

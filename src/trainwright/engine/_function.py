@@ -5,16 +5,25 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainwright.errors import EngineError, closest
+from trainwright.errors import EngineError, TrainwrightError, closest
 from trainwright.train import OptunaObjective
 
-__all__ = ["IN_WORKER", "LOADING", "FunctionReference", "load_function", "load_reference", "script_boundary"]
+__all__ = [
+    "IN_WORKER",
+    "LOADING",
+    "FunctionReference",
+    "load_function",
+    "load_module",
+    "load_reference",
+    "script_boundary",
+]
 
 IN_WORKER = "TRAINWRIGHT_WORKER"
 """Set in the environment of worker processes: to `LOADING`, then to the number of the process that runs trials."""
@@ -125,12 +134,7 @@ def load_function(text: str, what: str = "train") -> Callable[..., Any]:
         raise EngineError(f"{what}: got {text!r}; allowed: 'module:function', such as 'my_project.training:train'")
     if not all(module_name.split(".")):
         raise EngineError(f"{what}: {module_name!r} is no module's name; allowed: 'module:function', found {text!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise  # a module that the user's module imports: its own traceback says it best
-        raise EngineError(f"{what}: there is no module {module_name!r} on the path; looked for {text!r}") from None
+    module = load_module(module_name, what)
     function = getattr(module, name, None)
     if not callable(function):
         functions = [
@@ -141,6 +145,21 @@ def load_function(text: str, what: str = "train") -> Callable[..., Any]:
         known = ", ".join(sorted(functions)) or "none"
         raise EngineError(f"{what}: {module_name} has no {name!r}; functions there: {known}{closest(name, functions)}")
     return function  # type: ignore[no-any-return]
+
+
+def load_module(name: str, what: str = "train") -> ModuleType:
+    """Return a module of the user's; raise EngineError with what went wrong in it, and in which line."""
+    try:
+        return importlib.import_module(name)
+    except TrainwrightError:  # a space or a study in it that cannot be: that has a sentence of its own
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise EngineError(
+                f"{what}: there is no module {name!r} on the path; put its file beside the study file, in the current "
+                "directory, or on PYTHONPATH"
+            ) from None
+        raise EngineError(f"{what}: module {name!r} cannot be imported: {_told(error)}") from error
 
 
 def load_reference(reference: FunctionReference) -> Callable[..., Any]:
@@ -159,3 +178,13 @@ def load_reference(reference: FunctionReference) -> Callable[..., Any]:
             del os.environ[IN_WORKER]
         else:
             os.environ[IN_WORKER] = before
+
+
+def _told(error: Exception) -> str:
+    """Return an error of a user's module with its place there."""
+    kind = type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{kind}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{kind}: {error}{place}"

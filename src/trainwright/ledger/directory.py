@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import quote
 
-from trainwright.errors import LedgerError, LedgerTooNew, StudyError
+from trainwright.errors import LedgerError, LedgerTooNew, StudyError, closest
 from trainwright.ledger.journal import Fsync, JournalRemoved, JournalWriter, failed
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.reader import JournalReader
@@ -234,12 +234,26 @@ def _study_id(directory: Path) -> str:
         content = json.loads(path.read_text(encoding="utf-8"))
         version, study = int(content["format"]), str(content["study"])
     except FileNotFoundError:
-        raise StudyError(f"no study in {directory.parent}: {path} does not exist") from None
+        raise _no_study(directory.parent) from None
+    except NotADirectoryError:
+        raise StudyError(f"no study in {directory.parent}: it is a file; give a study's directory") from None
     except (ValueError, KeyError, TypeError):
         raise StudyError(f"{path} is damaged: expected a JSON object with 'format' and 'study'") from None
     if version > FORMAT:
         raise LedgerTooNew(f"{directory}: format {version}; this version reads up to {FORMAT}; upgrade trainwright")
     return study
+
+
+def _no_study(directory: Path) -> StudyError:
+    """Return the error that names the studies in this directory, or else beside it."""
+    found = [
+        sorted({str(path.parents[1]) for name in ("study.json", "url") for path in folder.glob(f"*/ledger/{name}")})
+        for folder in (directory, directory.parent)
+    ]
+    inside, beside = found
+    near = ", ".join((inside or beside)[:5])
+    listed = f"; studies there: {near}" if near else "; give the directory that a study was made in"
+    return StudyError(f"no study in {directory}{listed}{'' if inside else closest(str(directory), beside)}")
 
 
 def _link(path: Path, content: str, *, sync: bool = False) -> bool:

@@ -17,12 +17,14 @@ from trainwright.report.figures.hypervolume import hypervolume_figure
 from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
+from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.trade_off import trade_offs
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.files import replacing, target
 from trainwright.report.header import footer_html, header_html
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
+from trainwright.report.plans import plans_of
 from trainwright.report.words import DASH, escape
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
@@ -63,6 +65,9 @@ def render(
         _add_parameters(page, overview, goals)
     if directory is not None:
         _add_ensembles(page, overview, directory)
+        plans = plans_of(directory)
+        drawn = page.drawn(*planned_figures(overview, plans))
+        page.add("plans", "Plans and forecasts", drawn + "".join(map(_sentence, plans.refused)))
     page.add("workers", "Workers over time", page.drawn(utilisation(overview)))
     page.add("failures", "Failures", _card(tables.failures(overview)))
     page.add("dropped", "Records dropped", _card(tables.dropped_records(dropped, state.unknown_kinds)))
@@ -100,7 +105,7 @@ def _add_parameters(page: _Page, overview: Overview, goals: range) -> None:
     try:
         found = [importance_of(overview.state, space, goal) for goal in goals]
     except SearchError as error:
-        refusal = _sentence(error)
+        refusal = _sentence(f"{error}.")
     metrics = [overview.objectives[goal].metric for goal in goals]
     shares = (importance_figure(*each, at) for at, each in enumerate(zip(found, metrics, strict=False)))
     page.add("importance", "Which parameters matter", page.drawn(*shares) + refusal)
@@ -112,7 +117,7 @@ def _add_ensembles(page: _Page, overview: Overview, directory: Path) -> None:
     try:
         ensembles = ensembles_of(overview, directory)
     except EnsembleError as error:  # a library that allows no selection must not cost the rest of the report
-        page.add("ensembles", "Ensembles", _sentence(error))
+        page.add("ensembles", "Ensembles", _sentence(f"{error}."))
         return
     if ensembles is not None:
         page.add(
@@ -132,5 +137,5 @@ def _card(inner: str) -> str:
     return f'<div class="card">{inner}</div>' if inner else ""
 
 
-def _sentence(error: Exception) -> str:
-    return f'<p class="card soft">{escape(error)}.</p>'
+def _sentence(text: str) -> str:
+    return f'<p class="card soft">{escape(text)}</p>'

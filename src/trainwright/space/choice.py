@@ -105,7 +105,9 @@ class Choice(Varying):
     def refuse(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
         if not self.values:
-            raise SpaceError(f"{name}: at least one value is needed")
+            raise SpaceError(
+                f"{name}: at least one value is needed, got none; give them, such as Choice('sgd', 'adamw')"
+            )
         seen = set()
         for value in self.values:
             refuse_value(name, value)

@@ -94,7 +94,9 @@ class Layout:
     def _refuse_name(self, owner: str, name: str) -> None:
         if name not in self.parameters:
             known = [other for other in self.parameters if other != owner]
-            raise SpaceError(f"{owner}: condition names {name!r}; known: {', '.join(known)}{closest(name, known)}")
+            raise SpaceError(
+                f"{owner}: condition names {name!r}; known: {', '.join(known) or 'none'}{closest(name, known)}"
+            )
 
 
 def in_order(needs: Mapping[str, Iterable[str]], what: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trainwright.errors import StudyError, closest
-from trainwright.ledger import Constraint, Ledger, MemoryLedger, Objective, is_url, open_ledger
+from trainwright.errors import StudyError
+from trainwright.ledger import Constraint, Ledger, MemoryLedger, Objective, open_ledger
 from trainwright.space import Space
 from trainwright.study.book import Book
 
@@ -33,18 +33,7 @@ def found_ledger(where: str | Path, ledger: Ledger | str | None = None) -> Ledge
     """Return the ledger of the study that is there; raises `StudyError` naming what is near."""
     if ledger is not None and not isinstance(ledger, str):
         return ledger
-    if ledger is not None or is_url(where):
-        return open_ledger(where, url=ledger)
-    directory = Path(where)
-    if not _is_study(directory):
-        near = [str(path.parent) for path in directory.parent.glob("*/ledger") if _is_study(path.parent)]
-        listed = f"; studies there: {', '.join(sorted(near)[:5])}" if near else ""
-        raise StudyError(f"no study in {directory}{listed}{closest(str(directory), near)}")
-    return open_ledger(directory)
-
-
-def _is_study(directory: Path) -> bool:
-    return any((directory / "ledger" / name).is_file() for name in ("study.json", "url"))
+    return open_ledger(where, url=ledger)
 
 
 def compare(

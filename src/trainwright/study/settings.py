@@ -52,7 +52,8 @@ def built(kind: str, table: Mapping[str, Any]) -> Any:
     arguments = dict(table)
     name = arguments.pop("name", None)
     if name not in names:
-        raise InputError(f"[{kind}] name: got {name!r}; allowed: {', '.join(names)}{closest(str(name), names)}")
+        got = "nothing" if name is None else repr(name)
+        raise InputError(f"[{kind}] name: got {got}; allowed: {', '.join(names)}{closest(str(name), names)}")
     maker = getattr(import_module("trainwright"), name)  # by its public name, which loads what it needs
     known = inspect.signature(maker).parameters
     only_known(arguments, list(known), f"[{kind}] {name}")
@@ -95,4 +96,6 @@ def only_known(given: Iterable[str], allowed: "tuple[str, ...] | list[str]", whe
     """Refuse a name in `given` that is not allowed."""
     for name in given:
         if name not in allowed:
-            raise InputError(f"{where}: {name!r} is unknown; allowed: {', '.join(allowed)}{closest(name, allowed)}")
+            raise InputError(
+                f"{where}: {name!r} is unknown; allowed: {', '.join(allowed) or 'none'}{closest(name, allowed)}"
+            )

@@ -15,13 +15,11 @@ from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.forecast import forecast_figure
 from trainwright.report.figures.hypervolume import hypervolume_figure
 from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
-from trainwright.report.figures.memory_plan import memory_plan_figure
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
-from trainwright.report.figures.strategies import strategies_figures
+from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.trade_off import trade_offs
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
@@ -91,12 +89,7 @@ class Drawings:
         folder = self.follower.directory
         found = plans_of(folder) if folder is not None else Plans()
         with self.follower.reading() as overview:
-            figures = [
-                forecast_figure(overview, found.search),
-                *(memory_plan_figure(plan, name) for name, plan in found.memory),
-                *(figure for name, told in found.strategies for figure in strategies_figures(told, name)),
-            ]
-        return _view(figures, notes=found.refused)
+            return _view(planned_figures(overview, found), notes=found.refused)
 
     # Views that take long.
 

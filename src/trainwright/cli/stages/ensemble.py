@@ -42,9 +42,12 @@ class Selecting:
             for number, trial in sorted(state.trials.items())
             if trial.offered
         }
+        if not state.trials:
+            raise work.missing(self.name, f"trials in {work.folder}, where there are none", "search")
         if not library:
-            raise work.missing(
-                self.name, "the predictions that trials leave (tw.ensemble.leave), and got none", "search"
+            raise InputError(
+                f"stage ensemble needs the predictions of trials, and none of {len(state.trials)} left any; call "
+                "tw.ensemble.leave in the training function, and use a new directory"
             )
         return {"settings": asdict(self), "library": library}
 

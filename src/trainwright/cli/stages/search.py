@@ -1,10 +1,12 @@
 """The stage that every study file has: the search itself, whose record is the ledger."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainwright.cli.stages._stage import Outcome, Work
+from trainwright.study.driver import StudyFailed
 
 __all__ = ["Search"]
 
@@ -37,14 +39,21 @@ class Search:
         """Run or go on."""
         job = work.job
         with job.open_study() as study:
-            study.run(
-                job.train,
-                **work.budget,
-                searcher=job.searcher,
-                scheduler=job.scheduler,
-                engine=job.engine,
-                progress=work.progress,
-            )
+            try:
+                study.run(
+                    job.train,
+                    **work.budget,
+                    searcher=job.searcher,
+                    scheduler=job.scheduler,
+                    engine=job.engine,
+                    progress=work.progress,
+                )
+            except StudyFailed as error:
+                traced = [one.number for one in study.trials if one.failure is not None and one.failure.traceback]
+                if work.directory is None or not traced:
+                    raise
+                look = shlex.join(["trainwright", "status", str(work.directory), "--trial", str(max(traced))])
+                raise StudyFailed(f"{error}; with its traceback: {look}") from error
             content = {"trials": len(study.trials), "finished": study.state.results}
         return Outcome(content=content, inputs=self.inputs(work))
 
