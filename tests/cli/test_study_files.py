@@ -67,7 +67,7 @@ BAD = {
     ),
     "searcher without name": (
         ('name = "RandomSearcher"', ""),
-        r"\[searcher\] name: got None; allowed: DefaultSearcher, Evolution",
+        r"\[searcher\] name: got nothing; allowed: DefaultSearcher, Evolution",
     ),
     "searcher of no table": (("[study]", 'searcher = "RandomSearcher"\n[study]'), "is no valid TOML"),
     "engine's argument": (
@@ -148,7 +148,7 @@ def test_a_study_of_another_space(trainwright, study_file):
 class TestFiles:
     def test_no_such_file(self, trainwright, tmp_path):
         refused(trainwright("run", tmp_path / "none.toml"), r"run: there is no file .*none.toml; give a study file")
-        refused(trainwright("run", tmp_path), "run: there is no file")
+        refused(trainwright("run", tmp_path), "is a directory; give a study file")
 
     def test_another_kind_of_file(self, trainwright, tmp_path):
         (tmp_path / "study.yaml").write_text("")

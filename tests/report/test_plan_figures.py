@@ -107,7 +107,7 @@ def test_they_are_in_the_report_as_on_the_page(scribe, memory_plan):
     (scribe.directory / "old.json").write_text(json.dumps({"kind": "memory plan", "schema": 0}))
     text = write_report(scribe.directory).read_text()
     figures = [figure.name for figure in planned_figures(Overview(fold([])), plans_of(scribe.directory)) if figure]
-    assert len(set(figures)) == 2  # there is no result to hold against the forecast
+    assert len(set(figures)) == 3
     assert all(f'id="plot-{name}"' in text for name in figures)
     assert '<section id="plans"' in text
     assert "old.json: " in text
