@@ -56,7 +56,7 @@ def main() -> None:
             page.screenshot(path=raw)
             browser.close()
             _thin(raw, arguments.picture)
-            print(f"picture:    {arguments.picture}")
+            print(f"picture:    {arguments.picture}")  # noqa: T201 -- a script
         except Error as error:
             sys.exit(f"no picture: {arguments.browser} failed: {error.message.splitlines()[0]}")
         finally:
