@@ -10,8 +10,9 @@ from trainwright.memory.chain import Chain
 from trainwright.memory.exact import Searched, solve_exact
 from trainwright.memory.improve import improve
 from trainwright.memory.link import Link
+from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.milp import solve_milp
-from trainwright.memory.offload import plan_offload
+from trainwright.memory.offload import lower_bound, plan_offload
 from trainwright.memory.operations import Operation
 from trainwright.memory.persistent import lowest_plan, solve_persistent
 from trainwright.memory.plan_record import Plan
@@ -87,9 +88,13 @@ def plan_chain(
         found = "milp"
     if offload and bandwidth is not None:
         link = Link.of(bandwidth)
-        joint = plan_offload(chain, budget_bytes, link, start=operations)
+        copied, needed = lowest_with_copies(chain)
+        if needed > budget_bytes and operations is None:
+            raise _infeasible(chain, budget_bytes, copies=True)
+        joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
+        lower = max(least, lower_bound(chain, budget_bytes, link))
         if joint is not None and joint != operations:
-            return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=least, link=link)
+            return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=lower, link=link)
     if operations is None:
         raise _infeasible(chain, budget_bytes)
     return Plan.of(chain, operations, budget_bytes=budget_bytes, solver=found, lower_seconds=lower)
@@ -145,14 +150,20 @@ def _better(
     return operations, max(lower, known if searched.finished else min(known, searched.lower_seconds))
 
 
-def _infeasible(chain: Chain, budget_bytes: int) -> InfeasibleBudget:
-    operations, needed = lowest_plan(chain)
-    owners = dict(simulate(chain, operations).peak_owners)
+def _infeasible(chain: Chain, budget_bytes: int, *, copies: bool = False) -> InfeasibleBudget:
+    """Say what the least budget is, without copies to the host or with them, and who needs it."""
+    operations, needed = lowest_with_copies(chain) if copies else lowest_plan(chain)
+    link = Link(to_host=math.inf, to_device=math.inf) if copies else None
+    owners = dict(simulate(chain, operations, budget_bytes=needed, link=link).peak_owners)
     largest = sorted(owners.items(), key=lambda each: -each[1])[:4]
     parts = ", ".join(f"{owner} {readable(size)}" for owner, size in largest)
+    with_copies = lowest_with_copies(chain)[1]
+    mend = "raise the budget or shrink the batch" if copies else "raise the budget, shrink the batch, or allow offload"
+    if not copies and with_copies < needed:
+        mend += f" (at least {readable(with_copies)}, {with_copies} bytes)"
     return InfeasibleBudget(
         f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(needed)} ({needed} "
-        f"bytes), the least possible for this chain ({parts}); raise the budget, shrink the batch, or allow offload",
+        f"bytes), the least possible for this chain{' with copies to the host' if copies else ''} ({parts}); {mend}",
         minimal_bytes=needed,
         owners=owners,
     )

@@ -91,6 +91,7 @@ def simulate(
 
 _Key = tuple[Value, int]
 _GONE = 1e-12
+_BARE = (Kind.FORWARD_KEEP, Kind.FORWARD_DROP)
 
 
 @dataclass(slots=True)
@@ -274,13 +275,22 @@ class _Machine:
     def _last_reader(self, key: _Key) -> int:
         """Return the place of the last operation that may read a leaving value before it comes back."""
         last, (value, stage) = self.place, key
+        bare = (
+            value is Value.SAVED and (Value.OUTPUT, stage) in self.alive and (Value.OUTPUT, stage) not in self.readers
+        )
         for later in range(self.place + 1, len(self.operations)):
             other = self.operations[later]
             if other.kind is Kind.PREFETCH and (other.value, other.stage) == key:
                 break
+            if value is Value.SAVED and other.value is Value.OUTPUT and other.stage == stage:
+                bare = other.kind is Kind.PREFETCH
             own = other.kind is Kind.BACKWARD and other.stage == stage and value is Value.SAVED
-            if other.value is None and (other.stage == stage + 1 or own):
+            if other.value is None and ((other.stage == stage + 1 and not bare) or own):
                 last = later
+            elif value is Value.SAVED and other.kind in _BARE and other.stage == stage:
+                bare = True  # who comes next reads this one
+            if other.kind is Kind.FORWARD_DROP and other.stage == stage + 1:
+                bare = False
         return last
 
     # Copies
