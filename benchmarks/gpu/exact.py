@@ -1,0 +1,58 @@
+"""Resuming on the accelerator, bit for bit: a ResNet with augmentation noise, mixed precision, a scaler and Adam."""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu._training import subjects
+from torch.nn import functional
+
+import trainwright as tw
+
+__all__ = ["run"]
+
+_STEPS, _AT = 8, 4
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Train whole, whole again, and interrupted; count the tensors that differ from the first."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    with tempfile.TemporaryDirectory() as folder:
+        whole = _train(options, Path(folder) / "whole", _STEPS)
+        again = _train(options, Path(folder) / "again", _STEPS)
+        _train(options, Path(folder) / "cut", _AT)
+        resumed = _train(options, Path(folder) / "cut", _STEPS)
+    apart = {name: sum(not torch.equal(whole[key], found[key]) for key in whole) for name, found in
+             {"again": again, "resumed": resumed}.items()}  # fmt: skip
+    return {
+        "summary": {"gpu_resume_mismatches": apart["resumed"], "gpu_rerun_mismatches": apart["again"]},
+        "tensors": len(whole),
+    }
+
+
+def _train(options: argparse.Namespace, folder: Path, until: int) -> dict[str, torch.Tensor]:
+    tw.train.seed_all(0)
+    model, batch = subjects(options.device, quick=True)["ResNet-50"]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    dtype = torch.float16 if options.device == "cuda" else torch.bfloat16
+    scaler = torch.amp.GradScaler(options.device, enabled=options.device == "cuda")
+    labels = torch.arange(len(batch), device=options.device) % 10
+    with tw.checkpoint.Manager(folder, model=model, optimizer=optimizer, scaler=scaler) as manager:
+        manager.restore()
+        while manager.steps < until:
+            optimizer.zero_grad()
+            with torch.autocast(options.device, dtype):
+                noisy = batch + 0.1 * torch.randn_like(batch)  # draws of the device's own generator
+                loss = functional.cross_entropy(functional.dropout(model(noisy), 0.1), labels)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            manager.step()
+        manager.save(wait=True)
+    found = {f"model.{name}": each.detach().cpu().clone() for name, each in model.state_dict().items()}
+    for number, moments in optimizer.state_dict()["state"].items():
+        found |= {f"optimizer.{number}.{name}": torch.as_tensor(each).cpu().clone() for name, each in moments.items()}
+    return found

@@ -1,0 +1,78 @@
+"""What only an accelerator can show, in one command of under ten minutes; each part is independent of the others.
+
+    python benchmarks/gpu/run.py --json --results benchmarks/results/gpu.json
+    python benchmarks/gpu/run.py --device cpu --quick        # to see that everything runs
+
+Each file beside this one that has a function `run(options)` is a part; it returns a mapping with a `summary` (numbers
+by name) and whatever else is worth keeping. A part that fails is named under `failed` with its error, the others go
+on, and the exit status is 1. No part is begun after `--seconds`.
+"""
+
+import argparse
+import importlib
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
+sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from benchmarks._report import add_arguments, environment, finish, progress
+
+__all__ = ["PARTS", "main"]
+
+PARTS = ("exact", "saving", "recomputing", "predicting", "serving")
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run the parts and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"which to run, of {', '.join(PARTS)}")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script")
+    parser.add_argument("--seconds", type=float, default=480.0, help="after which no part is begun")
+    parser.add_argument("--quick", action="store_true", help="small sizes; no figures")
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+    chosen = options.parts.split(",")
+    if unknown := sorted(set(chosen) - set(PARTS)):
+        parser.error(f"--parts: got {unknown[0]!r}; allowed: {', '.join(PARTS)}")
+
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: got 'cuda', which torch does not see here; allowed: cpu, to try the script")
+    begun = time.monotonic()
+    summary: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    for part in chosen:
+        if time.monotonic() - begun > options.seconds:
+            failed[part] = f"not begun: {options.seconds:g} s were over"
+            continue
+        progress(f"{part}:")
+        since = time.monotonic()
+        try:
+            found = importlib.import_module(f"benchmarks.gpu.{part}").run(options)
+        except Exception as error:  # noqa: BLE001 -- time on such a machine is dear: the other parts go on
+            failed[part] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+            continue
+        parts[part] = {**found, "part_seconds": time.monotonic() - since}
+        summary |= found["summary"]
+    for name, value in summary.items():
+        print(f"{name}: {value}")
+    for part, why in failed.items():
+        print(f"failed: {part}: {why}")
+    facts = {**environment(), "device": options.device}
+    if options.device == "cuda":
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "torch": torch.__version__}
+    result = {"benchmark": "gpu", "summary": summary, "failed": failed, "parts": parts, "environment": facts}
+    finish(result, options)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main()["failed"] else 0)
