@@ -31,6 +31,18 @@ class TestDoublingInPairs(PolicyConformance):
         return Doubling(start=2, cap=4, mode="block")
 
 
+class TestDoublingWithBackfill(PolicyConformance):
+    def make_policy(self):
+        return Doubling(start=1, factor=4, backfill=True)
+
+
+class TestBlockingDoublingWithBackfill(PolicyConformance):
+    engines = ((2, 2), (8, 8), (12, 4), (10, 6))
+
+    def make_policy(self):
+        return Doubling(start=2, mode="block", backfill=True)
+
+
 class TestDoublingAsPublished(PolicyConformance):
     engines = ((8, 8), (12, 4), (16, 4))
 

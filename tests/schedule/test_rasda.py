@@ -18,7 +18,16 @@ def test_it_is_a_rule_times_a_policy():
 
 
 @pytest.mark.parametrize("devices", [4, 8, 12, 64])
-@pytest.mark.parametrize("policy", [Doubling(start=4), Doubling(start=4, mode="block"), Doubling(start=4, cap=8)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Doubling(start=4),
+        Doubling(start=4, mode="block"),
+        Doubling(start=4, cap=8),
+        Doubling(start=4, backfill=True),
+        Doubling(start=4, mode="block", backfill=True),
+    ],
+)
 def test_doubling_never_stalls(devices, policy):
     """Whatever the size of the cluster: what cannot be had is not waited for for ever; the published one waits."""
     setting = Simulated(cluster=Cluster(devices // 4, 4), task=Parametric(epoch_seconds=100.0))

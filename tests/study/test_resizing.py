@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 from scripts import Forked
@@ -12,6 +13,7 @@ from trainwright.engine import Died, Quiet, Returned
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
 from trainwright.schedule import Doubling, DoublingAsPublished, Estimates, MarginalGain
+from trainwright.schedule._resizing import Resizing
 from trainwright.study.claims import Claims
 from trainwright.study.settings import built, described
 
@@ -24,12 +26,15 @@ class Steps:
 
     gone = frozenset()
 
-    def __init__(self, slots=4, *, refuses=(), dies=(), kept=None):
+    def __init__(self, slots=4, *, refuses=(), dies=(), kept=None, holds=True):
         self.slots = self.slots_per_node = slots
         self.trained = []  # trial, epoch, devices
         self._refuses, self._dies = set(refuses), set(dies)  # pairs of a trial and a number of devices
         self._kept = {} if kept is None else kept  # the last epoch of each trial
         self._running = {}
+        self._told_to_end = set()
+        self.holds = holds
+        self.waiting = {}  # trials that wait for an answer, and their metrics
 
     def open(self, train, directory):
         self._train = train
@@ -46,6 +51,8 @@ class Steps:
 
     def poll(self, handler, timeout_seconds):
         for number, (assignment, block) in sorted(self._running.items()):
+            if number in self.waiting:
+                continue
             if (number, len(block)) in self._dies:
                 del self._running[number]
                 handler.exited(number, Died(why="no rendezvous"))
@@ -64,13 +71,28 @@ class Steps:
                 ],
             )
             self._kept[number] = epoch
-            if not goes_on or epoch == assignment.max_epochs:
+            if goes_on is None:
+                assert self.holds
+                self.waiting[number] = metrics, epoch
+            elif not goes_on or epoch == assignment.max_epochs:
                 del self._running[number]
                 end = Returned if goes_on else Quiet
                 handler.exited(number, end(metrics=metrics, epoch=epoch, seconds=0.001))
+        for number in sorted(self._told_to_end):
+            self._told_to_end.remove(number)
+            del self._running[number]
+            metrics, epoch = self.waiting.pop(number)
+            handler.exited(number, Quiet(metrics=metrics, epoch=epoch, seconds=0.001))
+
+    def answer(self, number, goes_on):
+        if goes_on:
+            del self.waiting[number]
+        else:
+            self._told_to_end.add(number)
 
     def close(self):
         self._running.clear()
+        self.waiting.clear()
 
 
 def make(directory=None):
@@ -121,6 +143,80 @@ def test_any_rule_under_any_policy(policy, rule):
         run(study, policy, engine, rule, trials=9)
         assert study.state.results == 9
         assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patient(Resizing):
+    """Holds each trial at its first rung until it can double, at most for so many plans."""
+
+    start: int = 1
+    plans: int = 1000
+
+    def planner(self):
+        return PatientPlanner(self.plans)
+
+
+class PatientPlanner:
+    def __init__(self, plans):
+        self.plans, self.waiting = plans, {}
+
+    def plan(self, desk):
+        while desk.free and desk.begin():
+            pass
+        for trial, (seat, left) in list(self.waiting.items()):
+            del self.waiting[trial]
+            if trial not in desk.seats or not seat.held or desk.move(seat, 2):
+                continue
+            if left == 0:
+                desk.go(seat)
+            else:
+                self.waiting[trial] = seat, left - 1
+        seat = desk.changed
+        if seat is not None and seat.settled and seat.rungs == 1 and len(seat.block) == 1:
+            desk.hold(seat)
+            self.waiting[seat.trial] = seat, self.plans
+
+
+@pytest.mark.parametrize(("holds", "then"), [(True, 2), (False, 1)])
+def test_a_trial_that_is_held_waits_for_its_devices(holds, then):
+    """The winner of the first rung does nothing until the losers' devices are free; an engine that cannot trains on."""
+    engine = Steps(4, holds=holds)
+    with make() as study:
+        run(study, Patient(), engine, tw.ASHA(max_epochs=8, eta=2), trials=4)
+        assert study.state.results == 4
+    assert [size for trial, _, size in engine.trained if trial == 0] == [1] + [then] * 7
+    assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
+
+
+def test_what_waits_in_vain_goes_on():
+    """Where nothing will be free the trial trains on where it is when its time is over."""
+    engine = Steps(1)
+    with make() as study:
+        run(study, Patient(plans=20), engine, tw.ASHA(max_epochs=4, eta=2), trials=1)
+        assert (study.state.results, len(study.trials[0].leases)) == (1, 1)
+    assert engine.trained == [(0, epoch, 1) for epoch in range(1, 5)]
+    assert not engine.waiting
+
+
+def test_a_held_trial_is_interrupted_by_the_end(tmp_path):
+    """Out of time while it waits: the next run goes on with it, from its checkpoint."""
+    kept, rule = {}, tw.ASHA(max_epochs=4, eta=2)
+    with make(tmp_path / "study") as study:
+        scheduler, engine = tw.Scheduler(rule, Patient(plans=10**9)), Steps(1, kept=kept)
+        study.run(print, trials=1, scheduler=scheduler, engine=engine, progress=False, wall_seconds=0.5)
+        assert study.trials[0].preempted
+        assert kept == {0: 1}
+    with make(tmp_path / "study") as study:
+        run(study, DOUBLING, Steps(1, kept=kept), rule, trials=1)
+        assert study.state.results == 1
+
+
+def test_nobody_is_held_for_ever(monkeypatch):
+    """Its other ranks wait beside it: so a trial goes on by itself when that gets too long."""
+    monkeypatch.setattr("trainwright.study.seats._HOLD_SECONDS", 0.0)
+    with make() as study:
+        run(study, Patient(plans=10**9), Steps(1), tw.ASHA(max_epochs=4, eta=2), trials=1)
+        assert study.state.results == 1
 
 
 def test_what_a_move_costs_is_learnt(monkeypatch):

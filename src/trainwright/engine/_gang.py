@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeVar
@@ -76,6 +76,7 @@ class Gang(Generic[_Worker]):
         self._silent: list[tuple[int, Outcome]] = []  # ranks whose process went away
         self._failed: list[tuple[int, Outcome]] = []  # ranks that could still say why
         self._first: Outcome | None = None  # of rank 0
+        self._asked: int | None = None  # the rank that waits for an answer
         address = assignment.address or (_free_address() if len(workers) > 1 else "")
         for rank, worker in self._living.items():
             worker.run(message(replace(assignment, rank=rank, world_size=len(workers), address=address)))
@@ -99,13 +100,26 @@ class Gang(Generic[_Worker]):
         try:
             kind, content = worker.connection.recv()
             if kind == "facts":
-                worker.connection.send(handler.facts(self._trial, content))
+                self._answer(rank, handler.facts(self._trial, content))
                 return
         except (EOFError, ConnectionResetError, BrokenPipeError):
             self._gone(rank)
         else:
             self._ended(rank, content)
         self._settle(handler)
+
+    def answer(self, goes_on: bool) -> None:
+        """Tell the rank that waits at its report whether to go on. One that is gone will be heard of."""
+        rank, self._asked = self._asked, None
+        if rank is not None and rank in self._living:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._answer(rank, goes_on)
+
+    def _answer(self, rank: int, said: bool | None) -> None:
+        if said is None:
+            self._asked = rank
+        else:
+            self._living[rank].connection.send(said)
 
     def watch(self, handler: Handler, *, timeout_seconds: float | None, memory_bytes: int | None, grace: float) -> None:
         """Look for processes that are gone, and end the trial if it is over a limit."""

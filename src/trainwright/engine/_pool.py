@@ -73,6 +73,11 @@ class Pool:
             return tuple(f"cpu:{slot}" for slot in block)
         return tuple(dict.fromkeys(f"cuda:{self.gpus[slot % len(self.gpus)]}" for slot in block))
 
+    @property
+    def holds(self) -> bool:
+        """It does: a report is answered when the handler says so."""
+        return True
+
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Hand the assignment to a worker of each slot, or one of the whole block; start those that are not there."""
         if self.process_per_device:
@@ -107,6 +112,11 @@ class Pool:
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
         passive = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # idle threads would spin on the other workers' cores
         return {**dict.fromkeys(names, threads), "OMP_WAIT_POLICY": passive, "CUDA_VISIBLE_DEVICES": gpus}
+
+    def answer(self, trial: int, goes_on: bool) -> None:
+        """Tell a trial that waits at a report whether it goes on."""
+        if trial in self._busy:
+            self._busy[trial].answer(goes_on)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and watch the limits of the others."""

@@ -45,9 +45,17 @@ class InProcess:
         """Return the first GPU, if there is one, else the CPU."""
         return (f"cuda:{self._gpus[0]}",) if self._gpus else ("cpu:0",)
 
+    @property
+    def holds(self) -> bool:
+        """No: the process that would answer runs the trial itself."""
+        return False
+
     def launch(self, assignment: Assignment, block: Block) -> None:  # noqa: ARG002 -- likewise
         """Put the assignment in the queue of `poll`."""
         self._queue.append(assignment)
+
+    def answer(self, trial: int, goes_on: bool) -> None:
+        """Nothing waits."""
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:  # noqa: ARG002 -- the work is the waiting
         """Run one assignment to its end; of one that Ctrl-C has ended, tell so."""
@@ -81,7 +89,7 @@ class _Direct:
 
     def exchange(self, records: list[Record]) -> bool:
         try:
-            return self._handler.facts(self._trial, records)
+            return self._handler.facts(self._trial, records) is not False
         except Exception as error:  # noqa: BLE001 -- the handler's trouble is no failure of the trial: `poll` raises it
             self.trouble = error
             return False

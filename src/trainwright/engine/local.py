@@ -93,9 +93,18 @@ class Local:
         """Return the GPUs of the block's slots, or their CPU shares."""
         return self._engine.devices(block)
 
+    @property
+    def holds(self) -> bool:
+        """Whether trials run in processes of their own, which can be kept waiting."""
+        return self._engine.holds
+
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Hand the assignment to the block's worker, starting one if there is none."""
         self._engine.launch(assignment, block)
+
+    def answer(self, trial: int, goes_on: bool) -> None:
+        """Tell a trial that waits at a report whether it goes on."""
+        self._engine.answer(trial, goes_on)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and watch the limits of the others."""

@@ -62,6 +62,11 @@ class Vetted:
         """Return the names of a block's devices."""
         return self.engine.devices(block)
 
+    @property
+    def holds(self) -> bool:
+        """Whether a trial can be kept waiting at a report."""
+        return self.engine.holds
+
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Start an assignment, or keep its refusal for the next `poll`."""
         said = self.verdict(assignment.params, len(block))
@@ -72,6 +77,10 @@ class Vetted:
             self._refused.append((assignment.trial, Died(why=said.sentence)))
         else:
             self._refused.append((assignment.trial, Raised(failure=REJECTED, message=said.sentence)))
+
+    def answer(self, trial: int, goes_on: bool) -> None:
+        """Tell a trial that waits at a report whether it goes on."""
+        self.engine.answer(trial, goes_on)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Hand refusals to `handler`, and whatever else has happened."""

@@ -112,7 +112,7 @@ class Desk:
         """Note that a trial has given its devices back, to be started again."""
         seat = self.seats.pop(trial)
         self.touched.add(trial)
-        seat.rests = False
+        seat.rests = seat.held = False
         self._pay(seat, self.at)
         self.room.give(seat.block)
         self.resting[trial] = seat

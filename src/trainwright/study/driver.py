@@ -114,7 +114,7 @@ class Driver:
         self.desk = Desk(
             policy, self.works, room, slots=slots, rungs=rungs, survival=lambda seat: self.rule.survival(seat, view())
         )
-        self.seats = Seats(self.desk, self.works.kept)
+        self.seats = Seats(self.desk, self.works.kept, holds=self.engine.holds)
         self.book.followers.append(self.works)
         if self.budget.device_seconds is not None:
             self._spent = SpentFollower(self.book.state)
@@ -188,6 +188,8 @@ class Driver:
         if self.member is None or not self._running:
             return
         self._leaving = True
+        for number in self.seats.held:
+            self.engine.answer(number, False)
         deadline = time.monotonic() + self.member.grace_seconds
         self.progress.say(f"leaving: {len(self._running)} trials have {self.member.grace_seconds:g} s for their epoch")
         while self._running and time.monotonic() < deadline:
@@ -198,6 +200,10 @@ class Driver:
     def _launch(self) -> None:
         for number, block, before in self.seats.take():
             self._start(number, block, before)
+        for number, goes_on in self.seats.answers():
+            running = self._running[number]
+            running.leaves = not goes_on
+            self.engine.answer(number, goes_on and not running.superseded)
 
     def _start(self, number: int, block: Block, before: int | None) -> None:
         lease = self._begun(number, block)
@@ -262,8 +268,8 @@ class Driver:
 
     # The engine's handler.
 
-    def facts(self, trial: int, records: list[Record]) -> bool:
-        """Write a trial's records and let the rule judge its report."""
+    def facts(self, trial: int, records: list[Record]) -> bool | None:
+        """Write a trial's records and let the rule judge its report; None: the policy holds it there."""
         running = self._running[trial]
         if isinstance(running.verdict, Stop | Pause) or running.refusal is not None or running.leaves:
             return False  # it was told to end already
@@ -272,25 +278,31 @@ class Driver:
         self._notice(trial, running)
         if running.superseded or self._leaving:
             return False
+        stays: bool | None = True
         for record in records:
             if record.kind == "checkpointed":
                 self._room.found_room()
             if record.kind == "reported":
                 self._judge(trial, running, record.body["epoch"], record.body["metrics"])
-                self._seat(trial, running, record)
-        return isinstance(running.verdict, Continue) and running.refusal is None and not running.leaves
+                stays = self._seat(trial, running, record)
+        return stays
 
-    def _seat(self, number: int, running: _Running, report: Record) -> None:
-        """Let the policy know of a report, and decide whether the trial trains on where it is."""
+    def _seat(self, number: int, running: _Running, report: Record) -> bool | None:
+        """Let the policy know of a report; return whether the trial trains on where it is, None if it waits there."""
         running.before = None
         if running.refusal is not None:
-            return
+            return False
         epoch, first = report.body["epoch"], self.book.objectives[0]
         self.seats.reported(number, epoch, first.loss(float(report.body["metrics"][first.metric])))
-        if isinstance(running.verdict, Continue) and epoch < (self.scheduler.rule.max_epochs or math.inf):
-            running.leaves = not self.seats.stays(number)
-        else:
+        if not isinstance(running.verdict, Continue):
             self.seats.ends()
+            return False
+        if epoch >= (self.scheduler.rule.max_epochs or math.inf):
+            self.seats.ends()
+            return True
+        stays = self.seats.stays(number)
+        running.leaves = stays is False
+        return stays
 
     def _notice(self, number: int, running: _Running) -> None:
         trial = self.book.state.trials[number]
@@ -300,7 +312,7 @@ class Driver:
         running.refusal = refusal(self.book.state.outcomes, metrics, f"at epoch {epoch}")
         if running.refusal is not None:
             return
-        running.verdict = self.rule.verdict(self.book.state.trials[number], self.works.view())
+        running.verdict = self.rule.verdict(self.book.state.trials[number], self.works.view(), epoch)
         reason = running.verdict.reason
         if reason is not None:
             self.book.append(

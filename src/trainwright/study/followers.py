@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from trainwright.ledger import Objective, Outcome, Record, State, Status, TrialState, losses_of, violation_of
+from trainwright.ledger import Objective, Outcome, Record, Report, State, Status, TrialState, losses_of, violation_of
 from trainwright.schedule import (
     Continue,
     Ended,
@@ -101,6 +102,26 @@ class SearchFollower:
             self.view.result(number, losses, epoch=trial.epoch or None, complete=status is Status.COMPLETE)
 
 
+@dataclass(slots=True)
+class _Course:
+    """How a trial has done up to now, as the holder of one of its leases sees it."""
+
+    lease: int
+    epoch: int = 0  # the highest reported
+    best: float = math.inf
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def add(self, epoch: int, loss: float) -> None:
+        """Take in a report; one of an epoch that an earlier run had reported takes its place."""
+        before = self.losses.get(epoch)
+        self.losses[epoch] = loss
+        self.epoch = max(self.epoch, epoch)
+        if before is not None and before <= self.best < loss:
+            self.best = min(self.losses.values())
+        else:
+            self.best = min(self.best, loss)
+
+
 class RuleFollower:
     """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from.
 
@@ -114,6 +135,7 @@ class RuleFollower:
         self._objectives = tuple(outcome for outcome in outcomes if isinstance(outcome, Objective))
         self.events = 0  # folded so far
         self._opened: float | None = None
+        self._courses: dict[int, _Course] = {}
         self._index = rule.fold(rule.empty(), Opened(seed=seed))
         self.kinds = frozenset() if self._index is None else _RULE_KINDS
 
@@ -155,15 +177,36 @@ class RuleFollower:
             return Ended(trial=number, failed=not trial.has_result, at_seconds=at)
         return None  # another run of it goes on
 
-    def verdict(self, trial: TrialState, view: RuleView) -> Verdict:
-        """Return the rule's verdict on the trial's latest report."""
-        losses = losses_of(self._objectives, trial.reports[trial.epoch].metrics)
-        if losses is None or trial.epoch >= (self.rule.max_epochs or math.inf):
-            return Continue()  # the full length ends a trial by itself: it is complete, not stopped
+    def verdict(self, trial: TrialState, view: RuleView, epoch: int) -> Verdict:
+        """Return the rule's verdict on a trial that has reported `epoch`; it is judged by its highest one.
+
+        Amortised O(1): all its reports are looked at once for each run of it, afterwards the new one only.
+        """
+        course = self._course(trial, epoch)
+        losses = losses_of(self._objectives, trial.reports[course.epoch].metrics)
+        verdict: Verdict = Continue()
+        # the full length ends a trial by itself: it is complete, not stopped
+        if losses is not None and course.epoch < (self.rule.max_epochs or math.inf):
+            seen = TrialView(number=trial.number, epoch=course.epoch, losses=losses, best_loss=course.best)
+            verdict = self.rule.on_report(self._index, view, seen)
+        if not isinstance(verdict, Continue) or course.epoch >= (self.rule.max_epochs or math.inf):
+            self._courses.pop(trial.number, None)  # it may come back, but not soon
+        return verdict
+
+    def _course(self, trial: TrialState, epoch: int) -> "_Course":
+        """Return the trial's course with its report of `epoch` in it."""
+        course = self._courses.get(trial.number)
+        if course is None or course.lease != trial.lease:  # others may have run it meanwhile
+            course = self._courses[trial.number] = _Course(lease=trial.lease)
+            for other, report in trial.reports.items():
+                course.add(other, self._first_loss(report))
+        else:
+            course.add(epoch, self._first_loss(trial.reports[epoch]))
+        return course
+
+    def _first_loss(self, report: Report) -> float:
         first = self._objectives[0]
-        best = min(first.loss(report.metrics.get(first.metric, math.nan)) for report in trial.reports.values())
-        seen = TrialView(number=trial.number, epoch=trial.epoch, losses=losses, best_loss=best)
-        return self.rule.on_report(self._index, view, seen)
+        return first.loss(report.metrics.get(first.metric, math.nan))
 
     def survival(self, seat: Seat, view: RuleView) -> tuple[float, ...]:
         """Return the chances of the trial of a seat to reach the later rungs."""

@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from trainwright.schedule import Action, Block, Desk, Start
+from trainwright.schedule import Action, Block, Desk, Go, Move, Rest, Start
 
 __all__ = ["Launch", "Seats"]
 
@@ -16,6 +16,10 @@ class Launch(NamedTuple):
     before: int | None = None
 
 
+_HOLD_SECONDS = 900.0
+"""For which a trial is held at most: its other ranks wait beside it, and would give up after twice as long."""
+
+
 class Seats:
     """Tells the desk what happens to trials, and collects what is to be started, for when the engine is at leisure.
 
@@ -23,8 +27,11 @@ class Seats:
     that was held for it. In between it is `kept`: nobody is to go on with it elsewhere.
     """
 
-    def __init__(self, desk: Desk, kept: set[int]) -> None:
+    def __init__(self, desk: Desk, kept: set[int], *, holds: bool) -> None:
         self.desk = desk
+        self._holds = holds  # whether the engine can keep a trial waiting at a report
+        self._held: dict[int, float] = {}  # trials that wait there, since when
+        self._answers: list[tuple[int, bool]] = []  # those of them that are to go on (there), and that are to move
         self._kept = kept
         self._launches: list[Launch] = []
         self._left: dict[int, tuple[int, float]] = {}  # trials under way to other devices: their epoch, and since when
@@ -35,9 +42,27 @@ class Seats:
         """Whether a trial is to start on other devices at once."""
         return bool(self._launches)
 
+    @property
+    def held(self) -> list[int]:
+        """The trials that wait at a report."""
+        return list(self._held)
+
     def plan(self) -> None:
         """Ask the policy what to do."""
         self._note(self.desk.plan(time.monotonic()))
+        late = time.monotonic() - _HOLD_SECONDS
+        for trial in [trial for trial, since in self._held.items() if since < late]:
+            self.desk.go(self.desk.seats[trial])
+            self._answer(trial, goes_on=True)
+
+    def answers(self) -> list[tuple[int, bool]]:
+        """Return which trials that were held go on where they are, and which do so on other devices."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _answer(self, trial: int, *, goes_on: bool) -> None:
+        if self._held.pop(trial, None) is not None:
+            self._answers.append((trial, goes_on))
 
     def take(self) -> list[Launch]:
         """Return what is to be started now."""
@@ -63,13 +88,16 @@ class Seats:
         """Note that the trial that has just reported will not train on."""
         self.desk.changed = None
 
-    def stays(self, trial: int) -> bool:
-        """Return whether a trial that has just reported and goes on does so where it is."""
+    def stays(self, trial: int) -> bool | None:
+        """Return whether a trial that has just reported and goes on does so where it is; None: it waits for more."""
         if not self.desk.policy.resizes:
             return True
         seat = self.desk.seats[trial]
         if seat.settled:
             self.plan()
+        if seat.held and self._holds:
+            self._held[trial] = time.monotonic()
+            return None
         if seat.held:
             self.desk.go(seat)  # it trains while it waits for more devices, and moves at a later report
         return seat.settled
@@ -102,7 +130,13 @@ class Seats:
         """Note that a trial has let go of its devices."""
         self._left.pop(trial, None)
         self._arrived.pop(trial, None)
+        self._held.pop(trial, None)
+        self._answers = [answer for answer in self._answers if answer[0] != trial]
         self.desk.gone(trial)
 
     def _note(self, actions: list[Action]) -> None:
-        self._launches += [Launch(action.work.trial, action.block) for action in actions if isinstance(action, Start)]
+        for action in actions:
+            if isinstance(action, Start):
+                self._launches.append(Launch(action.work.trial, action.block))
+            elif isinstance(action, Go | Move | Rest):
+                self._answer(action.trial, goes_on=isinstance(action, Go))

@@ -1,0 +1,86 @@
+"""What a promotion rule is told of a trial: its best loss over all reports, at a cost that does not grow with them."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainwright as tw
+from trainwright.ledger import State, facts
+from trainwright.schedule import View
+from trainwright.study.followers import RuleFollower
+
+COUNTER = itertools.count()
+VIEW = View(remaining=1, seed=0, at_seconds=0.0)
+
+
+class Seen(tw.Median):
+    """A rule that keeps what it was asked about."""
+
+    def on_report(self, index, view, trial):
+        self.asked.append((trial.epoch, trial.best_loss))
+        return super().on_report(index, view, trial)
+
+    asked = []  # noqa: RUF012 -- emptied by each test
+
+
+class Reports(dict):
+    """Counts how often it is gone through."""
+
+    passes = 0
+
+    def values(self):
+        self.passes += 1
+        return super().values()
+
+    def items(self):
+        self.passes += 1
+        return super().items()
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+def fresh():
+    state = State()
+    fold(state, facts.created(space={}, objectives=["min loss"], seed=0, versions={}))
+    return state
+
+
+def fold(state, record):
+    assert state.apply(record._replace(writer="w", seq=next(COUNTER)))
+
+
+losses = st.sampled_from([0.1, 0.2, 0.3, 0.4, float("nan")])
+
+
+@given(st.lists(st.lists(losses, min_size=1, max_size=6), min_size=1, max_size=4))
+def test_the_best_is_that_of_the_reports(runs):
+    """Each run begins anew, as without checkpoints, and reports epochs again: the newest report of each counts."""
+    state, known = fresh(), {}
+    follower = RuleFollower(Seen(), state.outcomes, 0)
+    Seen.asked.clear()
+    for lease, run in enumerate(runs, start=1):
+        fold(state, facts.started(0, lease, slot="0", devices=("cpu:0",), resumed_epoch=0))
+        for epoch, loss in enumerate(run, start=1):
+            known[epoch] = float("inf") if loss != loss else loss
+            fold(state, report(lease, epoch, loss))
+            follower.verdict(state.trials[0], VIEW, epoch)
+            assert Seen.asked[-1] == (max(known), min(known.values()))
+
+
+def test_reports_are_gone_through_once_for_each_run():
+    state = fresh()
+    follower = RuleFollower(Seen(), state.outcomes, 0)
+    fold(state, facts.started(0, 1, slot="0", devices=("cpu:0",), resumed_epoch=0))
+    reports = state.trials[0].reports = Reports()
+    for epoch in range(1, 50):
+        fold(state, report(1, epoch, 1 / epoch))
+        before = reports.passes
+        follower.verdict(state.trials[0], VIEW, epoch)
+        assert reports.passes - before == (epoch == 1)
+
+
+def report(lease, epoch, loss):
+    return facts.reported(0, lease, epoch=epoch, step=None, metrics={"loss": loss}, wall_seconds=0.0)
