@@ -13,6 +13,22 @@ TEXTS = {
     for page in [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
 }
 PAGES = [page for page, text in TEXTS.items() if blocks_of(text)]
+# Pages that start many processes, each of which loads torch: half of the pages' time. What they name is checked by
+# test_names_of_pages.py, what they tell by the tests that stand beside them here, and they run in `make test-all`.
+SLOW = {
+    "extending.md": "test kits: every class of the package goes through them",
+    "commands.md": "test_names_of_pages.py compares the help within one process",
+    "checkpoints.md": "tests/checkpoint, tests/cli/test_checkpoint_command.py",
+    "elastic.md": "tests/study/test_resizing.py, tests/train/test_elastic.py",
+    "ensembles.md": "tests/ensemble, tests/test_examples.py",
+    "from-a-script.md": "tests/test_projects.py, tests/train/test_optuna_objectives.py",
+    "parallel.md": "tests/train/parallel",
+    "resume.md": "tests/study/test_resume.py, tests/study/test_faults.py",
+    "serving.md": "tests/serve/test_deployment.py",
+    "serving-http.md": "tests/serve/test_http_endpoints.py, tests/cli/test_serve_command.py",
+    "workers.md": "tests/study/test_workers.py",
+    "workflow.md": "tests/cli/test_workflow.py",
+}
 NEEDS = {"ray.md": "ray"}  # beyond what the tests' set-up installs
 
 
@@ -34,7 +50,11 @@ def check(page):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_blocks_of_page(page, checks):
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
@@ -48,6 +68,18 @@ def test_examples_are_shown_and_run():
         shown = [text for text in TEXTS.values() if example.name in {block.file for block in blocks_of(text)}]
         commands = (f"$ python {example.name}", f"$ trainwright run {example.name}")
         assert any(command in text for text in shown for command in commands), example
+
+
+def test_slow_pages_are_there():
+    assert {page.name for page in PAGES} >= set(SLOW)
+
+
+def test_file_blocks_are_the_examples():
+    """Also on pages that only `make test-all` runs: a file block that examples/ has is that file."""
+    for page, text in TEXTS.items():
+        for block in blocks_of(text):
+            if block.file is not None and (example := ROOT / "examples" / block.file).is_file():
+                assert block.body == example.read_text(encoding="utf-8"), (page, block.line)
 
 
 def test_outputs_are_compared():
