@@ -5,13 +5,11 @@ import inspect
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-import trainwright
+from source_files import FILES, ROOT, tree
 
-ROOT = Path(trainwright.__file__).parent
 FLOORS = {
     **dict.fromkeys(("space", "cluster"), 0),
     **dict.fromkeys(("ledger", "profile"), 1),
@@ -30,8 +28,6 @@ WITHOUT_TORCH = [
 ]
 LONGEST = 450
 
-FILES = sorted(path for path in ROOT.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 MODULES = {
     ".".join(("trainwright", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in FILES
@@ -46,9 +42,9 @@ def package(module):
     return parts[1] if parts[0] == "trainwright" and len(parts) > 1 else ""
 
 
-def imports(tree, *, top_only=False):
+def imports(syntax, *, top_only=False):
     """Yield (module, line) of each import; `from trainwright import ledger` counts as trainwright.ledger."""
-    for node in tree.body if top_only else ast.walk(tree):
+    for node in syntax.body if top_only else ast.walk(syntax):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -71,7 +67,7 @@ def test_imports_go_down(module):
     """A package imports its own modules, packages of lower floors, and what lies below all; so no cycle can arise."""
     own = package(module)
     wrong = []
-    for imported, line in imports(TREES[MODULES[module]]):
+    for imported, line in imports(tree(MODULES[module])):
         if not imported.startswith("trainwright"):
             continue
         other = package(imported)
@@ -94,7 +90,7 @@ def test_no_module_imports_itself_in_a_circle():
     for module, path in MODULES.items():
         if path.name == "__init__.py":
             continue
-        names = [name for name, _ in imports(TREES[path], top_only=True) if name in MODULES]
+        names = [name for name, _ in imports(tree(path), top_only=True) if name in MODULES]
         graph[module] = {name for name in names if MODULES[name].name != "__init__.py"}
     done = set()
     while len(done) < len(graph):
@@ -131,28 +127,28 @@ def test_heavy_packages_are_loaded_where_they_are_used():
 def test_test_kits_are_for_tests():
     """Conformance classes may need a test library: nothing imports them."""
     kits = {module for module in MODULES if module.endswith(".conformance")}
-    assert not [module for module, path in MODULES.items() if kits & {name for name, _ in imports(TREES[path])}]
+    assert not [module for module, path in MODULES.items() if kits & {name for name, _ in imports(tree(path))}]
 
 
 def imports_any(path, roots):
-    return any(name.split(".")[0] in roots for name, _ in imports(TREES[path]) if not typing_only(path, name))
+    return any(name.split(".")[0] in roots for name, _ in imports(tree(path)) if not typing_only(path, name))
 
 
 def typing_only(path, name):
     """Whether a module is imported under TYPE_CHECKING alone."""
     guarded = [
         found
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for found, _ in imports(node)
     ]
-    return guarded.count(name) == [found for found, _ in imports(TREES[path])].count(name)
+    return guarded.count(name) == [found for found, _ in imports(tree(path))].count(name)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files(path):
     """A file opens with a docstring, and is not longer than anybody reads unless its top says why."""
-    documentation = ast.get_docstring(TREES[path])
+    documentation = ast.get_docstring(tree(path))
     assert documentation, "the module has no docstring"
     assert documentation.split("\n")[0].rstrip().endswith((".", ":", "`")), "its first line is no sentence"
     lines = len(path.read_text(encoding="utf-8").splitlines())
@@ -172,7 +168,7 @@ def test_packages_depend_on_each_other_in_one_direction():
     needs = {name: set() for name in FLOORS}
     for module, path in MODULES.items():
         if (own := package(module)) in FLOORS:
-            needs[own] |= {package(name) for name, _ in imports(TREES[path])} & set(FLOORS) - {own}
+            needs[own] |= {package(name) for name, _ in imports(tree(path))} & set(FLOORS) - {own}
     order = []
     while len(order) < len(needs):
         ready = [name for name in needs if name not in order and needs[name] <= set(order)]
@@ -227,7 +223,7 @@ PUBLIC = [module for module in MODULES if not any(part.startswith("_") for part 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_are_documented(module):
     """Every module lists what it exports, and each of these, with its public methods, has a docstring."""
-    if len(TREES[MODULES[module]].body) == 1:
+    if len(tree(MODULES[module]).body) == 1:
         return  # a package of nothing but a docstring
     loaded = import_module(module)
     assert hasattr(loaded, "__all__"), "it has no __all__"

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import trainwright
+from source_files import FILES, ROOT, calls, tree
 from trainwright.listening import is_loopback, token_for
 
-ROOT = Path(trainwright.__file__).parent
 PAGE = (ROOT.parents[1] / "SECURITY.md").read_text(encoding="utf-8")
-FILES = {path.relative_to(ROOT).as_posix(): path for path in ROOT.rglob("*.py")}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
 
 # Each reads what this very program wrote, or refuses all but a list of records; reasons beside them.
 UNPICKLES = {
@@ -30,24 +28,19 @@ CONNECTIONS = {  # lines on which multiprocessing's pickles go
 KITS = ("conformance.py",)
 
 
-def calls(tree):
-    """Yield (dotted name, call) of each call whose function is a dotted name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
-
-
 def test_pickles_are_read_in_few_places():
     found = {
         name
-        for name, tree in TREES.items()
+        for name, path in NAMES.items()
         if not name.endswith(KITS)
-        for called, _ in calls(tree)
+        for called, _ in calls(path)
         if called in {"pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.loads", "marshal.loads"}
     } | {
         name
-        for name, tree in TREES.items()
-        if any("pickle.Unpickler" in map(ast.unparse, n.bases) for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+        for name, path in NAMES.items()
+        if any(
+            "pickle.Unpickler" in map(ast.unparse, n.bases) for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)
+        )
     }
     assert found == set(UNPICKLES)
 
@@ -56,8 +49,8 @@ def test_lines_of_pickles_are_between_own_processes():
     """`Connection.recv` unpickles: only processes that started each other speak so, and none below serve or ui."""
     found = {
         name
-        for name, tree in TREES.items()
-        for called, call in calls(tree)
+        for name, path in NAMES.items()
+        for called, call in calls(path)
         if called.endswith((".recv",)) and not call.args
     }
     assert found == set(CONNECTIONS)
@@ -65,8 +58,8 @@ def test_lines_of_pickles_are_between_own_processes():
 
 def test_torch_files_are_read_as_weights():
     """`torch.load` without `weights_only=True` happens only where the caller has said `trust`."""
-    for name, tree in TREES.items():
-        for called, call in calls(tree):
+    for name, path in NAMES.items():
+        for called, call in calls(path):
             if called == "torch.load" and not name.endswith(KITS):
                 told = {word.arg: ast.unparse(word.value) for word in call.keywords}
                 allowed = {"True", "not self.trust"} if name == "checkpoint/formats/torch_zip.py" else {"True"}
@@ -74,15 +67,15 @@ def test_torch_files_are_read_as_weights():
 
 
 def test_arrays_and_yaml_are_read_without_objects():
-    for name, tree in TREES.items():
-        for called, call in calls(tree):
+    for name, path in NAMES.items():
+        for called, call in calls(path):
             told = {word.arg: ast.unparse(word.value) for word in call.keywords}
             assert told.get("allow_pickle", "False") == "False", name
             assert called not in {"yaml.load", "yaml.unsafe_load", "yaml.full_load"}, name
 
 
 def test_text_is_executed_where_it_is_the_users_script():
-    found = {name for name, tree in TREES.items() for called, _ in calls(tree) if called in {"exec", "eval"}}
+    found = {name for name, path in NAMES.items() for called, _ in calls(path) if called in {"exec", "eval"}}
     assert found == {"engine/_function.py"}
 
 
@@ -122,10 +115,10 @@ def test_listeners_bind_to_loopback_unless_told(module):
 def test_commands_that_listen_bind_to_loopback_unless_told():
     """Every command with --host has loopback as its default."""
     found = {}
-    for name, tree in TREES.items():
+    for name, path in NAMES.items():
         if not name.startswith("cli/"):
             continue
-        for node in ast.walk(tree):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef):
                 names = [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
                 values = [None] * (len(node.args.args) - len(node.args.defaults))
@@ -152,8 +145,8 @@ def test_sockets_listen_in_few_places():
     """Whatever takes connections is in the table of the page; the page's own server may come to be one of them."""
     found = {
         name
-        for name, tree in TREES.items()
-        for called, _ in calls(tree)
+        for name, path in NAMES.items()
+        for called, _ in calls(path)
         if called.endswith((".listen", ".create_server", "uvicorn.Server", "uvicorn.run", "HTTPServer", ".Listener"))
     }
     assert {name for name in found if not name.startswith("ui/")} == {

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
@@ -234,15 +233,12 @@ def test_refusals_are_one_sentence(asha, tmp_path):
         write_report(tmp_path)
 
 
-def test_a_browser_draws_it(asha, tmp_path):
+def test_a_browser_draws_it(asha, chromium, tmp_path):
     """All figures are drawn under the page's own policy."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("needs a browser: neither chromium nor google-chrome is installed")
     path = write_report(asha, tmp_path / "report.html")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom"]
     flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000"]
-    done = subprocess.run([browser, *flags, path.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([chromium, *flags, path.as_uri()], capture_output=True, text=True, timeout=120, check=False)
     dom = Page(done.stdout)
     assert any("data-drawn" in attrs for tag, attrs in dom.elements if tag == "html"), done.stderr[-2000:]
     assert [tag for tag, _ in dom.elements].count("canvas") == len(dom.figures)

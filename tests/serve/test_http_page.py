@@ -1,23 +1,15 @@
 """The page to try an ensemble, in a real browser: it asks, shows, says what is wrong, loads nothing from elsewhere."""
 
-import shutil
-
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("fastapi")
-pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from http_for_tests import HTTP, Scripted, ensemble
-from playwright.sync_api import sync_playwright
 
 from trainwright.errors import Overloaded
 from trainwright.serve import Server
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the path")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module", params=["classes", "moments"])
@@ -28,36 +20,14 @@ def served(request, tmp_path_factory):
         yield service, server
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser, served):
-    """Return the open page; an error of its script, or a request to another place, fails the test."""
-    context = browser.new_context(viewport={"width": 400, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    wrong = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith((served[1].url, "data:")) else wrong.append(request.url),
-    )
-    page.goto(served[1].url)
+def page(served, open_page):
+    page = open_page(served[1].url, width=400, height=800, refusals=True)
     page.get_by_text("ready", exact=True).wait_for()
-    yield page
-    context.close()
-    assert wrong == []
+    return page
 
 
 @pytest.mark.slow
-@needs_browser
 def test_predicts(page, served):
     """The rows that stand there are answered; the bars are the ensemble's numbers; members come if asked for."""
     rows = [[0.5, -1.0, 0.25, 2.0, 0.0]]
@@ -76,7 +46,6 @@ def test_predicts(page, served):
 
 
 @pytest.mark.slow
-@needs_browser
 def test_says_what_is_wrong(page, served, monkeypatch):
     ask, error = page.get_by_role("button", name="Predict"), page.get_by_role("alert")
     for text, sentence in (

@@ -10,25 +10,9 @@ from trainwright.ui import Shelf, serve_page
 
 pytest.importorskip("fastapi", reason="needs the extra ui")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra ui")
-playwright_sync = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 from trainwright.listening import Guard, bind  # noqa: E402 -- after the checks
 from trainwright.ui.app import POLICY, application  # noqa: E402
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="needs a browser: neither chromium nor google-chrome is installed"
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright_sync.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -47,19 +31,8 @@ def address(shelf):
 
 
 @pytest.fixture
-def page(browser, address):
-    """Open a page; its errors, and whatever its policy forbade, fail the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened = context.new_page()
-    opened.set_default_timeout(60_000)
-    wrong = []
-    opened.on("pageerror", lambda error: wrong.append(str(error)))
-    opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    opened.on("request", lambda request: wrong.append(request.url) if not request.url.startswith(address) else None)
-    opened.goto(f"{address}/")
-    yield opened
-    context.close()
-    assert not wrong
+def page(address, open_page):  # in this order: the page is closed before its server
+    return open_page(f"{address}/", width=1280, height=900)
 
 
 def painted(page, selector):
@@ -172,11 +145,8 @@ def test_a_figure_is_saved_as_svg(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_narrow_screen_and_both_themes(browser, address, scheme):
-    context = browser.new_context(viewport={"width": 360, "height": 700}, color_scheme=scheme, reduced_motion="reduce")
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    page.goto(f"{address}/")
+def test_it_fits_a_narrow_screen_and_both_themes(address, open_page, scheme):
+    page = open_page(f"{address}/", width=360, height=700, color_scheme=scheme, reduced_motion="reduce")
     page.click("text=digits")
     page.wait_for_selector("[data-drawn] canvas")
     study = page.evaluate("location.hash.split('/')[1]")
@@ -186,7 +156,6 @@ def test_it_fits_a_narrow_screen_and_both_themes(browser, address, scheme):
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 200) is (scheme == "dark")
-    context.close()
 
 
 def test_a_port_in_use_and_a_vanished_study(small, tmp_path, page):
