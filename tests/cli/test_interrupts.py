@@ -13,7 +13,11 @@ import trainwright as tw
 from trainwright.errors import StudyError
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],  # Ctrl-C: study/test_faults, test_ui_command
+    ids=lambda number: number.name,
+)
 def test_interrupted_and_resumed(study_file, tmp_path, number):
     """The driver ends with 130 and a sentence; the next run finishes the trial under a new lease."""
     file = study_file(

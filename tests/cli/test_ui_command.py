@@ -15,11 +15,6 @@ pytest.importorskip("uvicorn", reason="needs the extra ui")
 pytest.importorskip("fastapi", reason="needs the extra ui")
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", "trainwright", "ui", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.fixture
 def study(tmp_path):
     DirectoryLedger(tmp_path / "study" / "ledger", create=True).close()
@@ -50,18 +45,18 @@ def test_it_serves_until_it_is_interrupted(study):
         (["STUDY", "--server", "file:///etc/passwd"], "--server: got 'file:///etc/passwd'"),
     ],
 )
-def test_bad_input_is_one_sentence(study, arguments, why):
-    done = run(*(str(study) if each == "STUDY" else each for each in arguments))
-    assert done.returncode == 2
-    assert why in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_bad_input_is_one_sentence(trainwright, study, arguments, why):
+    said = trainwright("ui", *(study if each == "STUDY" else each for each in arguments))
+    assert said.status == 2
+    assert why in said.err
+    assert said.err.count("\n") == 1
 
 
-def test_a_port_in_use_is_a_failure(study):
+def test_a_port_in_use_is_a_failure(trainwright, study):
     with bind("127.0.0.1", 0) as taken:
-        done = run(study, "--port", taken.getsockname()[1])
-    assert done.returncode == 1
-    assert re.fullmatch(r"trainwright: cannot listen on 127\.0\.0\.1:\d+: address already in use; .*\n", done.stderr)
+        said = trainwright("ui", study, "--port", taken.getsockname()[1])
+    assert said.status == 1
+    assert re.fullmatch(r"trainwright: cannot listen on 127\.0\.0\.1:\d+: address already in use; .*\n", said.err)
 
 
 def test_a_missing_extra_is_named(study, monkeypatch):

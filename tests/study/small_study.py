@@ -1,11 +1,13 @@
-"""A small study as a user's script: `python small_study.py DIRECTORY TRIALS EPOCHS [torch] [asha]`.
+"""A small study as a user's script: `python small_study.py DIRECTORY TRIALS EPOCHS [torch] [asha] [gated]`.
 
-Each epoch that is begun leaves a line in DIRECTORY.log: trial, epoch, process, time.
+Each epoch that is begun leaves a line in DIRECTORY.log: trial, epoch, process, time. Gated trials then wait for the
+file DIRECTORY.go.
 """
 
 import os
 import sys
 import time
+from pathlib import Path
 
 import trainwright as tw
 
@@ -23,6 +25,14 @@ def train(trial):
         begun(trial, epoch)
         time.sleep(0.02)
         trial.report(loss=trial.params["lr"] / epoch)
+
+
+def train_gated(trial):
+    begun(trial, 0)
+    gate = Path(f"{trial.assignment.directory}.go")
+    while not gate.exists():
+        time.sleep(0.01)
+    train(trial)
 
 
 def train_with_torch(trial):
@@ -65,7 +75,7 @@ class Momentum:
 def main(directory, trials, epochs, *words):
     study = tw.Study(SPACE, objectives="min loss", directory=directory, seed=5)
     study.run(
-        train_with_torch if "torch" in words else train,
+        train_with_torch if "torch" in words else train_gated if "gated" in words else train,
         trials=int(trials),
         searcher=tw.RandomSearcher(),
         scheduler=(tw.ASHA if "asha" in words else tw.FixedEpochs)(max_epochs=int(epochs)),

@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import small_study
@@ -68,15 +69,15 @@ def kill_workers(directory, arguments, kills, generator):
 
 
 def test_killed_drivers(tmp_path, reference):
-    """Two kills; then every trial has the very loss that it has in an undisturbed run."""
-    kill_drivers(tmp_path / "study", (6, EPOCHS, "torch"), 2, random.Random(1))
-    losses = curves(check_study(tmp_path / "study", 6))
-    assert losses == {number: reference[number] for number in range(6)}
+    """One kill in the midst of trials; then each has the very loss that it has in an undisturbed run."""
+    kill_drivers(tmp_path / "study", (4, EPOCHS, "torch"), 1, random.Random(1))
+    losses = curves(check_study(tmp_path / "study", 4))
+    assert losses == {number: reference[number] for number in range(4)}
 
 
 def test_killed_workers(tmp_path, reference):
-    """Three kills, which no trial is given up for; then every trial has the loss of an undisturbed run."""
-    assert kill_workers(tmp_path / "study", (8, EPOCHS, "torch"), 3, random.Random(2)) == 3
+    """Two kills, which no trial is given up for; then every trial has the loss of an undisturbed run."""
+    assert kill_workers(tmp_path / "study", (8, EPOCHS, "torch"), 2, random.Random(2)) == 2
     losses = curves(check_study(tmp_path / "study", 8))
     assert losses == {number: reference[number] for number in range(8)}
 
@@ -114,24 +115,32 @@ def test_ctrl_c(tmp_path):
         assert (leases[1].end.reason, leases[2].end.reason) == ("preempted", "completed")
 
 
+def both_at_work(directory):
+    """Wait until trials have begun in three processes: each driver has two."""
+    wait_until(lambda: len({line.pid for line in log_of(directory)}) >= 3)
+
+
 def test_two_drivers_at_once(tmp_path):
     """Both make the study, both run it: every number once, the budget exact."""
     directory = tmp_path / "study"
-    with running(directory, 30, 2) as one, running(directory, 30, 2) as other:
+    with running(directory, 8, 2, "gated") as one, running(directory, 8, 2, "gated") as other:
+        both_at_work(directory)
+        Path(f"{directory}.go").touch()
         assert (one.wait(), other.wait()) == (0, 0)
-    study = check_study(directory, 30)
+    study = check_study(directory, 8)
     assert len({trial.leases[1].writer for trial in study.trials}) == 2  # each had its share
 
 
 def test_one_of_two_drivers_is_killed(tmp_path):
     """What it held is taken over by a later run at the latest; the other one goes on undisturbed."""
     directory = tmp_path / "study"
-    with running(directory, 30, 2) as one, running(directory, 30, 2) as other:
-        wait_until(lambda: len(log_of(directory)) >= 20)
+    with running(directory, 8, 2, "gated") as one, running(directory, 8, 2, "gated") as other:
+        both_at_work(directory)
         one.send_signal(signal.SIGKILL)
+        Path(f"{directory}.go").touch()
         assert other.wait() == 0
-    with running(directory, 30, 2) as last:
+    with running(directory, 8, 2, "gated") as last:
         assert last.wait() == 0
     study = tw.Study.open(directory)
-    assert study.state.results == 30
-    assert sorted(study.state.trials) == list(range(30))
+    assert study.state.results == 8
+    assert sorted(study.state.trials) == list(range(8))

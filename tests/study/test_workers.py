@@ -253,13 +253,22 @@ def test_a_clock_that_jumps_harms_nobody(tmp_path, monkeypatch):
     """Times of records are shown, never compared: an hour forth and back in mid-run loses no trial."""
     real, calls = time.time, iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + 3600.0 * (next(calls) % 3 - 1))
+    params = {"lr": 0.01}
     with make(tmp_path / "study") as study:
-        rest = elsewhere(study)
+        rest, key = elsewhere(study), study.space.configuration_of(params).key
         rest.claim("number/1/0", rest.writer)
-        tw.Worker(where=study, train=train, engine=HERE, wait=False).run(trials=4, wall_seconds=20.0, progress=False)
+        rest.append([facts.proposed(1, params=params, key=key, origin={}, seen=0, seen_hash="")])
+        rest.append([facts.started(1, 1, slot="0", devices=[], resumed_epoch=0)])
+
+        def last_of_all(trial):
+            train(trial)
+            if trial.number == 3:
+                rest.append([facts.finished(1, 1, reason="completed", values={"loss": 0.5}, wall_seconds=1.0)])
+
+        tw.Worker(where=study, train=last_of_all, engine=HERE).run(trials=4, progress=False)
         assert study.state.counts["lost"] == 0
         assert all(len(trial.leases) == 1 for trial in study.trials)
-        assert study.state.results >= 3
+        assert study.state.results == 4
 
 
 def test_a_ledger_that_vanishes_is_one_clear_error(tmp_path):
