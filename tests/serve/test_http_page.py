@@ -63,7 +63,7 @@ def test_says_what_is_wrong(page, served, monkeypatch):
     monkeypatch.setattr(served[0], "script", lambda x, options: None)
     ask.click()
     error.wait_for(state="hidden")
-    assert page.get_by_text("Row 2").is_visible()
+    page.get_by_text("Row 2").wait_for()
 
 
 def test_nothing_from_elsewhere(served):

@@ -107,7 +107,7 @@ def test_ctrl_c(tmp_path):
     assert study.state.counts["running"] == 0
     paused = [trial for trial in study.trials if trial.preempted]
     assert paused
-    with running(directory, 6, EPOCHS, "torch") as driver:
+    with running(directory, 6, EPOCHS, "torch", "here") as driver:
         assert driver.wait() == 0
     study = check_study(directory, 6)
     for trial in paused:
