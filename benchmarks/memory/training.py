@@ -146,26 +146,38 @@ class _Checkpointed(nn.Module):
     def __init__(self, model: nn.Module, row: Row, begins: Sequence[int]) -> None:
         super().__init__()
         self.model = model
-        stages = [row.stages[begin - 1 : end - 1] for begin, end in zip(begins, [*begins[1:], None], strict=True)
-                  if end is not None] + [row.stages[begins[-1] - 1 :]]  # fmt: skip
-        self.segments = [_Segment(each, first=place == 0, spread=row.tuples) for place, each in enumerate(stages)]
+        ends = [*(begin - 1 for begin in begins[1:]), len(row.stages)]
+        self.segments = [_Segment(row, begin, end) for begin, end in zip(begins, ends, strict=True)]
         self.bind = row.bind
 
     def forward(self, batch: torch.Tensor) -> Any:
         value: Any = self.bind(batch)
-        for segment in self.segments[:-1]:
-            value = checkpoint(segment, value, use_reentrant=False)
-        return self.segments[-1](value)
+        skips: dict[str, Any] = {}
+        for segment in self.segments:
+            given = value, *(skips[name] for name in segment.reads)
+            last = segment is self.segments[-1]
+            value, *made = segment(*given) if last else checkpoint(segment, *given, use_reentrant=False)
+            skips |= zip(segment.makes, made, strict=True)
+        return value
 
 
 class _Segment:
-    def __init__(self, stages: Sequence[nn.Module], *, first: bool, spread: bool) -> None:
-        self.stages, self.first, self.spread = stages, first, spread
+    """Stages first..last of a row; what it reads of earlier segments, and makes for later ones, goes by place."""
 
-    def __call__(self, value: Any) -> Any:
-        for place, stage in enumerate(self.stages):
-            value = stage(*value) if self.spread or (self.first and not place) else stage(value)
-        return value
+    def __init__(self, row: Row, first: int, last: int) -> None:
+        self.row, self.numbers = row, range(first, last + 1)
+        inside = {name for number in self.numbers for name in row.makes[number - 1]}
+        outside = {name for names in row.reads[last:] for name in names}
+        read = [name for number in self.numbers for name in row.reads[number - 1] if name not in inside]
+        self.reads = list(dict.fromkeys(read))
+        self.makes = [name for number in self.numbers for name in row.makes[number - 1] if name in outside]
+
+    def __call__(self, value: Any, *read: Any) -> tuple[Any, ...]:
+        skips = dict(zip(self.reads, read, strict=True))
+        for number in self.numbers:
+            value, made = self.row.run(number, value, [skips[name] for name in self.row.reads[number - 1]])
+            skips |= made
+        return value, *(skips[name] for name in self.makes)
 
 
 def _step(model: nn.Module, batch: torch.Tensor) -> None:

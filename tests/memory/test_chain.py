@@ -49,7 +49,7 @@ def test_a_chain_has_stages_and_its_loss_hands_nothing_on():
     with pytest.raises(ChainError, match="at least one stage"):
         Chain(stages=())
     with pytest.raises(ChainError, match="nothing comes after the loss"):
-        Chain(stages=(STAGE,), loss=STAGE)
+        Chain(stages=(STAGE,), loss=dataclasses.replace(STAGE, gradient_bytes=None, output_bytes=2))
     with pytest.raises(ChainError, match="fixed, parameters: got -1"):
         Chain(stages=(STAGE,), fixed={"parameters": -1})
 

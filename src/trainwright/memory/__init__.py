@@ -32,7 +32,9 @@ __all__ = [
     "pipeline",
     "plan",
     "read_chain",
+    "scheduled",
     "simulate",
+    "staged",
 ]
 
 
@@ -96,10 +98,47 @@ def curve(subject: Any, sample: Any = None, **settings: Any) -> Curve:
     return curve_of(as_chain(subject, sample), **settings)
 
 
-def pipeline(subject: Any, *, stages: int, microbatches: int, memory: str | int, **settings: Any) -> PipelinePlan:
-    """Cut a chain (or that of a file) into pipeline stages on devices of so much memory, as `plan_pipeline` does.
+def pipeline(
+    subject: Any,
+    sample: Any = None,
+    *,
+    stages: int,
+    microbatches: int,
+    memory: str | int,
+    loss: Any = None,
+    **settings: Any,
+) -> PipelinePlan:
+    """Cut a chain (or that of a file or a model) into pipeline stages on devices of so much memory.
 
-    `memory` is bytes or a size such as "16 GiB".
+    A model needs `sample`, one micro-batch, and may have `loss`, as in `fit`. `memory` is bytes or a size such as
+    "16 GiB"; the settings are those of `plan_pipeline`.
     """
     size = read_budget(memory, 0)
-    return plan_pipeline(as_chain(subject), stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
+    chain = as_chain(subject, sample, loss=loss, skips=False)
+    return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
+
+
+def staged(model: Any, plan: PipelinePlan) -> Any:
+    """Return the stages of a model as a pipeline plan for it cuts it: a tuple of modules that share its parameters.
+
+    Each takes what the one before returns, and recomputes what its device's memory cannot hold, with the gradients of
+    the model bit by bit. They are what `torch.distributed.pipelining.PipelineStage` takes. Raises `PipelineError` for
+    another model's plan, and where the operations found for a stage need more memory than the plan foresaw.
+    """
+    from trainwright.memory.execute.pipelined import staged as made
+
+    return made(model, plan)
+
+
+def scheduled(
+    model: Any, plan: PipelinePlan, sample: Any, *, loss: Any, schedule: str = "1f1b", group: Any = None
+) -> Any:
+    """Return torch's schedule ("1f1b" or "gpipe") of this rank's stage of a model, one stage a rank.
+
+    `sample` is one micro-batch, `loss(output, target)` the loss of one. Its `step(batch)` on the first rank, and
+    `step(target=...)` on the last, train on `plan.microbatches` of them; gradients are their mean's. Called on every
+    rank of `group` (the default one) of torch.distributed. Raises `PipelineError`.
+    """
+    from trainwright.memory.execute.pipelined import scheduled as made
+
+    return made(model, plan, sample, loss=loss, schedule=schedule, group=group)

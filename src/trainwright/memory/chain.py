@@ -6,7 +6,8 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
 - `output_bytes` is a^l, what the next stage reads; a^0 is the chain's input, held by the caller and always alive.
 - `saved_bytes` is everything that autograd holds for one stage *with* its own output a^l and *without* its input
   a^{l-1} and without parameters.
-- `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l.
+- `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l, and
+  whatever else is alive just then; that of the loss stage what is from the start of the step to its backward's end.
 - `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step.
 - Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
   bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
@@ -119,6 +120,9 @@ class Chain:
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Bytes that are alive throughout, by owner."""
     name: str = ""
+    plain_peak_bytes: int | None = None
+    """Peak of a step of the model as it is, where that was measured: autograd lets go of some gradients sooner than a
+    row of stages does."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -127,11 +131,13 @@ class Chain:
         for place, stage in enumerate(self.steps, start=1):
             _check_stage(place, stage, below)
             below = stage.delta_bytes
-        if self.loss.delta_bytes:
+        if self.loss.gradient_bytes is None and self.loss.output_bytes:
             raise ChainError(
-                f"chain, loss, gradient_bytes: got {self.loss.delta_bytes}; allowed: 0, for nothing comes after the "
-                "loss; a loss stage has gradient_bytes=0 or output_bytes=0"
+                f"chain, loss, gradient_bytes: got none, with output_bytes={self.loss.output_bytes}; allowed: "
+                "gradient_bytes=0, for nothing comes after the loss, or what is alive until its backward"
             )
+        if self.plain_peak_bytes is not None:
+            _check_bytes("chain, plain_peak_bytes", self.plain_peak_bytes)
         _check_bytes("chain, input_bytes", self.input_bytes)
         _check_bytes("chain, input_gradient_bytes", self.input_gradient_bytes)
         for owner, count in self.fixed.items():
@@ -170,6 +176,7 @@ class Chain:
             "fixed": dict(self.fixed),
             "stages": [_stage_to_json(stage) for stage in self.stages],
             "loss": _stage_to_json(self.loss),
+            **({} if self.plain_peak_bytes is None else {"plain_peak_bytes": self.plain_peak_bytes}),
         }
 
     @classmethod
@@ -183,7 +190,8 @@ class Chain:
         if not isinstance(content["stages"], list):
             raise ChainError(f"chain, stages: got {content['stages']!r}; allowed: a list of stages")
         stages = tuple(_stage_from_json(place, each) for place, each in enumerate(content["stages"], start=1))
-        rest = {key: content[key] for key in ("input_bytes", "input_gradient_bytes", "name") if key in content}
+        own = ("input_bytes", "input_gradient_bytes", "name", "plain_peak_bytes")
+        rest = {key: content[key] for key in own if key in content}
         loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else NO_LOSS
         fixed = content.get("fixed", {})
         if not isinstance(fixed, Mapping):

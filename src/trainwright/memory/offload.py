@@ -251,7 +251,7 @@ def _profile(chain: Chain, operations: tuple[Operation, ...]) -> tuple[list[int]
     needs: list[int] = []
     gaps: list[_Gap] = []
     alive: dict[tuple[Value, int], tuple[int, int, int]] = {}  # bytes, option, last reader
-    gradient = grown = 0
+    gradient, grown = chain.loss.delta_bytes, 0
     for place, operation in enumerate(operations):
         stage = operation.stage
         if operation.value is not None:

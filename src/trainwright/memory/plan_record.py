@@ -42,7 +42,8 @@ class Plan:
         lower_seconds: float = 0.0, link: Link | None = None, torch_version: str | None = None,
     ) -> "Plan":  # fmt: skip
         """Return the plan of operations; raise PlanMismatch if the simulator finds them invalid or over the budget."""
-        simulation = simulate(chain, operations, budget_bytes=budget_bytes, link=link)
+        plain = chain.plain_peak_bytes if solver == "none" else None  # the model runs as it is
+        simulation = simulate(chain, operations, budget_bytes=budget_bytes if plain is None else None, link=link)
         if simulation.violation is not None:
             raise PlanMismatch(
                 f"plan, operation {simulation.violation.operation}: got {simulation.violation.reason}; allowed: "
@@ -50,8 +51,8 @@ class Plan:
             )
         return cls(
             chain=chain, operations=operations, budget_bytes=budget_bytes, seconds=simulation.seconds,
-            peak_bytes=simulation.peak_bytes, lower_seconds=min(lower_seconds, simulation.seconds), solver=solver,
-            link=link, torch_version=torch_version,
+            peak_bytes=simulation.peak_bytes if plain is None else plain,
+            lower_seconds=min(lower_seconds, simulation.seconds), solver=solver, link=link, torch_version=torch_version,
         )  # fmt: skip
 
     @property
@@ -67,7 +68,8 @@ class Plan:
     @cached_property
     def simulation(self) -> Simulation:
         """The simulator's record: memory over time, lanes, the peak and its owners."""
-        return simulate(self.chain, self.operations, budget_bytes=self.budget_bytes, link=self.link)
+        plain = self.solver == "none" and self.chain.plain_peak_bytes is not None
+        return simulate(self.chain, self.operations, budget_bytes=None if plain else self.budget_bytes, link=self.link)
 
     def check(self, chain: Chain) -> None:
         """Raise PlanMismatch if the plan was made for another chain; names the first stage that differs."""

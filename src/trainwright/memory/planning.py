@@ -58,7 +58,7 @@ def plan_chain(
     budget_bytes = read_budget(budget, full_bytes(chain))
     everything = keep_all(chain)
     least = sum(min(each.forward_seconds + each.backward_seconds for each in step.choices) for step in chain.steps)
-    if simulate(chain, everything, budget_bytes=budget_bytes).fits:
+    if full_bytes(chain) <= budget_bytes:
         return Plan.of(chain, everything, budget_bytes=budget_bytes, solver="none", lower_seconds=least)
     operations = _persistent(chain, budget_bytes, slots)
     if operations is not None:
@@ -101,7 +101,9 @@ def plan_chain(
 
 
 def full_bytes(chain: Chain) -> int:
-    """Return the peak of a step that keeps everything."""
+    """Return the peak of a step without a plan: measured, or simulated as one that keeps everything."""
+    if chain.plain_peak_bytes is not None:
+        return chain.plain_peak_bytes
     return simulate(chain, keep_all(chain)).peak_bytes
 
 

@@ -115,7 +115,7 @@ class _Machine:
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
-        self.sums = [chain.fixed_bytes, 0, 0, 0, 0, 0]  # as a Point has them
+        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.delta_bytes, 0, 0]  # as a Point has them
         self.points: list[Point] = []
         self.spans: list[Span] = []
         self.peak, self.peak_at, self.peak_owners = -1, 0, self._owners(None)

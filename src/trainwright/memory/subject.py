@@ -11,7 +11,13 @@ __all__ = ["as_chain", "read_chain"]
 
 
 def as_chain(
-    subject: Any, sample: Any = None, *, loss: Any = None, optimizer: Any = None, accumulate: bool = False
+    subject: Any,
+    sample: Any = None,
+    *,
+    loss: Any = None,
+    optimizer: Any = None,
+    accumulate: bool = False,
+    skips: bool = True,
 ) -> Chain:
     """Return the chain that `subject` is, that the file of that name holds, or that is measured on a torch module."""
     if isinstance(subject, Chain):
@@ -29,7 +35,7 @@ def as_chain(
         )
     from trainwright.memory.execute.fitting import chain_of
 
-    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
+    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, skips=skips)
 
 
 def read_chain(path: str | Path, *, saved_multiple: float = 1.0) -> Chain:

@@ -29,15 +29,12 @@ def chain():
 
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.5, 0.0])
 def test_budgets_are_kept(chain, share):
-    """Tracked bytes of a step are within the budget and the prediction, and at most 2 % below it.
-
-    Without a plan the model runs as it is, and autograd lets go of a gradient before a row of stages does.
-    """
+    """Tracked bytes of a step are within the budget and the prediction, and at most 2 % below it."""
     budget = max(int(full_bytes(chain) * share), minimal_bytes(chain))
     module = memory.fit(net(), SAMPLE, budget=budget)
     tracked = tracked_peak(module, SAMPLE)
     assert tracked <= module.plan.peak_bytes <= budget
-    assert tracked >= (0.9 if module.plan.solver == "none" else 0.98) * module.plan.peak_bytes
+    assert tracked >= 0.98 * module.plan.peak_bytes
 
 
 def test_measuring_changes_nothing():
@@ -55,7 +52,7 @@ def test_measuring_changes_nothing():
 
 def test_a_plan_from_a_file_trains_alike(chain, tmp_path):
     """A saved plan, applied to the same model, gives the same gradients; to another it is refused."""
-    memory.plan(net(), SAMPLE, budget=0.6).save(tmp_path / "plan.json")
+    memory.plan(net(), SAMPLE, budget=0.7).save(tmp_path / "plan.json")
     plan = memory.Plan.load(tmp_path / "plan.json")
     plain, planned = net(), memory.apply(net(), plan)
     for model in (plain, planned):

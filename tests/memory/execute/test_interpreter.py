@@ -66,6 +66,30 @@ class Inner(nn.Module):
         return self.linear(x).view(rows, width)
 
 
+class Levels(nn.Module):
+    """A U-Net in small: two values skip most of the layers, one of them is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.down = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(9))
+        self.drop, self.mix = nn.Dropout(0.2), nn.Conv2d(8, 4, 1)
+        self.up = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(9))
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        first = self.enter(x)
+        y = nn.functional.max_pool2d(first, 2)
+        second = torch.tanh(self.down[0](y))
+        for layer in self.down[1:]:
+            y = torch.relu(layer(y))
+        y = self.drop(y) + second
+        y = self.mix(torch.cat([nn.functional.interpolate(y, scale_factor=2), first], 1))
+        for layer in self.up:
+            y = torch.tanh(layer(y))
+        return self.head(y + first * second.mean())
+
+
 def mlp():
     return nn.Sequential(
         nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.5), nn.Sequential(nn.Linear(9, 9), nn.ReLU(inplace=True)),
@@ -77,6 +101,7 @@ CASES = {
     "convolutions": (Net, lambda: (torch.randn(4, 3, 6, 6),)),
     "tied": (Tied, lambda: (torch.randint(11, (4, 5)), torch.ones(4, 5, 1))),
     "sequence": (mlp, lambda: (torch.randn(8, 6),)),
+    "skips": (Levels, lambda: (torch.randn(2, 2, 8, 8),)),
     "opaque": (lambda: nn.Sequential(Pair(), Pair()), lambda: (torch.randn(8, 6),)),
 }
 
@@ -188,6 +213,11 @@ def test_cuts():
     assert both("convolutions", keep_all)[3].names == ("a", "relu", "mean", "mul")
     assert both("sequence", keep_all)[3].names == ("0", "3.0", "4", "5")
     assert len(both("opaque", keep_all)[3].stages) == 2
+    row = both("skips", keep_all)[3]
+    assert len(row.stages) > 15
+    assert sum(map(len, row.makes)) == 2
+    assert sum(map(len, row.reads)) == 4
+    assert len(split(Levels(), skips=False).stages) < 10
 
 
 def test_dropped_graphs_go():

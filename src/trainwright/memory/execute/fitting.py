@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 from trainwright.errors import BudgetExceeded, PlanMismatch
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.chain import Chain
+from trainwright.memory.execute.counted import tensors_of, total_bytes
 from trainwright.memory.execute.interpreter import carried_out
-from trainwright.memory.execute.measure import call, granule_of, measured, tensors_of, total_bytes, tracked_peak
+from trainwright.memory.execute.measure import call, granule_of, measured, tracked_peak
 from trainwright.memory.execute.optimizers import state_bytes
+from trainwright.memory.execute.program import placed
 from trainwright.memory.execute.stages import Row, split
 from trainwright.memory.plan_record import Plan
 from trainwright.memory.planning import full_bytes, plan_chain
@@ -32,14 +34,17 @@ def chain_of(
     optimizer: Optimizer | str | None = None,
     accumulate: bool = False,
     reserve_bytes: int = 0,
+    skips: bool = True,
 ) -> Chain:
-    """Return the measured chain of a model; the arguments are those of `fit`."""
-    row = split(model)
+    """Return the measured chain of a model; the arguments are those of `fit`, and `skips` that of `split`."""
+    row = split(model, skips=skips)
     state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
-    return measured(
+    chain = measured(
         model, row, call(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
         reserve_bytes=reserve_bytes,
     )  # fmt: skip
+    peak = tracked_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
+    return replace(chain, plain_peak_bytes=peak + chain.fixed.get("optimizer", 0) + reserve_bytes)
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -69,8 +74,12 @@ def fit(
         peak = tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1) + elsewhere
         if peak <= budget_bytes:
             return module
-        reserve = chain.fixed["reserve"] + peak - budget_bytes
-        chain = replace(chain, fixed={**chain.fixed, "reserve": reserve})
+        more = peak - budget_bytes
+        chain = replace(
+            chain,
+            fixed={**chain.fixed, "reserve": chain.fixed["reserve"] + more},
+            plain_peak_bytes=full_bytes(chain) + more,
+        )
     raise BudgetExceeded(
         f"budget: got {readable(budget_bytes)}, and a step took {readable(peak)} though its plan was within it; "
         "allowed: a budget with room for what stages take that was not measured; raise it"
@@ -97,6 +106,6 @@ def _applied(model: nn.Module, row: Row, plan: Plan) -> nn.Module:
 
     granule = granule_of(model)
     # What recomputes nothing and moves nothing needs no interpreter.
-    module = carried_out(model, row, None if plan.solver == "none" else plan.operations, check=check)
+    module = carried_out(model, row, None if plan.solver == "none" else placed(plan), check=check)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module

@@ -4,7 +4,8 @@ Each stage is one node of autograd. Its forward does the operations up to the st
 up to the stage's own; so a gradient lives no longer than the plan says. Parameters are inputs of the node: their
 gradients come out of it as out of any other, so that hooks (those of DDP too) fire once, in order. What is kept lies in
 the step's store, from which nothing goes but by an operation. Reruns see the random numbers, autocast and buffers of
-the first run.
+the first run. What skips stages (see `stages`) lies in the store until all that read it have run backward, its gradient
+until its maker does.
 """
 
 import contextlib
@@ -13,17 +14,32 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._pytree import tree_unflatten
 
-from trainwright.errors import ChainError, UnsupportedModel
+from trainwright.errors import UnsupportedModel
+from trainwright.memory.execute.copies import Copies, copies_for
+from trainwright.memory.execute.program import FORWARDS, Act, Leave, lent, moved, sorted_to_nodes
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, Buffers, Place, Seen, swapped
-from trainwright.memory.operations import Kind, Operation, Value
+from trainwright.memory.execute.values import (
+    Away,
+    Block,
+    Blocks,
+    Borrowed,
+    Boundary,
+    Saved,
+    View,
+    differentiable,
+    flat,
+    movable,
+    storage_key,
+)
+from trainwright.memory.operations import Kind, Value
 
 __all__ = ["carried_out"]
 
@@ -33,18 +49,19 @@ Check = Callable[[tuple[Any, ...]], None]
 def carried_out(
     model: nn.Module,
     row: Row,
-    operations: Sequence[Operation] | None,
+    acts: Sequence[Act] | None,
     *,
     check: Check | None = None,
+    result: Callable[[Any], Any] = lambda out: out,
 ) -> nn.Module:
-    """Return a module that trains as `operations` say and shares everything with `model`.
+    """Return a module that trains as `acts` (see `program.placed`) say and shares everything with `model`.
 
     Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
     itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
-    bit. Without operations it runs as the model itself always. `check` sees the arguments of the first stage before
-    they are used. Raises `ChainError` if the operations are not one forward and one backward of each stage of the row.
+    bit. Without acts it runs as the model itself always. `check` sees the arguments of the first stage before they are
+    used, `result` what the last returns. Raises `ChainError` if a forward or backward of a stage is missing.
     """
-    program = None if operations is None else _Program(row, operations)
+    program = None if acts is None else _Program(row, acts)
     planned = copy.copy(model)  # the same parameters, buffers and children
     plain = type(model).forward
     me = weakref.ref(planned)
@@ -57,68 +74,52 @@ def carried_out(
         values = row.bind(*args, **kwargs)
         if check is not None:
             check(values)
-        return plain(module, *args, **kwargs) if program is None else program.run(values)
+        return plain(module, *args, **kwargs) if program is None else result(program.run(values))
 
     planned.forward = forward
     return planned
 
 
-@dataclass(slots=True)
-class _Boundary:
-    """What one stage hands to the next: the leaves of a tree."""
-
-    leaves: list[Any]
-    spec: TreeSpec
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
-
-    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> "_Boundary":
-        new = iter(tensors)
-        return _Boundary([next(new) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves], self.spec)
-
-
-@dataclass(slots=True)
-class _Saved:
-    """The graph of one run of a stage with gradients."""
-
-    found: list[torch.Tensor | None]  # gradients of its input, once its backward has run
-    edges: list[tuple[int, GradientEdge]]  # place among the output's tensors
-    output: _Boundary | None  # without the graph; of the last stage nobody but the caller reads it
-    aliases: list[tuple[nn.Parameter, torch.Tensor]]
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Step:
     """The store of one forward and backward pass."""
 
     autocast: Autocast
     wants: list[bool]  # whether a gradient is wanted of each tensor of the input
-    bare: dict[int, _Boundary] = field(default_factory=dict)
-    saved: dict[int, _Saved] = field(default_factory=dict)
+    bare: dict[int, Boundary] = field(default_factory=dict)
+    saved: dict[int, Saved] = field(default_factory=dict)
+    away: dict[tuple[Value, int], Away] = field(default_factory=dict)
+    skips: dict[str, Boundary] = field(default_factory=dict)  # values that skip stages, without graphs
+    skip_gradients: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)  # of their tensors
     seen: dict[int, Seen] = field(default_factory=dict)
     made: dict[int, torch.Tensor] = field(default_factory=dict)  # gradients not handed out yet, by id of the parameter
     gradient: list[torch.Tensor | None] | None = None  # of the output of the stage whose backward comes next
+    left: int = 0  # stages whose backward is to come
     devices: tuple[int, ...] = ()
     inputs: set[int] = field(default_factory=set)  # storages of inputs that want no gradient, wherever they ride to
 
     def clear(self) -> None:
         self.bare.clear()
         self.saved.clear()
+        self.away.clear()
+        self.skips.clear()
+        self.skip_gradients.clear()
         self.made.clear()
         self.gradient = None
 
 
 class _Program:
-    """Operations sorted to the nodes that do them, and what is known of each stage."""
+    """Acts sorted to the nodes that do them, and what is known of each stage."""
 
-    def __init__(self, row: Row, operations: Sequence[Operation]) -> None:
-        self.stages, self.tuples = row.stages, row.tuples
+    def __init__(self, row: Row, acts: Sequence[Act]) -> None:
+        self.row = row
         count = len(row.stages)
-        self.forwards, self.backwards = _sorted(operations, count)
-        runs = Counter(op.stage for op in operations if op.kind in _FORWARDS)
+        self.forwards, self.backwards = sorted_to_nodes(acts, count)
+        runs = Counter(act.stage for act in acts if not isinstance(act, Leave) and act.kind in FORWARDS)
         self.reruns = {stage for stage, times in runs.items() if times > 1}
-        self.lent = _lent(operations)
+        self.lent, self.moved = lent(acts), moved(acts)
+        self.first_reader = {name: number for number, names in enumerate(row.first_reads, 1) for name in names}
+        self.copies: Copies | None = None  # its pool is that of all steps
         self.buffers = [Buffers(stage) for stage in row.stages]
         trained = [[p for p in stage.parameters() if p.requires_grad] for stage in row.stages]
         first: dict[int, int] = {}
@@ -130,57 +131,118 @@ class _Program:
         self.returned = [[p for p in own if first[id(p)] == number] for number, own in enumerate(trained, 1)]
         self.trains = [bool(own) for own in trained]
         self.anchor = torch.zeros((), requires_grad=True)  # makes every stage a node, whatever its input
+        self.copying = any(isinstance(act, Leave) for act in acts)
 
     def run(self, values: tuple[Any, ...]) -> Any:
-        boundary = _Boundary(*tree_flatten(values))
+        boundary = flat(values)
         tensors = boundary.tensors()
         devices = tuple({t.device.index for t in tensors if t.device.type == "cuda"})
-        step = _Step(Autocast.now(), [t.requires_grad for t in tensors], devices=devices)
+        step = _Step(Autocast.now(), [t.requires_grad for t in tensors], left=len(self.row.stages), devices=devices)
         step.bare[0] = boundary.with_tensors([t.detach() for t in tensors])
-        step.inputs = {_storage(t) for t in tensors if not t.requires_grad}
-        out: list[_Boundary] = []
-        for number in range(1, len(self.stages) + 1):
+        step.inputs = {storage_key(t) for t in tensors if not t.requires_grad}
+        if self.copying:
+            self.copies = self.copies or copies_for(_device(self.row, tensors))
+            weakref.finalize(step, self.copies.join).atexit = False  # before the step's tensors go, whatever happened
+        out: list[Boundary] = []
+        for number in range(1, len(self.row.stages) + 1):
             returned = self.returned[number - 1]
             tensors = list(_Node.apply(self, step, number, out, self.anchor, *returned, *tensors))
         result = out[0].with_tensors(tensors)
         return tree_unflatten(result.leaves, result.spec)
 
-    def forward(self, step: _Step, number: int) -> _Boundary:
+    def forward(self, step: _Step, number: int) -> Boundary:
         """Do what comes up to the first forward of a stage; return its output."""
         out = None
-        for operation in self.forwards[number - 1]:
-            made = self.do(step, operation)
-            out = made if operation.stage == number and made is not None else out
+        for act in self.forwards[number - 1]:
+            made = self.do(step, act)
+            out = made if act.stage == number and made is not None else out
         assert out is not None  # noqa: S101  the segment holds the stage's forward
         return out
 
     def backward(self, step: _Step, number: int, gradient: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Do what comes up to the backward of a stage; return the gradients of its input."""
         step.gradient = gradient
-        for operation in self.backwards[number - 1]:
-            self.do(step, operation)
+        for act in self.backwards[number - 1]:
+            self.do(step, act)
         found, step.gradient = step.gradient, None
         return found
 
-    def do(self, step: _Step, operation: Operation) -> _Boundary | None:
-        """Do one operation; return the output of a forward."""
-        number = operation.stage
-        if operation.kind is Kind.FORWARD_ALL:
+    def do(self, step: _Step, act: Act) -> Boundary | None:
+        """Do one act; return the output of a forward."""
+        number = act.stage
+        if isinstance(act, Leave):
+            self._leave(step, act.value, number)
+        elif act.kind is Kind.FORWARD_ALL:
+            self._arrive(step, number - 1)
             return self._with_graph(step, number)
-        if operation.kind in _FORWARDS:
+        elif act.kind in FORWARDS:
+            self._arrive(step, number - 1)
             with torch.no_grad(), self._surrounded(step, number):
-                out = self._call(number, self._value(step, number - 1))
-            step.bare[number] = _flat(out)
-            if operation.kind is Kind.FORWARD_DROP:
+                out, skips = self._call(number, self._value(step, number - 1), self._read(step, number))
+            step.skips = self._still_read(step, skips) | step.skips
+            step.bare[number] = flat(out)
+            if act.kind is Kind.FORWARD_DROP:
                 step.bare.pop(number - 1, None)
             return step.bare[number]
-        if operation.kind is Kind.BACKWARD:
+        elif act.kind is Kind.BACKWARD:
+            self._arrive(step, number - 1)
+            self._arrive(step, number)
             self._backward(step, number)
-        elif operation.kind is Kind.DELETE:
-            (step.bare if operation.value is Value.OUTPUT else step.saved).pop(number, None)
+        elif act.value is not None:
+            self._move(step, act.kind, act.value, number)
         return None
 
-    def _value(self, step: _Step, number: int) -> _Boundary:
+    def _move(self, step: _Step, kind: Kind, value: Value, number: int) -> None:
+        """Do what takes no time: begin a copy, or drop a value, wherever it is."""
+        key = value, number
+        self._arrive(step, number)
+        if kind is Kind.OFFLOAD:
+            saved = step.saved[number] if value is Value.SAVED else None
+            boundary = step.bare[number] if saved is None else saved.output
+            blocks = list(saved.blocks.values()) if saved is not None else []
+            here = step.inputs | {storage_key(t) for skip in step.skips.values() for t in skip.tensors()}
+            assert self.copies is not None  # noqa: S101  a value that is sent leaves
+            kept = [block for block in blocks if block.key() not in here]
+            step.away[key] = Away.sent(boundary, kept, lambda t: storage_key(t) in here, self.copies)
+        elif kind is Kind.PREFETCH:
+            assert self.copies is not None  # noqa: S101  as above
+            boundary = step.away[key].back(self.copies)
+            if value is Value.SAVED:
+                step.saved[number].output = boundary
+            elif boundary is not None:
+                step.bare[number] = boundary
+        else:
+            (step.bare if value is Value.OUTPUT else step.saved).pop(number, None)
+            away = step.away.pop(key, None)
+            for block in away.blocks if away is not None else ():
+                block.drop(self.copies)  # type: ignore[arg-type]  # it was sent
+
+    def _leave(self, step: _Step, value: Value, number: int) -> None:
+        assert self.copies is not None  # noqa: S101  it was sent
+        for block in step.away[value, number].blocks:
+            block.leave(self.copies)
+        if value is Value.OUTPUT:
+            step.bare.pop(number, None)
+        else:
+            step.saved[number].output = None
+
+    def _arrive(self, step: _Step, number: int) -> None:
+        """Wait for the values of a stage that have been asked back."""
+        for value, held in ((Value.OUTPUT, step.bare), (Value.SAVED, step.saved)):
+            away = step.away.get((value, number))
+            if away is None or number not in held or not away.fetched:
+                continue
+            del step.away[value, number]
+            for block in away.blocks:
+                block.arrive(self.copies)  # type: ignore[arg-type]  # it was sent
+
+    def _still_read(self, step: _Step, skips: dict[str, Boundary]) -> dict[str, Boundary]:
+        return {name: each for name, each in skips.items() if step.left >= self.first_reader[name]}
+
+    def _read(self, step: _Step, number: int) -> list[Boundary]:
+        return [step.skips[name] for name in self.row.reads[number - 1]]
+
+    def _value(self, step: _Step, number: int) -> Boundary:
         if number in step.bare:
             return step.bare[number]
         saved = step.saved.get(number)
@@ -190,67 +252,84 @@ class _Program:
             "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
         )
 
-    def _call(self, number: int, value: _Boundary) -> Any:
-        arguments = tree_unflatten(value.leaves, value.spec)
-        one = number > 1 and not self.tuples  # a sequence's stages take what the one before has made
-        return self.stages[number - 1](arguments) if one else self.stages[number - 1](*arguments)
+    def _call(self, number: int, value: Boundary, read: list[Boundary]) -> tuple[Any, dict[str, Boundary]]:
+        given = [tree_unflatten(each.leaves, each.spec) for each in (value, *read)]
+        out, skips = self.row.run(number, given[0], given[1:])
+        return out, {name: flat(skip) for name, skip in skips.items()}
 
-    def _with_graph(self, step: _Step, number: int) -> _Boundary:
-        value = self._value(step, number - 1)
-        tensors = value.tensors()
+    def _with_graph(self, step: _Step, number: int) -> Boundary:
+        value, read = self._value(step, number - 1), self._read(step, number)
+        own = value.tensors()
+        tensors = [*own, *(tensor for each in read for tensor in each.tensors())]
         below = any(self.trains[: number - 1]) or any(step.wants)
         wanted = (
             step.wants
             if number == 1
-            else [below and _differentiable(t) and _storage(t) not in step.inputs for t in tensors]
+            else [below and differentiable(t) and storage_key(t) not in step.inputs for t in tensors]
         )
         places = self.places[number - 1]
         aliases = {id(parameter): (parameter, _alias(parameter)) for _, parameter in places}
         found: list[torch.Tensor | None] = [None] * len(tensors)
+        blocks = Blocks()
         with (
             torch.enable_grad(),
             self._surrounded(step, number),
             swapped([(place, aliases[id(parameter)][1]) for place, parameter in places], "_parameters"),
-            self._lending(step, number, tensors),
+            self._packing(step, number, own, tensors, blocks),
         ):
-            inputs = _Door.apply(found, wanted, self.anchor, *tensors)
-            out = _flat(self._call(number, value.with_tensors(inputs)))
-        del tensors, inputs
+            inputs = iter(_Door.apply(found, wanted, self.anchor, *tensors))
+            entered = [each.with_tensors([next(inputs) for _ in each.tensors()]) for each in (value, *read)]
+            result, skips = self._call(number, entered[0], entered[1:])
+            out = flat(result)
+        del own, tensors, inputs, entered, result
         results = out.tensors()
         output = out.with_tensors([t.detach() for t in results])
-        step.saved[number] = _Saved(
+        bare = {name: each.with_tensors([t.detach() for t in each.tensors()]) for name, each in skips.items()}
+        step.skips |= self._still_read(step, bare)
+        step.saved[number] = Saved(
             found=found,
             edges=[(place, get_gradient_edge(t)) for place, t in enumerate(results) if t.requires_grad],
-            output=output if number < len(self.stages) else None,
+            skips=[
+                ((name, place), get_gradient_edge(t))
+                for name, each in skips.items()
+                for place, t in enumerate(each.tensors())
+                if t.requires_grad
+            ],
+            output=output if number < len(self.row.stages) else None,
             aliases=list(aliases.values()),
+            blocks=blocks,
         )
         return output
 
-    def _lending(self, step: _Step, number: int, tensors: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """Return hooks by which a graph looks its input up in the store, if that goes and is made again meanwhile."""
-        if number not in self.lent:
+    def _packing(
+        self, step: _Step, number: int, own: list[torch.Tensor], tensors: list[torch.Tensor], blocks: Blocks
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return hooks by which a graph holds what moves as views of blocks, and looks its input up if that goes."""
+        borrows, moves = number in self.lent, number in self.moved
+        if not borrows and not moves:
             return contextlib.nullcontext()
-        places = {_storage(tensor): place for place, tensor in enumerate(tensors)}
+        places = {storage_key(tensor): place for place, tensor in enumerate(own)} if borrows else {}
+        stage = self.row.stages[number - 1]
+        constant = {storage_key(t) for t in (*tensors, *stage.parameters(), *stage.buffers())} if moves else set()
 
         def pack(tensor: torch.Tensor) -> Any:
-            place = places.get(_storage(tensor))
-            if place is None:
+            key = storage_key(tensor) if movable(tensor) else None
+            place = None if key is None else places.get(key)
+            if place is not None:
+                return Borrowed.of(tensor, place)
+            if not moves or key is None or key in constant:
                 return tensor.detach()  # an output that its own node holds would never go
-            return _Borrowed(
-                place, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), _storage(tensor),
-                tensor._version,  # noqa: SLF001  autograd's own check sees no packed tensors
-            )  # fmt: skip
+            block = blocks.get(key)
+            if block is None or block.key() != key:
+                block = blocks[key] = Block(tensor)
+            return View.of(tensor, block)
 
         def unpack(packed: Any) -> torch.Tensor:
-            if not isinstance(packed, _Borrowed):
-                return packed  # type: ignore[no-any-return]  # what pack has returned
-            tensor = self._value(step, number - 1).tensors()[packed.place]
-            if _storage(tensor) == packed.storage and tensor._version != packed.version:  # noqa: SLF001  as above
-                raise UnsupportedModel(
-                    f"stage {number}: its input was changed in place after it was read; allowed: stages that write no "
-                    "value that another has made; let the layer return a new tensor (inplace=False)"
-                )
-            return tensor.view(packed.dtype).as_strided(packed.size, packed.stride, packed.offset)
+            if isinstance(packed, View):
+                return packed.tensor()
+            if isinstance(packed, Borrowed):
+                return packed.of_input(number, self._value(step, number - 1).tensors())
+            return packed  # type: ignore[no-any-return]  # what pack has returned
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
@@ -275,7 +354,9 @@ class _Program:
             self._value(step, -1)
         assert saved is not None  # noqa: S101  the line above has raised
         gradient, step.gradient = step.gradient or [], None
-        pairs = [(edge, gradient[place]) for place, edge in saved.edges if gradient[place] is not None]
+        pairs = [(edge, gradient[place]) for place, edge in saved.edges]
+        pairs += [(edge, step.skip_gradients.pop(key, None)) for key, edge in saved.skips]
+        pairs = [(edge, given) for edge, given in pairs if given is not None]
         del gradient
         if pairs:
             torch.autograd.backward([edge for edge, _ in pairs], [given for _, given in pairs])
@@ -283,19 +364,30 @@ class _Program:
             if alias.grad is not None:  # summed as autograd does, in the order of arrival
                 before = step.made.get(id(parameter))
                 step.made[id(parameter)] = alias.grad if before is None else before + alias.grad
-        step.gradient = saved.found
+        keys = [
+            (name, place) for name in self.row.reads[number - 1] for place in range(len(step.skips[name].tensors()))
+        ]
+        count = len(saved.found) - len(keys)
+        for key, arrived in zip(keys, saved.found[count:], strict=True):
+            if arrived is not None:
+                before = step.skip_gradients.get(key)
+                step.skip_gradients[key] = _alone(arrived) if before is None else before + arrived
+        step.left = number - 1
+        for name in self.row.first_reads[number - 1]:
+            del step.skips[name]
+        step.gradient = saved.found[:count]
 
 
 class _Node(torch.autograd.Function):
     """One stage in autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, program: _Program, step: _Step, number: int, result: list[_Boundary], *_: Any) -> Any:
+    def forward(ctx: Any, program: _Program, step: _Step, number: int, result: list[Boundary], *_: Any) -> Any:
         ctx.set_materialize_grads(False)
         ctx.program, ctx.step, ctx.number = program, step, number
         result[:] = [program.forward(step, number)]
         out = tuple(tensor.detach() for tensor in result[0].tensors())
-        ctx.mark_non_differentiable(*(t for t in out if not _differentiable(t)))
+        ctx.mark_non_differentiable(*(t for t in out if not differentiable(t)))
         return out
 
     @staticmethod
@@ -331,51 +423,15 @@ class _Door(torch.autograd.Function):
         return None, None, None, *(None for _ in gradients)
 
 
-class _Borrowed(NamedTuple):
-    """A view of a stage's input that its graph needs for its backward."""
-
-    place: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    storage: int
-    version: int
+def _alone(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that is not a part of a larger one's storage: that would live as long."""
+    return gradient.clone() if gradient.untyped_storage().nbytes() > gradient.nbytes else gradient
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only identity of a storage
-
-
-def _differentiable(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-_FORWARDS = frozenset({Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP})
-
-
-def _flat(out: Any) -> _Boundary:
-    return _Boundary(*tree_flatten(out))
-
-
-def _lent(operations: Sequence[Operation]) -> set[int]:
-    """Return the stages whose input is dropped between a forward with gradients and the backward."""
-    found: set[int] = set()
-    waiting: set[int] = set()  # for their backward
-    for operation in operations:
-        number = operation.stage
-        if operation.kind is Kind.FORWARD_ALL:
-            waiting.add(number)
-        elif operation.kind is Kind.BACKWARD:
-            waiting.discard(number)
-        elif operation.kind is Kind.FORWARD_DROP and number in waiting:
-            found.add(number)
-        elif operation.kind is Kind.DELETE:
-            if operation.value is Value.SAVED:
-                waiting.discard(number)
-            if number + 1 in waiting:
-                found.add(number + 1)
-    return found
+def _device(row: Row, tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Return the device that computes."""
+    of_stages = (parameter.device for stage in row.stages for parameter in stage.parameters())
+    return next(of_stages, tensors[0].device if tensors else torch.device("cpu"))
 
 
 def _places(stage: nn.Module) -> list[tuple[Place, nn.Parameter]]:
@@ -391,31 +447,3 @@ def _places(stage: nn.Module) -> list[tuple[Place, nn.Parameter]]:
 def _alias(parameter: nn.Parameter) -> nn.Parameter:
     """Return a leaf of the same storage, whose gradient is its own."""
     return nn.Parameter(parameter.detach())
-
-
-def _sorted(operations: Sequence[Operation], count: int) -> tuple[list[list[Operation]], list[list[Operation]]]:
-    """Return the operations of each stage's node, forward and backward; those of the loss stage are the caller's."""
-    forwards: list[list[Operation]] = []
-    backwards: list[list[Operation]] = [[] for _ in range(count)]
-    segment: list[Operation] = []
-    below = count
-    for operation in operations:
-        if operation.stage > count:
-            if operation.kind is Kind.FORWARD_ALL and forwards:
-                forwards[-1] += segment
-                segment = []
-            continue
-        if operation.kind in {Kind.OFFLOAD, Kind.PREFETCH}:
-            raise ChainError(f"operation: got {operation}; allowed: plans without offloading, for this executor")
-        segment.append(operation)
-        if len(forwards) < count and operation.kind in _FORWARDS and operation.stage == len(forwards) + 1:
-            forwards.append(segment)
-            segment = []
-        elif operation.kind is Kind.BACKWARD and operation.stage == below:
-            backwards[below - 1] = segment
-            segment, below = [], below - 1
-    if below or len(forwards) < count:
-        missing = f"backward of stage {below}" if below else f"forward of stage {len(forwards) + 1}"
-        raise ChainError(f"operations: got no {missing}; allowed: a forward and a backward of each of {count} stages")
-    backwards[0] += segment
-    return forwards, backwards

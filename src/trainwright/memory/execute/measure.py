@@ -13,15 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from trainwright.errors import BudgetError, UnsupportedModel, closest
 from trainwright.memory.chain import NO_LOSS, Chain, Stage
+from trainwright.memory.execute.counted import rounded, storages, tensors_of, total_bytes
+from trainwright.memory.execute.skipping import Skipping
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, swapped
+from trainwright.memory.execute.values import storage_key
 from trainwright.profile.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "Call", "call", "granule_of", "measured", "tensors_of", "total_bytes", "tracked_peak"]
+__all__ = ["OPTIMIZERS", "Call", "call", "granule_of", "measured", "tracked_peak", "untouched"]
 
 _REPEATS = 3
 _CPU_GRANULE, _CUDA_GRANULE = 64, 512
@@ -71,22 +74,26 @@ def measured(
                 f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
             )
         fixed["optimizer"] = OPTIMIZERS[optimizer] * gradients
-    constant = _storages(arguments) | _storages(list(model.parameters())) | _storages(list(model.buffers()))
+    constant = storages(arguments) | storages(list(model.parameters())) | storages(list(model.buffers()))
     stages: list[Stage] = []
     last: dict[str, Any] | None = None
     draws = 0
-    with _untouched(model):
+    skipping = Skipping(row)
+    with untouched(model):
         value: Any = tuple(arguments)
+        skips: dict[str, Any] = {}
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
-            spread, state = row.tuples or number == 1, torch.get_rng_state()
-            told, value = _told(
-                number, name, stage, value, spread=spread, constant=constant, granule=granule, repeats=repeats,
-                last=number == len(row.stages),
+            state = torch.get_rng_state()
+            told, value, made = _told(
+                number, name, stage, _caller(row, number), (value, [skips[each] for each in row.reads[number - 1]]),
+                constant=constant, granule=granule, repeats=repeats, last=number == len(row.stages),
             )  # fmt: skip
             draws += not torch.equal(state, torch.get_rng_state())
             told |= _gradients(
                 row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
             )
+            skips |= made
+            skipping.see(made, granule)
             stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **told))
         if not any(t.is_floating_point() for t in tensors_of(value)):
             raise UnsupportedModel(
@@ -97,14 +104,15 @@ def measured(
         state_bytes = -(-state.nbytes // granule) * granule if granule == _CPU_GRANULE else 0
         fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
         if loss is not None:
-            last, _ = _told(
-                len(stages) + 1, "loss", _Loss(loss), value,
-                spread=False, constant=constant, granule=granule, repeats=repeats, last=False,
+            last, _, _ = _told(
+                len(stages) + 1, "loss", nn.Module(), lambda given: (loss(given[0]), {}), (value, []),
+                constant=constant, granule=granule, repeats=repeats, last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
+    *told_stages, told_loss = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
     return Chain(
-        stages=tuple(stages),
-        loss=NO_LOSS if last is None else Stage(name="loss", **last),
+        stages=tuple(told_stages),
+        loss=told_loss,
         input_bytes=total_bytes(tensors_of(arguments), granule),
         fixed=fixed,
         name=type(model).__name__,
@@ -124,7 +132,7 @@ def tracked_peak(
     tracker.watch(model.buffers(), "buffers")
     given = (sample.args, dict(sample.kwargs)) if isinstance(sample, Call) else sample
     tracker.watch(tensors_of(given), "input")
-    with _untouched(model), tracker:
+    with untouched(model), tracker:
         for _ in range(passes):
             _pass(model, sample, loss)
     return tracker.peak_bytes
@@ -161,13 +169,12 @@ def call(function: Callable[..., Any], sample: Any) -> Any:
     return function(*sample) if isinstance(sample, tuple | list) else function(sample)
 
 
-class _Loss(nn.Module):
-    def __init__(self, loss: Callable[[Any], torch.Tensor]) -> None:
-        super().__init__()
-        self.loss = loss
+_Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
+"""From a stage's arguments and a list of what it reads beside them to its result, and what skips stages."""
 
-    def forward(self, value: Any) -> torch.Tensor:
-        return self.loss(value)
+
+def _caller(row: Row, number: int) -> _Caller:
+    return lambda given: row.run(number, *given)
 
 
 def _gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
@@ -187,16 +194,16 @@ def _told(
     number: int,
     name: str,
     stage: nn.Module,
+    call: _Caller,
     value: Any,
     *,
-    spread: bool,
     constant: set[int],
     granule: int,
     repeats: int,
     last: bool,
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     try:
-        return _measured_stage(stage, value, spread=spread, fixed=constant, granule=granule, repeats=repeats, last=last)
+        return _measured_stage(stage, call, value, fixed=constant, granule=granule, repeats=repeats, last=last)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -208,17 +215,15 @@ def _told(
 
 
 def _measured_stage(
-    stage: nn.Module, value: Any, *, spread: bool, fixed: set[int], granule: int, repeats: int, last: bool
-) -> tuple[dict[str, Any], Any]:
-    """Return the numbers of a stage as the fields of its record, and what it hands on.
+    stage: nn.Module, call: _Caller, value: Any, *, fixed: set[int], granule: int, repeats: int, last: bool
+) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Return the numbers of a stage as the fields of its record, what it hands on, and what skips stages.
 
-    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once.
+    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once. So does
+    what skips stages: `Skipping` counts it, and here it is a temporary of the forward.
     """
 
-    def call(given: Any) -> Any:
-        return stage(*given) if spread else stage(given)
-
-    def plain() -> Any:
+    def plain() -> tuple[Any, dict[str, Any]]:
         with torch.no_grad():
             return call(value)
 
@@ -231,8 +236,9 @@ def _measured_stage(
     tracker.watch(tensors_of(value), "input")
     before = tracker.live_bytes
     with tracker:
-        out = plain()
-    made = tracker.live_bytes - before
+        out, skips = plain()
+    beside = _new_bytes(skips, (value, out), granule)
+    made = tracker.live_bytes - before - beside
     told: dict[str, Any] = {"output_bytes": made, "plain_forward_temporary_bytes": tracker.peak_bytes - before - made}
 
     entered = opened()
@@ -240,12 +246,12 @@ def _measured_stage(
     before = tracker.live_bytes
     with tracker:
         result = call(entered)
-    grown = tracker.live_bytes - before
+    grown = tracker.live_bytes - before - beside
     told |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
     if last:
         told |= {
             "output_bytes": 0,
-            "saved_bytes": _without_output(call, opened, tracker),
+            "saved_bytes": _without_output(lambda given: call(given)[0], opened, tracker),
             "forward_temporary_bytes": told["forward_temporary_bytes"] + made,
             "plain_forward_temporary_bytes": told["plain_forward_temporary_bytes"] + made,
         }
@@ -253,7 +259,7 @@ def _measured_stage(
     ends = [t for t in tensors_of(result) if t.requires_grad]
     deltas = [torch.ones_like(t) for t in ends]
     tracker.watch(deltas, "gradient")
-    told["gradient_bytes"] = sum(_rounded(t, granule) for t in deltas)
+    told["gradient_bytes"] = sum(rounded(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
         tracker.restart_peak()
         start = tracker.live_bytes
@@ -261,7 +267,7 @@ def _measured_stage(
         with tracker:
             torch.autograd.backward(ends, deltas, retain_graph=False)
         gradients = _gradient_bytes(stage, granule) - before_gradients
-        below = sum(_rounded(t.grad, granule) for t in tensors_of(entered) if t.grad is not None)
+        below = sum(rounded(t.grad, granule) for t in tensors_of(entered) if t.grad is not None)
         told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
     else:
         told["backward_temporary_bytes"] = 0
@@ -283,7 +289,13 @@ def _measured_stage(
             backwards.append(_now(value) - started)
         _forget_gradients(stage)
     told |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
-    return told, out
+    return told, out, skips
+
+
+def _new_bytes(made: Any, known: Any, granule: int) -> int:
+    """Return the bytes of what was made, without the storages that are known."""
+    there = storages(known)
+    return total_bytes((t for t in tensors_of(made) if storage_key(t) not in there), granule)
 
 
 def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], tracker: StorageTracker) -> int:
@@ -318,12 +330,12 @@ def _now(value: Any) -> float:
 def _leaf(tensor: torch.Tensor, fixed: set[int]) -> torch.Tensor:
     """Return a leaf of the same storage; what rides along from the model's input wants a gradient only if it did."""
     leaf = tensor.detach()
-    wants = tensor.requires_grad if _key(tensor) in fixed else tensor.is_floating_point() or tensor.is_complex()
+    wants = tensor.requires_grad if storage_key(tensor) in fixed else tensor.is_floating_point() or tensor.is_complex()
     return leaf.requires_grad_() if wants else leaf
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     """Let stages run on copies of the buffers, and put gradients and random generators back."""
     places = [
         ((module, name), buffer.clone())
@@ -350,26 +362,4 @@ def _forget_gradients(module: nn.Module) -> None:
 
 
 def _gradient_bytes(module: nn.Module, granule: int) -> int:
-    return sum(_rounded(p.grad, granule) for p in module.parameters() if p.grad is not None)
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a tree."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _storages(tree: Any) -> set[int]:
-    return {_key(tensor) for tensor in tensors_of(tree)}
-
-
-def total_bytes(tensors: Any, granule: int) -> int:
-    """Return the bytes of distinct storages."""
-    return sum({_key(t): _rounded(t, granule) for t in tensors}.values())
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only identity of a storage
-
-
-def _rounded(tensor: torch.Tensor, granule: int) -> int:
-    return -(-tensor.untyped_storage().nbytes() // granule) * granule
+    return sum(rounded(p.grad, granule) for p in module.parameters() if p.grad is not None)

@@ -4,11 +4,17 @@ A (nested) `nn.Sequential` is a row already. Other modules are traced symbolical
 between what came before and the rest, the model's own inputs apart: those are there anyway, and ride along. A stage
 begins with a layer that has parameters: what follows it (an activation, a pooling, a write in place) stays with it, as
 autograd then need not hold what lies between them.
+
+A part between two cuts that holds much of the model is cut further, where a single value is alive beside those that
+skip many layers (a U-Net's levels, a mask made from the input): these are kept beside the row from the stage that makes
+them to those that read them, and never made again.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import fx, nn
@@ -16,6 +22,9 @@ from torch import fx, nn
 from trainwright.errors import UnsupportedModel
 
 __all__ = ["Row", "split"]
+
+_LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
+_MUCH = 0.25  # of a model's operations with parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +39,40 @@ class Row:
     """From the arguments of the model's forward to those of the first stage."""
     whole: str = ""
     """Why the model is one stage, if it could not be cut."""
+    makes: tuple[tuple[str, ...], ...] = ()
+    """Of each stage, the values that it returns, in a second tuple, for stages behind the next; none has any if ()."""
+    reads: tuple[tuple[str, ...], ...] = ()
+    """Of each stage, those that it takes behind its own arguments."""
+
+    def __post_init__(self) -> None:
+        for name in ("makes", "reads"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, ((),) * len(self.stages))
+
+    @cached_property
+    def first_reads(self) -> tuple[tuple[str, ...], ...]:
+        """Of each stage, those that no stage before it reads: its backward is the last to need them."""
+        known: set[str] = set()
+        found = []
+        for names in self.reads:
+            found.append(tuple(name for name in names if name not in known))
+            known |= set(names)
+        return tuple(found)
+
+    def run(self, number: int, value: Any, read: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
+        """Call a stage (from 1) with what the one before returned; return its result, and what skips stages by name."""
+        stage, makes = self.stages[number - 1], self.makes[number - 1]
+        out = stage(*value, *read) if self.tuples or number == 1 else stage(value)
+        if not makes:
+            return out, {}
+        out, made = out
+        return out, dict(zip(makes, made, strict=True))
 
 
-def split(model: nn.Module) -> Row:
+def split(model: nn.Module, *, skips: bool = True) -> Row:
     """Return the stages of a model in training mode. One that cannot be traced is one stage, and `whole` says why.
 
+    Without `skips` every value goes from one stage to the next, and parts that long skips hold together stay whole.
     Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
     """
     if not model.training:
@@ -71,7 +109,7 @@ def split(model: nn.Module) -> Row:
             bind=lambda *args, **kwargs: (args, kwargs),
             whole=reason,
         )
-    return _cut(model, graph)
+    return _cut(model, graph, skips=skips)
 
 
 def _is_row(module: nn.Module) -> bool:
@@ -114,27 +152,67 @@ class _Whole(nn.Module):
         return type(self.model).forward(self.model, *args, **kwargs)
 
 
-def _cut(model: nn.Module, graph: fx.Graph) -> Row:
+def _cut(model: nn.Module, graph: fx.Graph, *, skips: bool) -> Row:
     nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     places = {node: place for place, node in enumerate(nodes)}
     last = {node: max((places.get(user, len(nodes)) for user in node.users), default=-1) for node in (*inputs, *nodes)}
-    starts, carried = [0], [tuple(inputs)]
+    main = _cuts(model, nodes, last, skips=skips)
+    starts = [0, *main]
+    carried = [tuple(inputs)]
+    carried += [(node, *(each for each in inputs if last[each] >= place)) for place, node in main.items()]
+    parts = [nodes[start:stop] for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True)]
+    reads = [_missing(part, (*given, *part)) for part, given in zip(parts, carried, strict=True)]
+    wanted = {node for each in reads for node in each}
+    makes = [[node for node in part if node in wanted] for part in parts]
+    stages, names = [], []
+    for number, part in enumerate(parts):
+        following = (carried[number + 1], makes[number]) if number + 1 < len(carried) else None
+        stages.append(_stage(model, (*carried[number], *reads[number]), part, following, output))
+        names.append(str(part[-1].target) if part[-1].op == "call_module" else part[-1].name)
+    return Row(
+        stages=tuple(stages),
+        names=tuple(names),
+        tuples=True,
+        bind=_binder(model, inputs),
+        makes=tuple(tuple(node.name for node in each) for each in makes),
+        reads=tuple(tuple(node.name for node in each) for each in reads),
+    )
+
+
+def _cuts(
+    model: nn.Module, nodes: Sequence[fx.Node], last: Mapping[fx.Node, int], *, skips: bool
+) -> dict[int, fx.Node]:
+    """Return the places where stages begin but the first, each with the value that goes there from one to the next."""
+    begins = [_begins(model, node) for node in nodes]
+    before = [0, *accumulate(begins)]  # operations with parameters before a place
+    born = {node: place for place, node in enumerate(nodes)}
     alive: set[fx.Node] = set()
+    single: dict[int, fx.Node] = {}
+    further: dict[int, fx.Node] = {}  # where there is one beside those that skip many layers
     for place, node in enumerate(nodes):
         alive = {each for each in alive if last[each] >= place}
-        if place and len(alive) == 1 and _begins(model, node):
-            starts.append(place)
-            carried.append((*alive, *(each for each in inputs if last[each] >= place)))
+        if place and begins[place] and alive:
+            short = [each for each in alive if before[min(last[each], len(nodes))] - before[born[each] + 1] < _LONG]
+            if len(alive) == 1:
+                (single[place],) = alive
+            elif len(short) < 2:
+                further[place] = short[0] if short else max(alive, key=lambda each: born[each])
         alive.add(node)
-    stages, names = [], []
-    for number, start in enumerate(starts):
-        stop = starts[number + 1] if number + 1 < len(starts) else len(nodes)
-        following = carried[number + 1] if number + 1 < len(carried) else None
-        stages.append(_stage(model, carried[number], nodes[start:stop], following, output))
-        names.append(str(nodes[stop - 1].target) if nodes[stop - 1].op == "call_module" else nodes[stop - 1].name)
-    return Row(stages=tuple(stages), names=tuple(names), tuples=True, bind=_binder(model, inputs))
+    if skips:
+        ends = [0, *single, len(nodes)]
+        for start, stop in pairwise(ends):
+            inside = before[stop] - before[start]
+            if inside >= _LONG and inside >= _MUCH * before[-1]:
+                single |= {place: node for place, node in further.items() if start < place < stop}
+    return dict(sorted(single.items()))
+
+
+def _missing(nodes: Sequence[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
+    """Return what operations take that is not known, parameters and constants apart."""
+    found = [each for node in nodes for each in node.all_input_nodes if each.op != "get_attr" and each not in known]
+    return list(dict.fromkeys(found))
 
 
 def _begins(model: nn.Module, node: fx.Node) -> bool:
@@ -152,10 +230,10 @@ def _stage(
     model: nn.Module,
     carried: Sequence[fx.Node],
     nodes: Sequence[fx.Node],
-    following: Sequence[fx.Node] | None,
+    following: tuple[Sequence[fx.Node], Sequence[fx.Node]] | None,
     output: fx.Node,
 ) -> nn.Module:
-    """Return the part of a traced model from the values that are carried to it to those that it hands on."""
+    """Return the part of a traced model from the values that it takes to those that it hands on, and those to skip."""
     graph = fx.Graph()
     made = {node: graph.placeholder(node.name) for node in carried}
 
@@ -169,7 +247,8 @@ def _stage(
     if following is None:
         graph.output(fx.map_arg(output.args[0], known))
     else:
-        graph.output(tuple(made[node] for node in following))
+        handed, beside = (tuple(made[node] for node in each) for each in following)
+        graph.output((handed, beside) if beside else handed)
     graph.lint()
     return fx.GraphModule(model, graph)
 

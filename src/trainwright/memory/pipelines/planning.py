@@ -27,6 +27,9 @@ class PipelinePlan:
     memory_bytes: int
     plain_bytes: tuple[int, ...]
     """What each stage would hold if nothing were recomputed."""
+    chain: Chain = field(repr=False)
+    """As it was cut: gradients of parameters are part of the weights."""
+    weights: Weights
 
     @property
     def step_seconds(self) -> float:
@@ -94,6 +97,8 @@ def plan_pipeline(
         microbatches=microbatches,
         memory_bytes=memory_bytes,
         plain_bytes=plain,
+        chain=chain,
+        weights=weights or Weights(),
     )
 
 

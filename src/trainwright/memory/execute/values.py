@@ -1,0 +1,238 @@
+"""What stages leave behind: boundaries between them, the graphs of their runs, and either of them on the host."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary, ref
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from trainwright.errors import UnsupportedModel
+from trainwright.memory.execute.copies import Copies, Packet
+
+__all__ = [
+    "Away",
+    "Block",
+    "Blocks",
+    "Borrowed",
+    "Boundary",
+    "Saved",
+    "View",
+    "differentiable",
+    "flat",
+    "movable",
+    "storage_key",
+]
+
+
+@dataclass(slots=True)
+class Boundary:
+    """What one stage hands to the next: the leaves of a tree."""
+
+    leaves: list[Any]
+    spec: TreeSpec
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the leaves that are tensors."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> "Boundary":
+        """Return the same tree with other tensors."""
+        new = iter(tensors)
+        return Boundary([next(new) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves], self.spec)
+
+
+class Block:
+    """A storage that may go to the host and come back; it lives as long as a graph or a boundary refers to it."""
+
+    __slots__ = ("__weakref__", "_base", "_home", "_packet")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._base: torch.Tensor | None = tensor.detach()  # counts the writes to it
+        self._home = True  # whether it has never been away
+        self._packet: Packet | None = None
+
+    def key(self) -> int | None:
+        """Return the identity of the storage, None while it is on the host."""
+        return None if self._base is None else storage_key(self._base)
+
+    def version(self) -> int | None:
+        """Return how often the storage has been written, None once it has been away."""
+        return int(self._base._version) if self._home and self._base is not None else None  # noqa: SLF001  no public one
+
+    def send(self, copies: Copies) -> None:
+        """Begin the copy to the host."""
+        assert self._base is not None  # noqa: S101  plans are valid
+        self._packet = copies.send(self._base.untyped_storage())
+
+    def leave(self, copies: Copies) -> None:
+        """Let the device's copy go."""
+        assert self._packet is not None  # noqa: S101  it was sent
+        copies.leave(self._packet)
+        self._base, self._home = None, False
+
+    def fetch(self, copies: Copies) -> None:
+        """Begin the copy back."""
+        assert self._packet is not None  # noqa: S101  it was sent
+        storage = copies.fetch(self._packet)
+        self._base = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def arrive(self, copies: Copies) -> None:
+        """Wait for the copy back."""
+        if self._packet is not None:
+            copies.arrive(self._packet)
+            self._packet = None
+
+    def drop(self, copies: Copies) -> None:
+        """Forget the copy on the host."""
+        if self._packet is not None:
+            copies.drop(self._packet)
+            self._packet = None
+
+    def storage(self) -> torch.UntypedStorage:
+        """Return the storage."""
+        assert self._base is not None  # noqa: S101  plans are valid
+        return self._base.untyped_storage()
+
+
+class Blocks(WeakValueDictionary[int, Block]):
+    """By the identity that their storages had when they were found."""
+
+
+class View(NamedTuple):
+    """A tensor by the block that it looks at."""
+
+    block: Block
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    version: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, block: Block) -> "View":
+        """Return the view that a tensor is."""
+        return cls(
+            block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
+            tensor._version,  # noqa: SLF001  autograd's own check sees no packed tensors
+        )  # fmt: skip
+
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor; raise UnsupportedModel if its storage has been written since."""
+        version = self.block.version()
+        if version is not None and version != self.version:
+            raise UnsupportedModel(
+                "backward: a value that a stage needs for it was changed in place; allowed: stages that write no value "
+                "that another has made; let the layer return a new tensor (inplace=False)"
+            )
+        storage = self.block.storage()
+        made = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return made.set_(storage, self.offset, self.size, self.stride)
+
+
+class Borrowed(NamedTuple):
+    """A view of a stage's input that its graph needs for its backward."""
+
+    place: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    version: int
+    storage: "ref[torch.UntypedStorage]"
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, place: int) -> "Borrowed":
+        """Return the view that a tensor of the input's place is."""
+        return cls(
+            place, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
+            tensor._version,  # noqa: SLF001  autograd's own check sees no packed tensors
+            ref(tensor.untyped_storage()),
+        )  # fmt: skip
+
+    def of_input(self, number: int, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Return the view of what is the input now: the same storage, or one that was made again or brought back."""
+        tensor = tensors[self.place]
+        same = self.storage() is tensor.untyped_storage()
+        if same and tensor._version != self.version:  # noqa: SLF001  as above
+            raise UnsupportedModel(
+                f"stage {number}: its input was changed in place after it was read; allowed: stages that write no "
+                "value that another has made; let the layer return a new tensor (inplace=False)"
+            )
+        return tensor.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+
+
+@dataclass(slots=True)
+class Saved:
+    """The graph of one run of a stage with gradients."""
+
+    found: list[torch.Tensor | None]  # gradients of its input, once its backward has run
+    edges: list[tuple[int, GradientEdge]]  # place among the output's tensors
+    skips: list[tuple[tuple[str, int], GradientEdge]]  # of the tensors that skip stages
+    output: Boundary | None  # without the graph; of the last stage nobody but the caller reads it
+    aliases: list[tuple[nn.Parameter, torch.Tensor]]
+    blocks: Blocks  # of what the graph has saved, if that is to move
+
+
+@dataclass(slots=True)
+class Away:
+    """A boundary, and what a graph has saved beside it, on the host or on the way."""
+
+    boundary: Boundary | None  # with views in the place of tensors
+    blocks: list[Block]
+    fetched: bool = False
+
+    @classmethod
+    def sent(
+        cls, boundary: Boundary | None, blocks: Iterable[Block], stays: Callable[[torch.Tensor], bool], copies: Copies
+    ) -> "Away":
+        """Begin to copy what does not stay to the host."""
+        known = {block.key(): block for block in blocks}
+        leaves: list[Any] = []
+        for leaf in boundary.leaves if boundary is not None else []:
+            if isinstance(leaf, torch.Tensor) and movable(leaf) and not stays(leaf):
+                key = storage_key(leaf)
+                block = known[key] = known.get(key) or Block(leaf)
+                leaves.append(View.of(leaf, block))
+            else:
+                leaves.append(leaf)
+        for block in known.values():
+            block.send(copies)
+        return cls(None if boundary is None else Boundary(leaves, boundary.spec), list(known.values()))
+
+    def back(self, copies: Copies) -> Boundary | None:
+        """Begin to copy everything back; return the boundary."""
+        self.fetched = True
+        for block in self.blocks:
+            block.fetch(copies)
+        if self.boundary is None:
+            return None
+        leaves = [leaf.tensor() if isinstance(leaf, View) else leaf for leaf in self.boundary.leaves]
+        return Boundary(leaves, self.boundary.spec)
+
+
+def flat(value: Any) -> Boundary:
+    """Return a tree of tensors as a boundary."""
+    return Boundary(*tree_flatten(value))
+
+
+def movable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is its storage, seen in strides."""
+    return (
+        tensor.layout == torch.strided
+        and type(tensor) in {torch.Tensor, nn.Parameter}
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
+
+
+def differentiable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
