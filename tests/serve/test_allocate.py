@@ -23,8 +23,13 @@ from trainwright.serve import (
     Plan,
     Throughput,
     TimeTables,
+    Unit,
     allocate,
 )
+from trainwright.serve.exact import brute_force
+from trainwright.serve.neighbours import Space
+from trainwright.serve.profile_cost import ProfileCost
+from trainwright.serve.units import single_units
 
 torch = pytest.importorskip("torch")
 
@@ -152,6 +157,29 @@ class TestGivenTables:
         assert plan.matrix == ((8,),)
         with pytest.raises(AllocationError, match="needed 510, free 400 of 400"):
             allocate(ensemble(10, 20), devices(400), tables=tables([1, 2], [1, 2]), memory=tight, batches=(1, 8))
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_fused_units_equal_brute_force(self, seed):
+        """Fused units are taken where, and only where, every matrix of every choice of columns says so."""
+        batches, draws = (1, 8), np.random.default_rng(seed)
+        times = draws.uniform(0.5, 3, (3, 1)) + draws.uniform(0.05, 0.3, (3, 1)) * batches
+        fused = {
+            (unit, "cuda-model"): times[list(unit.members)].sum(axis=0) * draws.uniform(0.4, 1.3)
+            for unit in (Unit(members=(0, 1), kind="vmap"), Unit(members=(0, 1, 2), kind="vmap"))
+        }
+        known = TimeTables(batches=batches, seconds={"cuda-model": times}, fused=fused)
+        memory = MemoryModel(
+            footprints=(Footprint(weight_bytes=10, row_bytes=1),) * 3, context_bytes={"cuda": 30}, usable=1.0
+        )
+        found = devices(*draws.integers(100, 250, 2).tolist())
+        plan = allocate(ensemble(10, 20, 30), found, tables=known, memory=memory, batches=batches)
+        space = Space(devices=found, batches=batches, memory=memory)
+        cost = ProfileCost(devices=found, tables=known)
+        pair, all_three = (unit for unit, _ in fused)
+        choices = [single_units(3), (pair, Unit(members=(2,))), (all_three,)]
+        best = max(brute_force(units, space, cost)[1] for units in choices)
+        assert plan.expected["value"] == pytest.approx(best, rel=1e-9)
+        assert plan.expected.get("bound", math.inf) >= best * (1 - 1e-9)
 
     def test_a_cost_of_ones_own(self):
         """It is all that is asked, and failures everywhere are told."""

@@ -107,9 +107,20 @@ class TestPlan:
 
     def test_simple(self):
         """One instance of every member, on real devices."""
-        found = Plan.simple(ensemble(10, 20), "cpu", batch=4)
+        found = Plan.simple(ensemble(10, 20), "cpu:0", batch=4)
         assert found.matrix == ((4, 4),)
         found.check(ensemble(10, 20))
+
+    def test_simple_has_cores_for_each(self):
+        """Processes share no core as long as there are enough, and the largest member decides whether there are."""
+        five = Device(name="cpu:0-4", kind="cpu", cores=tuple(range(5)), threads=5, capacity_bytes=50 * GB)
+        found = Plan.simple(ensemble(10, 20), [five])
+        assert [(one.device.name, one.threads) for one in found.instances] == [("cpu:0-1", 2), ("cpu:2-4", 3)]
+        crowded = Plan.simple(ensemble(*range(1, 8)), [five])
+        assert [one.threads for one in crowded.instances] == [1] * 7
+        assert sorted(sum(size > 0 for size in row) for row in crowded.matrix) == [1, 1, 1, 2, 2]
+        tight = Plan.simple(ensemble(10, 20), [dataclasses.replace(five, capacity_bytes=int(0.9 * GB))])
+        assert [one.threads for one in tight.instances] == [5, 5], "half of the memory holds no process"
 
 
 class TestWorstFit:

@@ -37,7 +37,8 @@ def run(
 ) -> None:
     """Serve an ensemble over HTTP (Open Inference Protocol, version 2) until SIGTERM or Ctrl-C; twice ends it at once.
 
-    Without a plan each member is placed once on the devices, without any search.
+    Without a plan the members are timed and a placement is searched for, as `serve allocate` does, which takes
+    seconds; members that left no sample batch are placed by size alone.
     """
     from trainwright.ensemble import Ensemble
     from trainwright.listening import token_for
@@ -52,7 +53,7 @@ def run(
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
     loaded = Ensemble.load(ensemble)
-    placed = _placed(loaded, plan, devices)
+    placed = _placed(loaded, plan, devices, slo_ms)
     service = _started(loaded, placed, settings, engine)
     server = Server(service, host=host, port=port, token=token, name=name)
     told = server.run(drain_seconds=drain, on_ready=_show)
@@ -61,11 +62,18 @@ def run(
         print_json(told)
 
 
-def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None) -> "Plan":
-    from trainwright.serve import Plan
+def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
+    from trainwright.serve import Plan, Throughput, placed
+    from trainwright.serve.timing import can_be_timed
 
     if file is None:
-        return Plan.simple(ensemble, "cpu" if devices is None else devices)
+        goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
+        plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
+        told = (
+            f", {plan.expected['value']:,.0f} rows a second expected" if "value" in plan.expected else " by size alone"
+        )
+        print(f"placed: {len(plan.units)} units in {len(plan.instances)} processes{told}")
+        return plan
     plan = Plan.load(file)
     plan.check(ensemble, devices)
     return plan

@@ -1,7 +1,7 @@
 """Serving: an ensemble placed on devices, worker processes that compute it, and what carries its answers to users."""
 
 from trainwright.serve.adaptive import AIMD
-from trainwright.serve.allocate import allocate
+from trainwright.serve.allocate import allocate, placed
 from trainwright.serve.cascade import Cascade, Saved, fit_cascade, saved_by
 from trainwright.serve.client import Client
 from trainwright.serve.cost import Cost, InjectedCost, Measurement
@@ -61,6 +61,7 @@ __all__ = [
     "found_devices",
     "objective_of",
     "parse_devices",
+    "placed",
     "saved_by",
     "simulated_devices",
 ]

@@ -1,8 +1,9 @@
 """tw.serve.allocate: a plan for an ensemble on devices, searched for with a cost, beside what simpler means reach."""
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -24,10 +25,11 @@ from trainwright.serve.tables import TimeTables
 from trainwright.serve.units import Unit, single_units
 from trainwright.serve.worst_fit import worst_fit
 
-__all__ = ["allocate"]
+__all__ = ["allocate", "placed"]
 
 _START_BATCH = 8
 _BOUNDS: Mapping[bool, Mapping[str, int]] = {True: {}, False: {"kicks": 2, "max_tried": 1000}}  # latencies take longer
+_MOST_COLUMNS = 16  # choices of fused units from which a search starts
 _REAL_STEPS, _TURNS = 3, 3  # of a search by running, and of the last comparison
 
 
@@ -72,9 +74,18 @@ def allocate(
     else:
         judge = cost
     model = MemoryModel.assumed(ensemble) if memory is None else memory
-    space, start = _start(Space(devices=found, batches=tuple(batches), memory=model), len(ensemble.members))
-    bound = upper_bound(start.units, space, judge) if isinstance(judge, ProfileCost) and goal == Throughput() else None
-    best, tuned, results = _searched(start, space, judge, settings, bound)
+    fusable = tables.fusable() if tables is not None else ()
+    space = Space(devices=found, batches=tuple(batches), memory=model, fusable=fusable)
+    space, start = _start(space, len(ensemble.members))
+    columns = list(itertools.islice(_columns(start.units, fusable), _MOST_COLUMNS + 1))
+    bound = None
+    if isinstance(judge, ProfileCost) and goal == Throughput() and len(columns) <= _MOST_COLUMNS:
+        bound = max(upper_bound(units, space, judge) for units in columns)
+    starts: list[Placement] = []
+    if isinstance(judge, ProfileCost):  # from single members to a fused unit is a long way, of which each step must pay
+        relaxations = (relaxed(units, space, judge) for units in columns[:_MOST_COLUMNS])
+        starts = [one for one in relaxations if one is not None]
+    best, tuned, results = _searched((start, *starts), space, judge, settings, bound)
     expected = {"value": best.value, "worst_fit": results[0].start_value, "batch_only": tuned.value}
     if bound is not None:
         expected["bound"] = bound
@@ -101,14 +112,46 @@ def allocate(
     )
 
 
+def placed(
+    ensemble: Ensemble,
+    devices: str | Iterable[str | Device],
+    *,
+    objective: Objective | None = None,
+    cost: Literal["profile", "real"] = "profile",
+    seed: int = 0,
+) -> Plan:
+    """Return what `allocate` finds, or, where the members cannot be timed and nothing asks for it, `Plan.simple`."""
+    from trainwright.serve.timing import can_be_timed
+
+    goal = Throughput() if objective is None else objective
+    if goal == Throughput() and cost == "profile" and not can_be_timed(ensemble):
+        return Plan.simple(ensemble, devices)
+    return allocate(ensemble, devices, objective=goal, cost=cost, seed=seed)
+
+
+def _columns(units: tuple[Unit, ...], fusable: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
+    """Yield these units, and them with every set of fused ones that share no member in place of what they hold."""
+    yield units
+    for size in range(1, len(fusable) + 1):
+        for chosen in itertools.combinations(fusable, size):
+            held = [member for unit in chosen for member in unit.members]
+            rest = [unit for unit in units if not set(unit.members) & set(held)]
+            if len(set(held)) == len(held) and sum(len(unit.members) for unit in (*chosen, *rest)) == sum(
+                len(unit.members) for unit in units
+            ):
+                yield tuple(sorted((*chosen, *rest)))
+
+
 def _searched(
-    start: Placement, space: Space, judge: Cost, settings: BoundedGreedy, bound: float | None
+    starts: Sequence[Placement], space: Space, judge: Cost, settings: BoundedGreedy, bound: float | None
 ) -> tuple[Found, Found, list[Found]]:
-    """Return the best end, that of tuning batch sizes alone, and all ends, that from worst fit first."""
+    """Return the best end, that of tuning batch sizes alone, and all ends, that from the first start, worst fit, first.
+
+    The others are relaxations, one for each choice of columns.
+    """
     most = math.inf if bound is None else bound
-    results: list[Found] = []
-    if isinstance(judge, ProfileCost) and (other := relaxed(start.units, space, judge)) is not None:
-        results.append(settings.search(other, space, judge, bound=most))
+    start, *others = starts
+    results = [settings.search(other, space, judge, bound=most) for other in others]
     met = any(result.stopped == "optimum" for result in results)  # then worst fit is only measured
     climb = replace(settings, max_steps=0, kicks=0) if met else settings
     results.insert(0, climb.search(start, space, judge, bound=most))

@@ -1,15 +1,17 @@
 """Requests and how their rows become segments: coalesced once for all members, cut where they are too large."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from trainwright.ensemble.metrics import Array
+from trainwright.errors import RequestError
 from trainwright.serve.service import Answer, Options
 
-__all__ = ["Batcher", "Piece", "Request"]
+__all__ = ["Batcher", "Piece", "Request", "request_of"]
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -63,6 +65,30 @@ class Request:
             piece.live = False
         self.taken, self.awaited = 0, 0
         self.pieces, self.came, self.seconds, self.missing, self.kept = [], {}, {}, {}, {}
+
+
+def request_of(x: Array, options: Options, weights: Mapping[int, float], deadline_ms: float | None) -> Request:
+    """Return a request to the members that have `weights`, by position: all, or the heaviest, of equals the first.
+
+    `deadline_ms` is for options that say none. Raises RequestError for options out of range.
+    """
+    most, own = options.max_members, options.deadline_ms
+    if own is not None and not (math.isfinite(own) and own > 0):
+        raise RequestError(f"deadline_ms: got {own!r}; allowed: a number above 0")
+    if most is not None and (not isinstance(most, int) or most < 1):
+        raise RequestError(f"max_members: got {most!r}; allowed: an integer >= 1; the ensemble has {len(weights)}")
+    heaviest = sorted(weights, key=lambda member: (-weights[member], member))
+    chosen = tuple(sorted(heaviest[:most]))
+    milliseconds = deadline_ms if own is None else own
+    now = time.monotonic()
+    return Request(
+        x=x,
+        options=options,
+        members=chosen,
+        weights={member: weights[member] for member in chosen},
+        admitted=now,
+        deadline=math.inf if milliseconds is None else now + milliseconds / 1e3,
+    )
 
 
 class Batcher:

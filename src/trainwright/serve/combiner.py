@@ -1,4 +1,4 @@
-"""The thread that makes answers of predictions, so that sums over rows never keep work from the workers."""
+"""Answers made of predictions, by a thread where sums over many rows would keep work from the workers."""
 
 import queue
 import threading
@@ -47,10 +47,11 @@ class Combiner(threading.Thread):
         """Answer until stopped."""
         while (given := self._queue.get()) is not None:
             finished, release = given
-            self._answer(finished)
+            self.answer(finished)
             release()
 
-    def _answer(self, finished: Finished) -> None:
+    def answer(self, finished: Finished) -> None:
+        """Answer a request in the calling thread."""
         request = finished.request
         if not request.future.set_running_or_notify_cancel():
             return

@@ -16,7 +16,7 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
 from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.batching import Request
+from trainwright.serve.batching import Request, request_of
 from trainwright.serve.cascade import Cascade
 from trainwright.serve.climb import Climb
 from trainwright.serve.combiner import Combiner
@@ -136,21 +136,10 @@ class Deployment:
         """
         options = Options() if options is None else options
         rows = self._rows(x)
-        self._check(options)
         dispatcher = self._dispatcher
         if dispatcher is None or self._draining or not self.ready():
             raise NotReady(f"service: {self._unready()}; try again", 1.0)
-        now = time.monotonic()
-        deadline = self.settings.deadline_ms if options.deadline_ms is None else options.deadline_ms
-        weights = self._asked(options, len(rows), now)
-        request = Request(
-            x=rows,
-            options=options,
-            members=tuple(weights),
-            weights=weights,
-            admitted=now,
-            deadline=math.inf if deadline is None else now + deadline / 1e3,
-        )
+        request = request_of(rows, options, self._asked(options, len(rows)), self.settings.deadline_ms)
         if self._cascade is None or options.max_members is not None:
             dispatcher.admit(request, self.queue_rows)
             return request.future
@@ -245,25 +234,12 @@ class Deployment:
             raise RequestError(f"x: got dtype {rows.dtype}; allowed: {self.input_dtype}, or what rounds to it")
         return rows
 
-    def _check(self, options: Options) -> None:
-        if options.deadline_ms is not None and not (math.isfinite(options.deadline_ms) and options.deadline_ms > 0):
-            raise RequestError(f"deadline_ms: got {options.deadline_ms!r}; allowed: a number above 0")
-        most = options.max_members
-        if most is not None and (not isinstance(most, int) or most < 1):
-            raise RequestError(
-                f"max_members: got {most!r}; allowed: an integer >= 1; the ensemble has {len(self._weights)}"
-            )
-
-    def _asked(self, options: Options, rows: int, now: float) -> dict[int, float]:
-        """Return the members (by position, ascending) that are to answer, with their weights."""
-        most = options.max_members
-        if most is not None:
-            heaviest = sorted(self._weights, key=lambda member: (-self._weights[member], member))
-            return {member: self._weights[member] for member in sorted(heaviest[:most])}
-        if self._gears is None:
+    def _asked(self, options: Options, rows: int) -> dict[int, float]:
+        """Return the members, by position, that may answer, with their weights: all, or those of the gear."""
+        if self._gears is None or options.max_members is not None:
             return self._weights
         with self._shift:
-            self._gears = self._gears.arrived(rows, now)
+            self._gears = self._gears.arrived(rows, time.monotonic())
             return self._geared[self._gears.now]
 
     def _unready(self) -> str:

@@ -1,9 +1,10 @@
 """Devices that members run on: accelerators by number, and groups of a processor's cores with fixed threads."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trainwright.cluster import Cluster
@@ -31,6 +32,24 @@ class Device:
     def to_json(self) -> dict[str, Any]:
         """Return the device as a JSON object."""
         return {**asdict(self), "cores": list(self.cores)}
+
+    def parts(self, count: int) -> "tuple[Device, ...]":
+        """Return a processor's cores as so many groups, as equal as can be, or as one core each; else itself."""
+        count = min(count, len(self.cores))
+        if self.simulated or count < 2:
+            return (self,)
+        size = len(self.cores)
+        bounds = [place * size // count for place in range(count + 1)]
+        return tuple(
+            replace(
+                self,
+                name=_group(self.cores[start:stop]),
+                cores=self.cores[start:stop],
+                threads=stop - start,
+                capacity_bytes=self.capacity_bytes * (stop - start) // size,
+            )
+            for start, stop in itertools.pairwise(bounds)
+        )
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "Device":
@@ -112,15 +131,18 @@ def _device(name: str) -> Device:
 
 
 def _cpu(cores: tuple[int, ...]) -> Device:
-    first, last = cores[0], cores[-1]
     whole = os.cpu_count() or len(cores)
     return Device(
-        name=f"cpu:{first}" if first == last else f"cpu:{first}-{last}",
+        name=_group(cores),
         kind="cpu",
         cores=cores,
         threads=len(cores),
         capacity_bytes=host_memory_bytes() * len(cores) // max(whole, len(cores)),
     )
+
+
+def _group(cores: Sequence[int]) -> str:
+    return f"cpu:{cores[0]}" if len(cores) == 1 else f"cpu:{cores[0]}-{cores[-1]}"
 
 
 def _cores() -> tuple[int, ...]:

@@ -1,7 +1,10 @@
-"""The one thread that moves work: rows into slots, slots to workers that have room, reports into answers.
+"""Turns that move work: rows into slots, slots to workers that have room, reports into answers.
 
-It alone touches queues, slots and posts, so none of them has a lock; other threads leave calls in its inbox. It waits
-on the workers' lines and, at most a tick, on its timers; sums over predictions are done by another thread.
+Queues, slots and posts are touched only by who has the turn, so none of them has a lock. A thread of its own takes a
+turn whenever a worker reports or a timer is due, and it alone touches processes. Other threads leave calls in an inbox,
+and who admits a request while nobody has the turn takes it, so that rows reach an idle worker without waking a thread
+in between. What is finished is answered at the end of a turn, when the workers have their work; large sums are left to
+the combiner's thread.
 """
 
 import contextlib
@@ -12,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
 from trainwright.serve.arena import Arena, Layout
@@ -28,6 +32,7 @@ __all__ = ["Dispatcher"]
 
 _TICK_SECONDS = 0.25
 _WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
+_SMALL = 1 << 16  # predictions that are combined at once: waking a thread takes longer than their sum
 _ENDED = "service: has ended; nothing is answered any more"
 
 
@@ -39,11 +44,13 @@ class Dispatcher(threading.Thread):
         self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings
         self._layout = layout  # until the first worker says what members answer, without their shape
         self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, hand_over=self._hand_over)
+        self._finished: list[tuple[Request, Finished]] = []  # in this turn
         self._inbox: deque[Callable[[], None]] = deque()
+        self._turns = threading.Lock()  # of all that is not behind the gate
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._asleep = False
-        self._watched = -math.inf
+        self._watched = self._due = -math.inf  # the last look at the processes, and when the next turn is due
         self._gate = threading.Lock()  # of the three numbers below
         self._entering = 0  # rows that were admitted and are not among the waiting yet
         self.open = 0  # requests that were admitted and not answered
@@ -72,7 +79,14 @@ class Dispatcher(threading.Thread):
                 )
             self._entering += request.rows
             self.open += 1
-            self._call(lambda: self._admitted(request))  # within the gate, so that the end of the thread sees it
+            self._inbox.append(lambda: self._admitted(request))  # within the gate, so that the thread's end sees it
+        if self._turns.acquire(blocking=False):
+            try:
+                self._extra_turn()
+            finally:
+                self._turns.release()
+        else:
+            self._rouse()
 
     def stop(self) -> None:
         """End all workers and the thread; requests under way are refused."""
@@ -100,10 +114,28 @@ class Dispatcher(threading.Thread):
 
     def _call(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        """End the thread's sleep."""
         if self._asleep:
             self._asleep = False
             with contextlib.suppress(BlockingIOError):
                 os.write(self._waker, b"\0")
+
+    def _extra_turn(self) -> None:
+        """Take in what was admitted and send it out, for the thread that admitted it."""
+        due = self._due
+        try:
+            self._settle()
+            now = time.monotonic()
+            self._segments.expire(now)
+            self._work(now)
+        except Exception as error:  # noqa: BLE001 - the thread fails of it, and tells everybody
+            self._inbox.append(partial(_raised, error))
+            due = math.inf
+        if self._due < due:
+            self._rouse()
 
     # The thread.
 
@@ -118,9 +150,12 @@ class Dispatcher(threading.Thread):
         finally:
             with self._gate:
                 self.over = True
-            while self._inbox:
-                self._inbox.popleft()()
-            self._segments.finish_all(refusal)
+            with self._turns:
+                while self._inbox:
+                    with contextlib.suppress(Exception):  # that of an extra turn: there is nothing left to fail
+                        self._inbox.popleft()()
+                self._segments.finish_all(refusal)
+                self._answer()
             self._selector.close()
             self._pool.close()
             os.close(self._wake)
@@ -129,26 +164,45 @@ class Dispatcher(threading.Thread):
 
     def _turn(self) -> None:
         self._asleep = True
-        events = self._selector.select(0.0 if self._inbox else self._until_next())
+        events = self._selector.select(0.0 if self._inbox else max(0.0, self._due - time.monotonic()))
         self._asleep = False
-        for key, _ in events:
-            if key.data is None:
-                os.read(key.fd, 4096)
-            else:
-                self._heard(key.data)
+        with self._turns:
+            for key, _ in events:
+                if key.data is None:
+                    os.read(key.fd, 4096)
+                else:
+                    self._heard(key.data)
+            self._settle()
+            now = time.monotonic()
+            self._segments.expire(now)
+            if now >= self._watched + _WATCH_SECONDS:
+                self._watched = now
+                self._watch(now)
+            self._work(now)
+
+    def _settle(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
-        now = time.monotonic()
-        self._segments.expire(now)
-        if now >= self._watched + _WATCH_SECONDS:
-            self._watched = now
-            self._watch(now)
+
+    def _work(self, now: float) -> None:
+        """Give workers what they have room for, then answer what is finished."""
         self._form(now)
         for line in self._pool.lines:
             line.send(now)
+        self._answer()
+        self._due = now + self._until_next(now)
 
-    def _until_next(self) -> float:
-        now = time.monotonic()
+    def _answer(self) -> None:
+        finished, self._finished = self._finished, []
+        small = sum(one.size for _, told in finished for one in told.predictions.values()) <= _SMALL
+        for request, told in finished:
+            if small and not self.over:
+                self._combiner.answer(told)
+                self._released(request)
+            else:
+                self._combiner.put(told, partial(self._call, partial(self._released, request)))
+
+    def _until_next(self, now: float) -> float:
         due = [now + _TICK_SECONDS, self._segments.next_deadline]
         watch = self._watched + _WATCH_SECONDS
         due += [max(post.restart_at, watch) for post in self._pool.posts if post.state is State.WAITING]
@@ -165,7 +219,7 @@ class Dispatcher(threading.Thread):
         self._segments.admit(request)
 
     def _hand_over(self, request: Request, finished: Finished) -> None:
-        self._combiner.put(finished, lambda: self._call(lambda: self._released(request)))
+        self._finished.append((request, finished))
 
     def _released(self, request: Request) -> None:
         with self._gate:
@@ -206,8 +260,9 @@ class Dispatcher(threading.Thread):
             self._failed(post, "")
             return
         post.heard = time.monotonic()
-        if isinstance(message, Report):
-            self._reported(post, message)
+        if isinstance(message, list):
+            for report in message:
+                self._reported(post, report)
         elif isinstance(message, Mapping):
             self._told(post, message)
 
@@ -308,3 +363,7 @@ class Dispatcher(threading.Thread):
             self._refused(f"unit {line.unit.name}: cannot start: {line.why}")
         for slot in self._segments.accumulator.used:
             self._segments.without(slot, dict.fromkeys(slot.awaited & set(line.unit.members), line.why))
+
+
+def _raised(error: Exception) -> NoReturn:
+    raise error

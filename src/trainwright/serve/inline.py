@@ -1,6 +1,5 @@
 """An ensemble served from this process: threads in place of worker processes, for tests, notebooks and small models."""
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,13 +11,13 @@ from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.networks import outputs_of
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, ServeConfigError
 from trainwright.serve.answers import answer_of
-from trainwright.serve.batching import Request
+from trainwright.serve.batching import Request, request_of
 from trainwright.serve.service import Answer, Options
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Inline", "output_of", "request_of"]
+__all__ = ["Inline", "output_of"]
 
 _BATCH_ROWS = 512
 
@@ -61,7 +60,7 @@ class Inline:
     def submit(self, x: Array, options: Options) -> "Future[Answer]":
         """Admit the rows x [N, ...], or raise Overloaded or NotReady at once; the future may raise DeadlinePassed."""
         deadline_ms, _, queue_rows = self._settings
-        request = request_of(self._ensemble, x, options, deadline_ms)
+        request = request_of(x, options, dict(enumerate(self._ensemble.weights)), deadline_ms)
         with self._lock:
             if self._ended:
                 raise NotReady("the service is ending; ask another, or again later", retry_after_seconds=5.0)
@@ -142,23 +141,6 @@ def output_of(network: "torch.nn.Module", member: Member, x: Array, *, batch_row
         raise RequestError(
             f"input: got shape {list(x.shape)} of {x.dtype}, which trial {member.trial} cannot take: {sentence}"
         ) from error
-
-
-def request_of(ensemble: Ensemble, x: Array, options: Options, deadline_ms: float | None) -> Request:
-    """Return a request for the members that the options ask for: all, or the heaviest, of equals the first."""
-    places = range(len(ensemble.members))
-    heaviest = sorted(places, key=lambda place: (-ensemble.weights[place], place))
-    chosen = tuple(sorted(heaviest[: options.max_members]))
-    deadline_ms = deadline_ms if options.deadline_ms is None else options.deadline_ms
-    now = time.monotonic()
-    return Request(
-        x=x,
-        options=options,
-        members=chosen,
-        weights={place: ensemble.weights[place] for place in chosen},
-        admitted=now,
-        deadline=math.inf if deadline_ms is None else now + deadline_ms / 1e3,
-    )
 
 
 def _ms(request: Request, moment: float) -> float:

@@ -82,9 +82,16 @@ class Plan:
 
     @classmethod
     def simple(cls, ensemble: Ensemble, devices: str | Iterable[str | Device], *, batch: int = 32) -> "Plan":
-        """Return one instance of each member by worst-fit decreasing, without any search."""
+        """Return one instance of each member by worst-fit decreasing, without any search.
+
+        Processes that would share a group of cores get cores of their own, as long as there are enough.
+        """
         found, units = parse_devices(devices), single_units(len(ensemble.members))
-        matrix = worst_fit(found, units, MemoryModel.assumed(ensemble), batch=batch)
+        memory = MemoryModel.assumed(ensemble)
+        matrix = worst_fit(found, units, memory, batch=batch)
+        apart, rows = _apart(found, matrix)
+        if memory.fits(apart, units, rows):  # a part of a device's memory may be too little for the largest
+            found, matrix = apart, rows
         return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix)
 
     def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
@@ -180,6 +187,20 @@ def digest_of(ensemble: Ensemble) -> str:
         for member in ensemble.members
     ]
     return _digest(told)
+
+
+def _apart(devices: tuple[Device, ...], matrix: Matrix) -> tuple[tuple[Device, ...], Matrix]:
+    """Return the devices with groups of cores divided among the instances on them, and the matrix for that."""
+    parts: list[Device] = []
+    rows: list[tuple[int, ...]] = []
+    for device, row in zip(devices, matrix, strict=True):
+        held = [place for place, batch in enumerate(row) if batch]
+        groups = device.parts(len(held))
+        for number, group in enumerate(groups):
+            mine = held[number :: len(groups)]
+            parts.append(group)
+            rows.append(tuple(batch if place in mine else 0 for place, batch in enumerate(row)))
+    return tuple(parts), tuple(rows)
 
 
 def _told(devices: tuple[Device, ...]) -> str:

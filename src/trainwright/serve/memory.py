@@ -62,7 +62,8 @@ class MemoryModel:
         if not batch:
             return 0
         members = [self.footprints[member] for member in unit.members]
-        held = sum(one.weight_bytes + one.peak_bytes(batch) for one in members)
+        copies = 2 if unit.kind == "vmap" else 1  # stacked, beside the networks that they were stacked from
+        held = sum(copies * one.weight_bytes + one.peak_bytes(batch) for one in members)
         return self.context_bytes[device.kind] + held
 
     def free(self, device: Device) -> int:

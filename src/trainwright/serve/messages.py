@@ -1,4 +1,4 @@
-"""What front and worker say to each other: 32 bytes for work, JSON for the rest. Arrays never travel."""
+"""What front and worker say to each other: 32 bytes for work or a report, JSON for the rest. Arrays never travel."""
 
 import json
 import struct
@@ -51,13 +51,15 @@ def tell(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
     line.send_bytes(json.dumps(message).encode())
 
 
-def decode(message: bytes) -> Task | Report | Mapping[str, Any]:
-    """Return what a message says; work never starts with "{"."""
-    if message[0] == ord("{"):
+def decode(message: bytes) -> Task | list[Report] | Mapping[str, Any]:
+    """Return what a message says: work, one report or several that were sent together, or a JSON object."""
+    if message[0] == ord("{"):  # work and reports never start with it
         told: Mapping[str, Any] = json.loads(message)
         return told
     if message[0] == 0:
         _, batch, slot, generation, rows, deadline, members = _TASK.unpack(message)
         return Task(slot=slot, generation=generation, rows=rows, batch=batch, deadline=deadline, members=members)
-    kind, member, slot, generation, rows, seconds, _, _ = _REPORT.unpack(message)
-    return Report(kind=kind, slot=slot, generation=generation, member=member, rows=rows, seconds=seconds)
+    return [
+        Report(kind=kind, slot=slot, generation=generation, member=member, rows=rows, seconds=seconds)
+        for kind, member, slot, generation, rows, seconds, _, _ in _REPORT.iter_unpack(message)
+    ]

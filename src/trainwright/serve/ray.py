@@ -19,8 +19,8 @@ from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, MissingExtra, NotReady, Overloaded, RequestError, ServeError
 from trainwright.serve.answers import answer_of
-from trainwright.serve.batching import Request
-from trainwright.serve.inline import output_of, request_of
+from trainwright.serve.batching import Request, request_of
+from trainwright.serve.inline import output_of
 from trainwright.serve.matrix import Instance, Plan
 from trainwright.serve.service import Answer, Options
 from trainwright.serve.settings import Settings
@@ -76,7 +76,7 @@ class RayService:
 
     def submit(self, x: Array, options: Options) -> "Future[Answer]":
         """Admit the rows x [N, ...], or raise Overloaded or NotReady at once; the future may raise DeadlinePassed."""
-        request = request_of(self._ensemble, x, options, self._settings.deadline_ms)
+        request = request_of(x, options, dict(enumerate(self._ensemble.weights)), self._settings.deadline_ms)
         most = _QUEUE_ROWS if self._settings.queue_rows is None else self._settings.queue_rows
         with self._lock:
             if self._ended:

@@ -126,7 +126,7 @@ class Segments:
         used = [member for member in request.members if request.came.get(member) == request.rows]
         missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
         if refusal is None and missing:
-            refusal = self._refusal(request, missing, late=late)
+            refusal = self._refusal(request, missing, late=late or LATE in request.missing.values())
             self.counts["degraded"] += refusal is None
         pieces = request.pieces
         if pieces and not request.split:

@@ -4,6 +4,7 @@ What is timed is what a worker runs, from the batch on the host to predictions o
 process: a request as JSON on its input, the answer as JSON on its output.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -11,9 +12,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +23,18 @@ from trainwright.errors import AllocationError, ServeError
 from trainwright.serve.devices import Device
 from trainwright.serve.memory import Footprint, MemoryModel
 from trainwright.serve.tables import TimeTables
+from trainwright.serve.units import Unit
 
-__all__ = ["measured"]
+if TYPE_CHECKING:
+    import torch
+
+    from trainwright.serve.fused import Runner
+
+__all__ = ["can_be_timed", "measured"]
 
 _LEAST, _MOST, _ENOUGH_SECONDS = 3, 20, 0.03  # timed calls of a batch, and when to stop
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
+_TRIED_ROWS = 32  # with which a fused kind's answers are compared with the loop's
 _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold
 _TIMEOUT_SECONDS = 900
 
@@ -37,17 +45,20 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
     Raises AllocationError if the members cannot be run (no weights, or no record of their input), ServeError if a
     process fails.
     """
-    shapes = {(member.input_shape, member.input_dtype) for member in ensemble.members}
-    shape, dtype = next(iter(shapes))
-    if len(shapes) > 1 or shape is None or not all(member.predicts for member in ensemble.members):
+    if not can_be_timed(ensemble):
         raise AllocationError(
             "allocate: the members cannot be timed, for they left no weights or no sample batch; allowed: members "
             "whose training function gives model=, factory= and sample= to tw.ensemble.leave, or tables= of their times"
         )
-    told = {device.model: _asked(ensemble, device, batches, (shape, dtype)) for device in devices}
+    told = {device.model: _asked(ensemble, device, batches) for device in devices}
     tables = TimeTables(
         batches=tuple(batches),
         seconds={model: np.array(one["seconds"], dtype=float) for model, one in told.items()},
+        fused={
+            (Unit(members=tuple(one["members"]), kind=one["kind"]), model): np.array(one["seconds"], dtype=float)
+            for model, each in told.items()
+            for one in each["fused"]
+        },
         source="measured",
     )
     footprints = tuple(
@@ -60,6 +71,12 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
     return tables, MemoryModel(footprints=footprints, context_bytes=context)
 
 
+def can_be_timed(ensemble: Ensemble) -> bool:
+    """Say whether the members left weights, and a sample batch of one shape and dtype."""
+    shapes = {(member.input_shape, member.input_dtype) for member in ensemble.members}
+    return len(shapes) == 1 and all(member.predicts and member.input_shape is not None for member in ensemble.members)
+
+
 def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequence[int | None]]) -> Footprint:
     """Return a line above every peak that was seen, with slack."""
     seen = [
@@ -70,9 +87,8 @@ def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequen
     return Footprint(weight_bytes=weight_bytes, row_bytes=math.ceil(row), fixed_bytes=math.ceil(max(0.0, fixed)))
 
 
-def _asked(
-    ensemble: Ensemble, device: Device, batches: Sequence[int], inputs: tuple[tuple[int, ...], str | None]
-) -> dict[str, Any]:
+def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
+    first = ensemble.members[0]
     request = {
         "members": [
             {"folder": str(member.folder.absolute()), "trial": member.trial, "digests": dict(member.digests)}
@@ -82,8 +98,8 @@ def _asked(
         "threads": device.threads,
         "cores": list(device.cores),
         "batches": list(batches),
-        "shape": list(inputs[0]),
-        "dtype": inputs[1],
+        "shape": list(first.input_shape or ()),
+        "dtype": first.input_dtype,
     }
     package = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "OMP_NUM_THREADS": str(device.threads)}
@@ -114,26 +130,66 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     told = {"kind": "process", "threads": request["threads"], "device": request["device"]}
     runner_of({**told, "members": []})
     context = _resident_bytes()
-    seconds, peaks = [], []
-    for member in request["members"]:
+    seconds, peaks, alike = [], [], {}
+    for place, member in enumerate(request["members"]):
         runner = runner_of({**told, "members": [member]})
-        timed: list[float | None] = []
-        held: list[int | None] = []
-        for batch in request["batches"]:
-            if timed and (timed[-1] is None or timed[-1] > _LONGEST_SECONDS):
-                timed.append(None)
-                held.append(None)
-                continue
-            x = np.zeros((batch, *request["shape"]), dtype=request["dtype"])
-
-            def call(x: Any = x, runner: Any = runner) -> None:
-                list(runner(x, [0]))
-
-            held.append(_peak_bytes(call, request["device"]) + 3 * x.nbytes)
-            timed.append(_median(call))
+        alike.setdefault(_structure(runner.networks[0]), []).append(place)
+        timed, held = _timed(request, runner, [0])
         seconds.append(timed)
         peaks.append(held)
-    return {"seconds": seconds, "peaks": peaks, "context": context}
+    groups = [places for places in alike.values() if len(places) > 1]
+    fused = [one for places in groups for kind in _kinds(request["device"]) for one in _fused(request, places, kind)]
+    return {"seconds": seconds, "peaks": peaks, "context": context, "fused": fused}
+
+
+def _timed(
+    request: Mapping[str, Any], runner: "Runner", members: Sequence[int]
+) -> tuple[list[float | None], list[int | None]]:
+    """Return the seconds and the bytes of each batch; None from where one takes too long."""
+    timed: list[float | None] = []
+    held: list[int | None] = []
+    for batch in request["batches"]:
+        if timed and (timed[-1] is None or timed[-1] > _LONGEST_SECONDS):
+            timed.append(None)
+            held.append(None)
+            continue
+        x = np.zeros((batch, *request["shape"]), dtype=request["dtype"])
+
+        def call(x: Any = x) -> None:
+            list(runner(x, members))
+
+        held.append(_peak_bytes(call, request["device"]) + 3 * x.nbytes)
+        timed.append(_median(call))
+    return timed, held
+
+
+def _kinds(device: str) -> tuple[str, ...]:
+    return ("vmap", "streams") if device.startswith("cuda") else ("vmap",)
+
+
+def _fused(request: Mapping[str, Any], places: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the times of members of one structure as one unit, unless they do not allow it."""
+    from trainwright.serve.fused import runner_of
+
+    told = {
+        "kind": kind,
+        "threads": request["threads"],
+        "device": request["device"],
+        "members": [request["members"][place] for place in places],
+        "batch": min(_TRIED_ROWS, max(request["batches"])),
+        "input_shape": request["shape"],
+        "input_dtype": request["dtype"],
+    }
+    with contextlib.suppress(ServeError):
+        yield {
+            "members": list(places),
+            "kind": kind,
+            "seconds": _timed(request, runner_of(told), range(len(places)))[0],
+        }
+
+
+def _structure(network: "torch.nn.Module") -> tuple[str, ...]:
+    return (str(network), *(f"{name} {tuple(tensor.shape)}" for name, tensor in network.state_dict().items()))
 
 
 def _median(call: Callable[[], None]) -> float:

@@ -1,14 +1,16 @@
 """A worker process: it computes the members of its unit on slots of shared memory until its line to the front ends.
 
-One thread listens, so that the end of the line ends the process at once, whatever it computes; the main thread takes
-what has come, joins small tasks and cuts large ones to its batch.
+The main thread reads the line, joins small tasks and cuts large ones to its batch. Another one waits for the line's end
+and nothing else, so that this ends the process at once, whatever it computes, and work is heard without a thread in
+between: what is not read waits in the line, which holds more than a front has under way (`pool.credits_of`).
 """
 
 import contextlib
 import importlib
 import json
+import math
 import os
-import queue
+import select
 import signal
 import sys
 import threading
@@ -27,6 +29,7 @@ from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode
 __all__ = ["main"]
 
 _BEAT_SECONDS = 0.5
+_SOON_SECONDS = 1e-3  # a member that usually takes less is waited for, so that one message tells of several
 _BROKEN = 3  # exit status of a process that cannot go on
 
 
@@ -40,16 +43,15 @@ def main(argv: Sequence[str]) -> NoReturn:
         told = json.loads(line.recv_bytes())
     except EOFError:
         os._exit(0)
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(line, inbox), daemon=True).start()
+    threading.Thread(target=_end_with, args=(line,), daemon=True).start()
     try:
         runner, built = _started(told)
     except Exception as error:  # noqa: BLE001 - whatever stops a member from loading is the front's to tell
         _say(line, {"refused": f"{type(error).__name__}: {error}"})
         os._exit(_BROKEN)
     _say(line, {"built": built})
-    arena.map(Layout.from_json(inbox.get()["map"]))
-    _Worker(line=line, inbox=inbox, arena=arena, runner=runner, told=told).serve()
+    arena.map(Layout.from_json(_heard(line)["map"]))
+    _Worker(line=line, arena=arena, runner=runner, told=told).serve()
 
 
 class _Worker:
@@ -57,13 +59,16 @@ class _Worker:
         self,
         *,
         line: "Connection[Any, Any]",
-        inbox: "queue.SimpleQueue[Any]",
         arena: Arena,
         runner: Runner,
         told: Mapping[str, Any],
     ) -> None:
-        self._line, self._inbox, self._arena, self._runner = line, inbox, arena, runner
+        self._line, self._arena, self._runner = line, arena, runner
+        self._more = select.poll()
+        self._more.register(line, select.POLLIN)
         self._places: list[int] = told["places"]  # positions in the ensemble of the unit's members
+        self._usual: dict[int, float] = {}  # seconds of a member's last batch
+        self._unsaid: list[bytes] = []  # reports
         self._held: Task | None = None
         self._beat = time.monotonic()
 
@@ -73,18 +78,16 @@ class _Worker:
             late = [task for task in tasks if task.deadline < time.monotonic()]
             for task in late:
                 self._report(DROPPED, task, None)
+            self._flush()
             if tasks := [task for task in tasks if task not in late]:
                 self._computed(tasks)
 
     def _taken(self) -> list[Task]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
-        first = self._held or self._inbox.get()
+        first = self._held or _heard(self._line)
         self._held, tasks, rows = None, [first], first.rows
-        while rows < first.batch:
-            try:
-                task = self._inbox.get_nowait()
-            except queue.Empty:
-                break
+        while rows < first.batch and self._more.poll(0):
+            task = _heard(self._line)
             if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
                 self._held = task
                 break
@@ -100,16 +103,20 @@ class _Worker:
         try:
             for start in range(0, len(x), batch):
                 stop, begun = min(start + batch, len(x)), time.perf_counter()
-                for k, found in self._runner(x[start:stop], wanted):
+                for place, (k, found) in enumerate(self._runner(x[start:stop], wanted), 1):
                     self._written(tasks, k, start, found)
                     seconds, begun = time.perf_counter() - begun, time.perf_counter()
+                    self._usual[k] = seconds
                     if stop == len(x):
                         left.discard(k)
                         for task in tasks:
                             self._report(DONE, task, k, rows=stop - start, seconds=seconds)
                     elif time.monotonic() > self._beat + _BEAT_SECONDS:
                         self._report(BEAT, tasks[0], k, rows=stop - start, seconds=seconds)
+                    if place == len(wanted) or self._usual.get(wanted[place], math.inf) > _SOON_SECONDS:
+                        self._flush()
         except Exception as error:  # noqa: BLE001 - a member that refuses these rows must not end the others' requests
+            self._flush()
             broken = isinstance(error, MemoryError) or "CUDA" in str(error)
             for task in tasks:
                 told = {"failed": [task.slot, task.generation], "members": [self._places[k] for k in sorted(left)]}
@@ -134,16 +141,30 @@ class _Worker:
             report = Report(
                 kind=kind, slot=task.slot, generation=task.generation, member=member, rows=rows, seconds=seconds
             )
-            with contextlib.suppress(OSError):  # the front is gone: the listener ends this process
-                self._line.send_bytes(report.encode())
+            self._unsaid.append(report.encode())
+
+    def _flush(self) -> None:
+        """Send the reports that wait."""
+        if self._unsaid:
+            with contextlib.suppress(OSError):  # the front is gone: the end of the line ends this process
+                self._line.send_bytes(b"".join(self._unsaid))
+            self._unsaid.clear()
 
 
-def _listen(line: "Connection[Any, Any]", inbox: "queue.SimpleQueue[Any]") -> NoReturn:
+def _heard(line: "Connection[Any, Any]") -> Any:
+    """Return the next message, or end with the line."""
     try:
-        while True:
-            inbox.put(decode(line.recv_bytes()))
+        return decode(line.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
+
+
+def _end_with(line: "Connection[Any, Any]") -> NoReturn:
+    end = select.poll()
+    end.register(line, 0)  # for its end alone, which is told unasked
+    while not end.poll():
+        pass
+    os._exit(0)
 
 
 def _started(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:

@@ -2,18 +2,18 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from trainwright.errors import InputError
+from trainwright.errors import InputError, closest
 
 if TYPE_CHECKING:
     from trainwright.cli._study_file import Job
     from trainwright.ledger import State
 
-__all__ = ["EXPORT", "PLACEMENT", "Outcome", "Stage", "Work", "source_of", "text_of"]
+__all__ = ["EXPORT", "PLACEMENT", "Outcome", "Stage", "Work", "refuse_unknown", "source_of", "text_of"]
 
 EXPORT = "ensemble"  # folder of the exported ensemble in the study's
 PLACEMENT = "allocation.json"  # its plan, likewise
@@ -88,6 +88,13 @@ class Stage(Protocol):
 
     def summary(self, content: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Return its entries of summary.json."""
+
+
+def refuse_unknown(where: str, table: Iterable[str], known: Collection[str]) -> None:
+    """Refuse the first key of a table that none of `known` is, with the nearest of them."""
+    for name in table:
+        if name not in known:
+            raise InputError(f"{where}: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
 
 
 def text_of(path: str | Path | None) -> str | None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work
-from trainwright.errors import InputError, closest
+from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown
+from trainwright.errors import InputError
 
 __all__ = ["Allocating"]
 
@@ -35,10 +35,7 @@ class Allocating:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Allocating":
         """Return the stage of an [allocation] table."""
-        known = [one.name for one in fields(cls)]
-        for name in table:
-            if name not in known:
-                raise InputError(f"{_WHERE}: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
+        refuse_unknown(_WHERE, table, [one.name for one in fields(cls)])
         return cls(**table)
 
     def inputs(self, work: Work) -> Mapping[str, Any]:
@@ -48,15 +45,11 @@ class Allocating:
     def run(self, work: Work) -> Outcome:
         """Place the members and write the plan."""
         from trainwright.ensemble import Ensemble
-        from trainwright.serve import Plan, allocate, objective_of
+        from trainwright.serve import objective_of, placed
 
         ensemble, goal = Ensemble.load(work.folder / EXPORT), objective_of(self.objective)
-        asked = (self.objective, self.cost) != ("throughput", "profile")
-        if asked or all(member.input_shape is not None for member in ensemble.members):
-            cost: Literal["profile", "real"] = "real" if self.cost == "real" else "profile"
-            plan = allocate(ensemble, self.devices, objective=goal, cost=cost, seed=self.seed)
-        else:  # there is nothing to time members with, and trials are not to be done again for it
-            plan = Plan.simple(ensemble, self.devices)
+        cost: Literal["profile", "real"] = "real" if self.cost == "real" else "profile"
+        plan = placed(ensemble, self.devices, objective=goal, cost=cost, seed=self.seed)
         plan.save(work.folder / PLACEMENT)
         return Outcome(content={"plan": plan.to_json(), "file": str(work.folder / PLACEMENT)}, outputs=(PLACEMENT,))
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work, source_of
-from trainwright.errors import InputError, ServeError, closest
+from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown, source_of
+from trainwright.errors import InputError, ServeError
 
 if TYPE_CHECKING:
     from trainwright.ensemble import Ensemble
@@ -40,10 +40,8 @@ class Deploying:
         from trainwright.serve import Settings
 
         limits = [one.name for one in fields(Settings)]
-        known = ["rows", "host", "port", "token_file", *limits]
+        refuse_unknown(_WHERE, table, ["rows", "host", "port", "token_file", *limits])
         for name, value in table.items():
-            if name not in known:
-                raise InputError(f"{_WHERE}: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
             kind: Any = str if name in {"rows", "host", "token_file"} else int | float
             if not isinstance(value, kind):
                 allowed = "a text" if kind is str else "a number"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trainwright.cli._words import size
-from trainwright.cli.stages._stage import Outcome, Work, source_of, text_of
-from trainwright.errors import BudgetError, InputError, TrainwrightError, closest
+from trainwright.cli.stages._stage import Outcome, Work, refuse_unknown, source_of, text_of
+from trainwright.errors import BudgetError, InputError, TrainwrightError
 
 __all__ = ["Planning"]
 
@@ -48,10 +48,7 @@ class Planning:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Planning":
         """Return the stage of a [plan] table."""
-        known = [one.name for one in fields(cls)]
-        for name in table:
-            if name not in known:
-                raise InputError(f"{_WHERE}: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
+        refuse_unknown(_WHERE, table, [one.name for one in fields(cls)])
         for name in ("profile", "samples"):
             if name not in table:
                 raise InputError(

@@ -17,7 +17,7 @@ from trainwright.serve.http.front import Front, Refused
 from trainwright.serve.http.limits import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE
 from trainwright.serve.http.reply import json_of
-from trainwright.serve.http.schema import INFER, error_responses
+from trainwright.serve.http.schema import error_responses, infer_schema
 
 __all__ = ["OPEN_PATHS", "application"]
 
@@ -43,9 +43,24 @@ def application(front: Front) -> FastAPI:
     )
     for kind in (TrainwrightError, Refused, HTTPException, Exception):
         app.add_exception_handler(kind, _refusal)
+    _inference(app, front)
     _protocol(app, front)
     _around(app, front)
     return app
+
+
+def _inference(app: FastAPI, front: Front) -> None:
+    """Add what is asked most: first, for routes are tried in order, and with names as the path has them."""
+    refusals = error_responses(400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
+    with_version = infer_schema("model", "version")
+
+    # FastAPI would look at each declared parameter anew with every request.
+    @app.post("/v2/models/{model}/infer", openapi_extra=infer_schema("model"), responses=refusals)  # noqa: FAST003
+    @app.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=with_version, responses=refusals)
+    async def infer(request: Request) -> Response:
+        """Predict: rows in, the combined prediction out, with members and uncertainty if asked for."""
+        front.known(**request.path_params)
+        return await front.infer(request)
 
 
 def _protocol(app: FastAPI, front: Front) -> None:
@@ -80,15 +95,6 @@ def _protocol(app: FastAPI, front: Front) -> None:
         """Say whether requests to the ensemble are admitted now."""
         front.known(model, version)
         return _readiness(front)
-
-    refusals = error_responses(400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
-
-    @app.post("/v2/models/{model}/infer", openapi_extra=INFER, responses=refusals)
-    @app.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=INFER, responses=refusals)
-    async def infer(request: Request, model: str, version: str | None = None) -> Response:
-        """Predict: rows in, the combined prediction out, with members and uncertainty if asked for."""
-        front.known(model, version)
-        return await front.infer(request)
 
 
 def _around(app: FastAPI, front: Front) -> None:

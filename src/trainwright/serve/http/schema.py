@@ -5,7 +5,7 @@ from typing import Any
 from trainwright.serve.http.asked import INPUT
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, SIZE
 
-__all__ = ["INFER", "error_responses"]
+__all__ = ["error_responses", "infer_schema"]
 
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 _WORDS = {
@@ -107,16 +107,20 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-INFER: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": HEADER_LENGTH,
-            "in": "header",
-            "required": False,
-            "description": "Bytes of the JSON part, if binary tensors follow it.",
-            "schema": {"type": "integer", "minimum": 0},
-        }
-    ],
+def infer_schema(*names: str) -> dict[str, Any]:
+    """Return what an inference request is, to a path with these names in it."""
+    in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    return {**_INFER, "parameters": [*in_path, _LENGTH]}
+
+
+_LENGTH = {
+    "name": HEADER_LENGTH,
+    "in": "header",
+    "required": False,
+    "description": "Bytes of the JSON part, if binary tensors follow it.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+_INFER: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
