@@ -13,7 +13,7 @@ TEXTS = {
     for page in [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
 }
 PAGES = [page for page, text in TEXTS.items() if blocks_of(text)]
-# Pages that start many processes, each of which loads torch: half of the pages' time. What they name is checked by
+# Pages that start many processes, each of which loads torch: most of the pages' time. What they name is checked by
 # test_names_of_pages.py, what they tell by the tests that stand beside them here, and they run in `make test-all`.
 SLOW = {
     "extending.md": "test kits: every class of the package goes through them",
@@ -26,6 +26,7 @@ SLOW = {
     "resume.md": "tests/study/test_resume.py, tests/study/test_faults.py",
     "serving.md": "tests/serve/test_deployment.py",
     "serving-http.md": "tests/serve/test_http_endpoints.py, tests/cli/test_serve_command.py",
+    "study-files.md": "tests/cli/test_study_files.py, tests/cli/test_commands.py",
     "workers.md": "tests/study/test_workers.py",
     "workflow.md": "tests/cli/test_workflow.py",
 }

@@ -21,6 +21,14 @@ class Said:
 class TestWithAYesMan(EngineConformance):
     """An engine that lets everything in is the engine inside."""
 
+    processes = False
+
+    def make_engine(self):
+        return Vetted(InProcess(), lambda params, devices: Said(True))
+
+
+@pytest.mark.slow
+class TestWithAYesManAndProcesses(EngineConformance):
     def make_engine(self):
         return Vetted(tw.Local(workers=2), lambda params, devices: Said(True))
 
