@@ -58,6 +58,8 @@ class Scores:
     ours: Mapping[str, float]
     paradl: Mapping[str, float]
     noise: Mapping[str, float]
+    repeated: Mapping[str, Mapping[str, float]]
+    """Of series with repeated runs: accuracy of one run for another, and ours on the same runs, and their number."""
     counts: Mapping[str, tuple[int, int]]
     """Runs of a series: fitted on, and only predicted."""
     held_out: Mapping[str, float]
@@ -106,6 +108,11 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
         ours={name: float(ours[places].mean()) for name, places in series.items()},
         paradl=paradl,
         noise={name: noise([runs[place] for place in places]) for name, places in series.items()},
+        repeated={
+            name: found
+            for name, places in series.items()
+            if (found := repeats([runs[i] for i in places], ours[places]))
+        },
         counts={name: (len(places) - len(held[name]), len(held[name])) for name, places in series.items()},
         held_out={name: float(ours[places].mean()) for name, places in held.items() if places},
         crossed={name: float(cross[places].mean()) for name, places in next_sizes.items() if places},
@@ -241,6 +248,25 @@ def noise(runs: Sequence[Run]) -> float:
             middle = median(group[0].epochs)
             found.append(mean(max(0.0, 1 - abs(middle - epoch) / epoch) for epoch in group[0].epochs))
     return mean(found)
+
+
+def repeats(runs: Sequence[Run], ours: np.ndarray) -> dict[str, float]:
+    """Return how well another run of the same configuration predicts a run, and how well we do on the same runs.
+
+    Every run that has others is predicted by each of them; {} if none has.
+    """
+    by_another, by_us = [], []
+    for run, own in zip(runs, ours, strict=True):
+        key = (run.model, run.strategy, run.devices, run.batch)
+        others = [
+            each.seconds
+            for each in runs
+            if each is not run and (each.model, each.strategy, each.devices, each.batch) == key
+        ]
+        if others:
+            by_another.append(mean(1 - abs(other - run.seconds) / run.seconds for other in others))
+            by_us.append(float(own))
+    return {"one_run_by_another": mean(by_another), "ours": mean(by_us), "runs": len(by_us)} if by_us else {}
 
 
 def row(run: Run, predicted: float, terms: Terms, place: int, theirs: float) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def abci_part(data: Path) -> Part:
         "abci_accuracy_paradl": dict(scores.paradl),
         "abci_accuracy_held_out": dict(scores.held_out),
         "abci_noise": dict(scores.noise),
+        "abci_repeated_runs": {name: dict(found) for name, found in scores.repeated.items()},
         "abci_accuracy_fitted_to_16": dict(scores.crossed),
         "abci_data_parallel": accuracy.data_parallel_mean(scores.ours),
         "abci_data_parallel_noise": accuracy.data_parallel_mean(scores.noise),
@@ -64,6 +65,16 @@ def abci_part(data: Path) -> Part:
             "{} + {}".format(*scores.counts[name]),
         )
         for name in scores.ours
+    ]
+    rows += [
+        (
+            f"{name}: runs that were repeated",
+            _percent(found["ours"]),
+            "",
+            f"{_percent(found['one_run_by_another'])} (one by another)",
+            f"{found['runs']:.0f}",
+        )
+        for name, found in scores.repeated.items()
     ]
     kept: dict[str, Any] = {
         "constants": dict(scores.fit.values),

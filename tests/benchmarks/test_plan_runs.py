@@ -88,6 +88,20 @@ def test_logs_of_a_known_machine(data, capsys):
     assert rows["resnet50 data+spatial"] == "3 + 1"
 
 
+def test_repeated_runs_predict_each_other():
+    """A run of one second is missed wholly by one of two, which misses the other by half; a run alone has no part."""
+    alone, short, long = (
+        abci.Run(
+            model="resnet50", strategy="data", devices=devices, groups=devices, batch=64, iterations=1.0,
+            seconds=seconds, epochs=(seconds,), path=f"{devices}/{seconds}",
+        )
+        for devices, seconds in ((1, 5.0), (2, 1.0), (2, 2.0))
+    )  # fmt: skip
+    found = accuracy.repeats([alone, short, long], np.array([0.1, 0.6, 0.8]))
+    assert found == {"one_run_by_another": pytest.approx(0.25), "ours": pytest.approx(0.7), "runs": 2}
+    assert accuracy.repeats([alone, short], np.array([0.1, 0.6])) == {}
+
+
 def test_missing_tables_are_named(tmp_path, capsys):
     """An empty folder skips what needs tables and runs the rest."""
     result = summary(capsys, "--data", str(tmp_path), "--parts", "abci,vtrain,calculon,megatron")

@@ -1,9 +1,13 @@
 """Activation memory of published configurations (arXiv 2205.05198, as collected by Calculon)."""
 
+from dataclasses import replace
+
 import pytest
-from oracle_cases import make_cluster
+from oracle_cases import make_cluster, make_convolutions
 
 from trainwright.plan import Degrees, Oracle
+from trainwright.plan.state import precision_of
+from trainwright.plan.work import Work
 from trainwright.profile import describe_transformer
 
 GIB = 2**30
@@ -54,3 +58,15 @@ def test_part_kept(name, sequence, recompute, percent):
     """What sequence parallelism and recomputation leave of it, in percent."""
     found = 100 * activations(name, sequence=sequence, recompute=recompute) / activations(name)
     assert found == pytest.approx(percent, rel=0.02)
+
+
+def test_copies_of_weights_are_counted_with_the_state_alone():
+    """What autocast keeps of weights is no activation: it is there once, however many samples there are."""
+    profile = make_convolutions((3, 8, 8))
+    block = profile.blocks[0]
+    kept = block.layers[0].saved_bytes
+    layer = replace(block.layers[0], saved_bytes=kept + 432, copied_bytes=432)
+    traced = replace(block, layers=(layer,), kept_bytes=kept + 432)
+    copied = replace(profile, blocks=(traced, *profile.blocks[1:]))
+    precision = precision_of("fp32")
+    assert Work(copied, precision).saved.tolist() == pytest.approx(Work(profile, precision).saved.tolist())

@@ -154,3 +154,13 @@ def test_the_traced_peak_is_that_of_a_training_loop(model_name, optimizer, preci
     make = {"momentum": lambda p: torch.optim.SGD(p, momentum=0.9), "adamw": torch.optim.AdamW}[optimizer]
     measured = plain_peak(model, sample, make, precision, loss)
     assert profile.peak_bytes == pytest.approx(measured, rel=0.03)
+
+
+def test_copies_of_weights_that_autocast_makes_are_told_apart():
+    """A matrix keeps its input and its weight's copy, both of two bytes; without autocast there is no copy."""
+    model, sample = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), torch.zeros(4, 16)
+    whole, mixed = (tw.Profile.trace(model, sample, precision=name) for name in ("fp32", "amp-bf16"))
+    assert not any(layer.copied_bytes for layer in whole.layers)
+    last = [layer for layer in mixed.layers if layer.kind == "linear"][-1]
+    assert last.copied_bytes == 2 * 32 * 8
+    assert last.saved_bytes >= last.copied_bytes

@@ -98,9 +98,14 @@ class Work:
 
 
 def _kept(block: Block) -> Floats:
-    """Return what each layer keeps, scaled to what the block was seen to keep as a whole."""
+    """Return what each layer keeps, scaled to what the block was seen to keep as a whole.
+
+    Copies of weights that autocast made are left out: the state's bytes a parameter have them.
+    """
+    copies = np.array([layer.copied_bytes for layer in block.layers], dtype=np.float64)
     saved = np.array([layer.saved_bytes for layer in block.layers], dtype=np.float64)
     total = saved.sum()
+    saved -= copies
     if not total:
         spread = np.array([layer.output_elements for layer in block.layers], dtype=np.float64)
         saved, total = spread, spread.sum() or 1.0

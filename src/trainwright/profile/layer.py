@@ -30,6 +30,8 @@ class Layer:
     backward_bytes: int = 0
     saved_bytes: int = 0
     """Bytes of distinct storages that autograd keeps because of this layer, each counted where it is first kept."""
+    copied_bytes: int = 0
+    """Of them, copies of weights in another precision, as autocast makes them: they do not grow with the batch."""
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     update_seconds: float | None = None

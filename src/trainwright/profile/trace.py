@@ -95,7 +95,7 @@ class Chained:
         weights = Weights(recording.parameters)
         lives = _Lives(recording, self._pending())
         again = self._again()
-        saved = self._saved_by_layer()
+        saved, copies = self._saved_by_layer(), self._copies()
         names, paths = _Names(), _Names()
         found = []
         before = 0
@@ -113,7 +113,14 @@ class Chained:
                 layer_of(recording.operations, layer, weights, outside, lives.bytes(saved.get(layer.forward[0], set())))
                 for layer in self.layers[k]
             ]
-            layers = [replace(layer, name=names.fresh(layer.name)) for layer in layers]
+            layers = [
+                replace(
+                    layer,
+                    name=names.fresh(layer.name),
+                    copied_bytes=lives.bytes(copies & saved.get(gathered.forward[0], set())),
+                )
+                for layer, gathered in zip(layers, self.layers[k], strict=True)
+            ]
             if seconds is not None:
                 pairs = zip(layers, self.layers[k], strict=True)
                 layers = [_timed(layer, gathered, seconds) for layer, gathered in pairs]
@@ -187,6 +194,14 @@ class Chained:
                 start = starts[max(0, bisect.bisect_right(starts, place) - 1)]
                 saved.setdefault(start, set()).add(number)
         return saved
+
+    def _copies(self) -> set[int]:
+        """Return the copies of parameters in another precision that the forward pass makes."""
+        recording = self.recording
+        cast = torch.ops.aten._to_copy.default  # noqa: SLF001 -- what autocast calls
+        forward = recording.operations[: recording.parts["forward"][1]]
+        made = [each for each in forward if each.func is cast and each.reads.keys() & recording.parameters.keys()]
+        return {number for operation in made for number in operation.creates}
 
 
 def _entry(recording: Recording) -> frozenset[int]:
