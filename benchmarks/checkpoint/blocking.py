@@ -2,10 +2,10 @@
 
 One training of a multi-layer perceptron with Adam; in each round torch.save with fsync and the Manager take turns on
 the state as it is then, and the Manager's save goes on beside further steps. Reads are measured with the page cache
-dropped and with it warm, all ways in each round, in turn.
+dropped and with it warm, all ways in each round, in turn: the ratio of two of one round tells more than that of their
+medians where other work comes and goes. The file of torch.save is hashed by the digest that our checkpoints have.
 """
 
-import hashlib
 import os
 import shutil
 import statistics
@@ -33,6 +33,10 @@ class Blocking:
     def median(self, what: str) -> float:
         """Return the median over the rounds."""
         return statistics.median(self.seconds[what])
+
+    def ratio(self, one: str, other: str) -> float:
+        """Return the median over the rounds of one time over another of the same round."""
+        return statistics.median(a / b for a, b in zip(self.seconds[one], self.seconds[other], strict=True))
 
     def least(self, what: str) -> float:
         """Return the least of the rounds: on a machine with other work, what it takes without that."""
@@ -92,7 +96,9 @@ def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "a
             for what, restore in restores:
                 if cold:
                     found.cold &= _dropped([file, *saved.iterdir()])
+                began = time.process_time()
                 found.add(f"{what}, {kind}", _timed(restore))
+                found.add(f"{what}, {kind}, cpu", time.process_time() - began)
     shutil.rmtree(folder / "manager")
     file.unlink()
     return found
@@ -116,9 +122,10 @@ def idle_step_seconds(folder: Path, steps: int = 20_000) -> float:
 def _restores(manager: Any, file: Path) -> dict[str, Callable[[], object]]:
     import torch
 
+    from trainwright.checkpoint.digest import digest_file, fastest_kind
+
     def hashed() -> None:
-        with file.open("rb") as content:
-            hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16))
+        digest_file(file, kind=fastest_kind(), threads=1)
         torch.load(file, weights_only=True)
 
     return {

@@ -26,6 +26,7 @@ from typing import Any
 __all__ = ["Killed", "kill_while_saving"]
 
 _AFTER_RESTORE = 0.8  # of the kills; the others may come sooner
+_AFTER_COMMIT = 0.4  # of the kills: so that on a machine of any load some come in a later save
 _TIER_GONE = 0.3  # after so many kills the tier is gone with its node
 _TENSORS = 4
 
@@ -56,7 +57,7 @@ def kill_while_saving(
 ) -> Killed:
     """Kill so many savers of checkpoints in `folder`; `numbers` are the integers of their state.
 
-    Each dies within so many seconds of its start, or mostly of its restore.
+    Each dies within so many seconds of its start, or mostly of its restore or its first save.
 
     All are forked from one new process that has torch loaded, so that a kill costs a fraction of a second.
     """
@@ -75,14 +76,18 @@ def _kill_all(folder: Path, kills: int, *, seed: int, numbers: int, writer: str,
     _warm_up(folder.with_name(f"{folder.name}-warm"), numbers)
     for number in range(kills + 1):  # the last one is not killed before it has restored
         child, line = _fork(folder, numbers, writer)
-        if number == kills or chance.random() < _AFTER_RESTORE:
-            select.select([line], [], [], 60)  # it says that it has restored
+        place, said = chance.random(), b""
+        if number == kills or place < _AFTER_RESTORE:
+            said += _heard(line, b".\n")  # it says that it has restored
+        if number < kills and place < _AFTER_COMMIT:
+            said += _heard(line, b"committed")
         if number < kills:
             time.sleep(chance.uniform(0, within_seconds))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        with os.fdopen(line) as said:
-            words = [text.split() for text in said.read().splitlines() if text.endswith(".")]
+        with os.fdopen(line, "rb") as rest_of_it:
+            said += rest_of_it.read()
+        words = [text.split() for text in said.decode().splitlines() if text.endswith(".")]
         half_done += any((*folder.glob(".tmp-*"), *tier.glob("*/.tmp-*")))
         for word, *rest in words:
             step = int(rest[0])
@@ -96,6 +101,17 @@ def _kill_all(folder: Path, kills: int, *, seed: int, numbers: int, writer: str,
             told = drained
         wrong += number == kills and not words
     return Killed(kills=kills, commits=commits, half_done=half_done, lost=lost, wrong=wrong)
+
+
+def _heard(line: int, word: bytes) -> bytes:
+    """Read until a word has come, the other side has gone, or a minute is over."""
+    said, deadline = b"", time.monotonic() + 60
+    while word not in said and select.select([line], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = os.read(line, 4096)
+        if not piece:
+            break
+        said += piece
+    return said
 
 
 def _warm_up(folder: Path, numbers: int) -> None:

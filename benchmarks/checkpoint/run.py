@@ -55,8 +55,10 @@ def blocking(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 ("restore, verified", "torch.load and hash", "verified_over_load_and_hash"),
             ):
                 pair = f"{ours}, {kind}", f"{theirs}, {kind}"
-                summary[f"{key}_{kind}_{name}"] = found.median(pair[0]) / found.median(pair[1])
+                cpu = f"{pair[0]}, cpu", f"{pair[1]}, cpu"
+                summary[f"{key}_{kind}_{name}"] = found.ratio(*pair)
                 summary[f"{key}_{kind}_least_{name}"] = found.least(pair[0]) / found.least(pair[1])
+                summary[f"{key}_{kind}_cpu_{name}"] = found.ratio(*cpu)
     return {"summary": summary, "rounds": rounds}
 
 

@@ -1,6 +1,8 @@
 """Ways of saving the state of a training, as a bench compares them: a file format, or the Manager with a writer."""
 
+import ctypes
 import math
+import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -158,23 +160,29 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def drop_cache(files: Sequence[Path]) -> bool:
-    """Drop the files' pages from the system's cache; return whether that can be told to have worked."""
-    if not hasattr(os, "posix_fadvise") or not hasattr(os, "RWF_NOWAIT"):
+    """Drop the files' pages from the system's cache; return whether none is left there."""
+    if not hasattr(os, "posix_fadvise"):
         return False
-    gone = True
     for file in files:
         handle = os.open(file, os.O_RDONLY)
         try:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            try:
-                gone &= os.preadv(handle, [bytearray(1)], file.stat().st_size // 2, os.RWF_NOWAIT) == 0
-            except BlockingIOError:  # it would have to come from the disk
-                continue
-            except OSError:
-                gone = False
         finally:
             os.close(handle)
-    return gone
+    return all(_cached_pages(file) == 0 for file in files)
+
+
+def _cached_pages(file: Path) -> int:
+    """Return how many pages of a file are in the cache, by mincore(2): to read one of them would bring in others."""
+    size = file.stat().st_size
+    if size == 0:
+        return 0
+    with file.open("rb") as content, mmap.mmap(content.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        first = ctypes.c_ubyte.from_buffer(mapped)  # of a private mapping, which may be asked for its address
+        found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), found)
+        del first
+    return len(found) if failed else sum(page & 1 for page in bytes(found))
 
 
 def _computed(*, until: Callable[[], bool], seconds: float) -> int:

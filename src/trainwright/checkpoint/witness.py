@@ -136,7 +136,7 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
             seen.batches.clear()
             return restored
 
-        def save(self, **settings: Any) -> SaveHandle:  # type: ignore[override]  # all are keywords there too
+        def save(self, **settings: Any) -> SaveHandle:
             """Write down what is saved."""
             self._write_line("saved")
             return super().save(**settings)

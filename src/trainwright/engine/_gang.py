@@ -1,6 +1,7 @@
 """The worker processes of one trial, one a rank: they begin together and end together."""
 
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -9,6 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from trainwright.engine._engine import Died, Handler, Outcome, Raised
 from trainwright.train import Assignment
+
+_CAUSE_SECONDS = 1.0
+"""After the failure of a rank, for which another may turn out to have been its cause."""
 
 __all__ = ["Gang", "Process"]
 
@@ -75,6 +79,7 @@ class Gang(Generic[_Worker]):
         self._living = dict(enumerate(self._ranks))
         self._silent: list[tuple[int, Outcome]] = []  # ranks whose process went away
         self._failed: list[tuple[int, Outcome]] = []  # ranks that could still say why
+        self._failed_at = 0.0  # when the first of them did
         self._first: Outcome | None = None  # of rank 0
         self._asked: int | None = None  # the rank that waits for an answer
         address = assignment.address or (_free_address() if len(workers) > 1 else "")
@@ -128,6 +133,9 @@ class Gang(Generic[_Worker]):
                 self._gone(rank)
                 self._settle(handler)
                 return
+        if self._failed:
+            self._settle(handler)
+            return
         if timeout_seconds is not None and self._ranks[0].seconds > timeout_seconds:
             self._condemn("timeout", f"it ran longer than timeout_seconds={timeout_seconds:g}", grace)
         if memory_bytes is not None and not self._ranks[0].condemned:
@@ -155,6 +163,8 @@ class Gang(Generic[_Worker]):
         if rank == 0:
             self._first = outcome
         if isinstance(outcome, Raised | Died):
+            if not self._failed:
+                self._failed_at = time.monotonic()
             self._failed.append((rank, outcome))
 
     def _settle(self, handler: Handler) -> None:
@@ -163,10 +173,13 @@ class Gang(Generic[_Worker]):
             if not self._living:
                 self.outcome = self._first
             return
-        # A rank fails because another is gone: the kernel closes the line of that one before its peers can notice.
+        # A rank may fail because another is gone, and say so before the kernel has closed the line of that one: the
+        # files of a process that was killed are closed in no order that one can rely on.
         for rank in [rank for rank, worker in self._living.items() if worker.connection.poll()]:
             self.serve(rank, handler)
         if self._living and self._ranks[0].condemned:  # each has its grace
+            return
+        if self._living and not self._silent and time.monotonic() < self._failed_at + _CAUSE_SECONDS:
             return
         for worker in self._living.values():
             worker.close(kill=True)
