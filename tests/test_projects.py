@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainwright.cli._study_file import read_job
@@ -63,6 +64,42 @@ def test_a_project_in_small(project, tmp_path):
     assert "2 of 2 trials have a result" in said
     assert "best ensemble" in said
     assert "as the ensemble itself answers" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_cifar_10_from_its_files(tmp_path, monkeypatch):
+    """Files of the binary version's format, with random bytes, are read, cut into splits and trained on."""
+    draw = np.random.default_rng(0)
+    for name, rows in (("data_batch_1.bin", 10_000), ("test_batch.bin", 2_000)):
+        content = draw.integers(0, 256, (rows, 3073), dtype=np.uint8)
+        content[:, 0] %= 10
+        content.tofile(tmp_path / name)
+    monkeypatch.setenv("CIFAR10", str(tmp_path))
+    for file in (PROJECTS / "images" / name for name in ("cifar-10.toml", "image_classification.py")):
+        (tmp_path / file.name).write_text(file.read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("image_classification")
+    data = module.cifar_10.__wrapped__()
+    sizes = {"train": 7_500, "validation": 1_000, "selection": 1_000, "calibration": 500, "test": 2_000}
+    assert {name: len(labels) for name, (_, labels) in data.items()} == sizes
+    assert data["test"][1].tolist() == content[:, 0].tolist()
+    np.testing.assert_allclose(data["test"][0][7].reshape(-1) * 255, content[7, 1:], atol=1e-3)
+    text = (tmp_path / "cifar-10.toml").read_text()
+    for name, value in (("trials", 1), ("max_epochs", 1), ("high", 8)):
+        text = re.sub(rf"(?m)^{name} = \d+$", f"{name} = {value}", text)
+    (tmp_path / "cifar-10.toml").write_text(text.replace("low = 16", "low = 4"))
+    said = run(["-m", "trainwright", "run", "cifar-10.toml"], tmp_path)
+    assert "1 of 1 trials have a result" in said
+    assert "best ensemble" in said
+
+
+def test_cifar_10_without_its_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("CIFAR10", str(tmp_path))
+    monkeypatch.syspath_prepend(PROJECTS / "images")
+    module = importlib.import_module("image_classification")
+    with pytest.raises(FileNotFoundError, match=r"holds no data_batch_1.bin; set CIFAR10 to the folder"):
+        module.cifar_10.__wrapped__()
 
 
 class TestStranger:

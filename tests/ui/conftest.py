@@ -16,6 +16,8 @@ SPACE = Space(lr=Float(1e-4, 1.0, log=True), optimizer=Choice("sgd", "adamw"))
 class Scribe:
     """Writes a study in a directory as a driver does."""
 
+    SPACE = SPACE
+
     def __init__(self, directory: Path, objectives=("min val_loss",)) -> None:
         self.directory = directory
         self.ledger = DirectoryLedger(directory / "ledger", create=True, fsync="never")

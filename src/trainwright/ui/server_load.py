@@ -141,11 +141,7 @@ def _sample(metrics: Metrics, at: float) -> _Sample:
         if labels.get("endpoint", "infer") == "infer":
             status = labels.get("status", "?")
             requests[status] = requests.get(status, 0.0) + value
-    waiting = [
-        value
-        for name in ("trainwright_waiting_rows", "trainwright_rows_waiting", "trainwright_waiting")
-        for _, value in metrics.get(name, [])
-    ]
+    waiting = [value for _, value in metrics.get("trainwright_waiting_rows", [])]
     return _Sample(
         at=at,
         requests=requests,

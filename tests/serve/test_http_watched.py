@@ -1,0 +1,45 @@
+"""The page's view of a server's load, beside a server that serves: worker processes behind HTTP, and a token."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+
+from http_for_tests import ask, ensemble, inputs
+
+from trainwright.serve import Deployment, Plan, Server, Settings
+from trainwright.ui import ServerLoad
+
+TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of this test
+REQUESTS, ROWS = 6, 8
+
+
+@pytest.mark.slow
+def test_its_requests_and_rows_are_seen(tmp_path):
+    """What was asked between two looks is counted, with its rows and time; a request that is refused apart."""
+    found = ensemble(tmp_path, [{}, {"hidden": 4}], kind="classes", weights=[0.4, 0.6])
+    x = inputs(ROWS, seed=1)
+    with (
+        Deployment(found, Plan.simple(found, "cpu"), settings=Settings()) as service,
+        Server(service, port=0, token=TOKEN) as server,
+    ):
+        load = ServerLoad(server.url, token=TOKEN)
+        load.ask()
+        for _ in range(REQUESTS):
+            assert ask(server.url, x, token=TOKEN).status_code == 200
+        assert ask(server.url, x[:, :2], token=TOKEN).status_code == 400
+        load.ask()
+        told = load.content()
+        stranger = ServerLoad(server.url)
+        stranger.ask()
+    assert told["error"] is None
+    assert (told["name"], told["ready"], len(told["members"])) == ("ensemble", True, 2)
+    assert told["requests"] == {"200": REQUESTS, "400": 1}
+    assert told["rows"] == REQUESTS * ROWS
+    [between] = told["course"]
+    assert between["rows_per_second"] > 0
+    assert between["answer_ms"] > 0
+    assert between["waiting"] == 0
+    assert "does not answer" in stranger.content()["error"]  # without the token
+    load.ask()
+    assert "does not answer" in load.content()["error"]  # when it has ended
