@@ -8,8 +8,8 @@ import time
 from collections import Counter
 
 import pytest
-from servers import CuttingProxy, Server, needs_redis
 
+from servers import CuttingProxy, Server, needs_redis
 from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
 from trainwright.ledger import FORMAT, Record, RedisLedger, blocks, open_ledger
 from trainwright.ledger.conformance import LedgerConformance
