@@ -16,7 +16,7 @@ __all__ = ["lowest_with_copies"]
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     """Return a plan with copies to the host of the least budget, whatever its time, and that budget in bytes."""
     steps, last = chain.steps, len(chain.steps)
-    grown = gradient = 0
+    grown, gradient = 0, chain.loss.delta_bytes
     options, forward_needs, least = [0] * (last + 1), [0] * (last + 1), 0
     for stage in range(last, 0, -1):
         step = steps[stage - 1]
@@ -27,11 +27,12 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
             forward = before + each.saved_bytes + each.forward_temporary_bytes
             arrived = gradient + grown
             more = made + step.parameter_gradient_bytes + each.backward_temporary_bytes
-            needs.append((max(forward, before + each.saved_bytes + arrived + more), forward + arrived))
+            sweep = forward + chain.loss.delta_bytes
+            needs.append((max(sweep, before + each.saved_bytes + arrived + more), forward + arrived))
         need, forward_needs[stage] = min(needs)
         options[stage] = needs.index((need, forward_needs[stage]))
         if stage < last:
-            need = max(need, before + step.output_bytes + step.plain_temporary_bytes)
+            need = max(need, before + step.output_bytes + step.plain_temporary_bytes + chain.loss.delta_bytes)
         least = max(least, need)
         grown, gradient = grown + step.parameter_gradient_bytes, made
     listed: list[Operation] = []
