@@ -2,9 +2,10 @@
 
 Random chains as in the protocol of the claims: 3 to 6 stages (and 7 to 10), times 1-9, outputs 1-6, saved values 0-6
 more, temporaries 0-2, budgets even between the least feasible and that of keeping everything; the optimum is that of
-a finished exact search. Long random chains and PipeDream's measured layer graphs beside them. Baselines: none, every
-block, k equal segments (best k), Chen, revolve, in the same simulator. Then the example models trained within budgets
-beside torch's checkpointing (`training`).
+a finished exact search. On chains of 12 to 30 stages an integer programme (HiGHS, with a time limit) is the
+certificate. Long random chains and PipeDream's measured layer graphs beside them, joint plans against Lagrange's
+bound. Baselines: none, every block, k equal segments (best k), Chen, revolve, in the same simulator. Then the example
+models trained within budgets beside torch's checkpointing (`training`).
 """
 
 import argparse
@@ -26,12 +27,14 @@ from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Stage, read_chain, simulate
 from trainwright.memory.baselines import best_baseline
 from trainwright.memory.exact import solve_exact
+from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 
 _SLOTS = 500
 _LINK = 16e9
 _SAME = 1 + 1e-9
+_PROVEN = 1e-5
 
 
 def main() -> None:
@@ -39,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--chains", type=int, default=1000, help="random chains of each kind")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds of an integer programme")
     parser.add_argument("--data", type=Path, help="folder of PipeDream graph files (.txt)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
@@ -48,6 +52,7 @@ def main() -> None:
     small = optimality(arguments.chains, 3, 6)
     middle = optimality(arguments.chains // 10, 7, 10)
     sound = soundness(arguments.chains)
+    certified = [row for length in (12, 16, 20, 25, 30) for row in certificates(length, arguments.limit)]
     speed = {length: solver_ms(length, arguments.repeats) for length in (50, 100, 340)}
     trained = list(train(arguments.models, arguments.repeats))
     graphs = [row for path in sorted(arguments.data.glob("*.txt")) for row in graph(path)] if arguments.data else []
@@ -57,15 +62,21 @@ def main() -> None:
                   _share(part["optimal_share_dp_alone"]))
                  for name, part in (("3-6 stages", small), ("7-10 stages", middle))]))  # fmt: skip
     print(f"\n{sound['plans']} plans on {sound['chains']} random chains, {sound['violations']} over their budget\n")
+    print(table(("stages", "room", "overhead of dp and moves", "of the best known", "bound", "proven"),
+                [(row["stages"], _share(row["room_share"]), _share(row["moves_overhead"]), _share(row["overhead"]),
+                  _share(row["bound_overhead"]), "yes" if row["proven"] else "no") for row in certified]))  # fmt: skip
+    print()
     print(table(("stages", "solver ms, CPU"), [(length, f"{value:.2f}") for length, value in speed.items()]))
     if trained:
         print(f"\n{table(_TRAINED, [_trained_row(row) for row in trained])}")
     if graphs:
         print()
-        print(table(("graph", "saved", "budget", "remat", "joint", "best baseline", "least"),
+        print(table(("graph", "saved", "budget", "remat", "joint", "bound of joint", "best baseline", "least",
+                 "least with copies"),
                     [(row["graph"], f"{row['saved_multiple']:g} x", _share(row["budget_share"]),
-                      _share(row["remat_overhead"]), _share(row["joint_overhead"]), _share(row["baseline_overhead"]),
-                      _share(row["least_share"])) for row in graphs]))  # fmt: skip
+                      _share(row["remat_overhead"]), _share(row["joint_overhead"]), _share(row["joint_bound"]),
+                      _share(row["baseline_overhead"]), _share(row["least_share"]),
+                      _share(row["least_with_copies_share"])) for row in graphs]))  # fmt: skip
     summary = {
         "optimal_share": small["optimal_share"],
         "mean_gap": small["mean_gap"],
@@ -76,9 +87,18 @@ def main() -> None:
         + middle["violations"]
         + sum(row["violation"] for row in trained),
         **{f"solver_ms_{length}": value for length, value in speed.items()},
+        "certified_share": float(np.mean([row["proven"] for row in certified])),
+        "certificate_gap_worst": max(row["gap"] for row in certified),
+        "moves_gap_to_certificate_mean": float(np.mean([row["moves_gap"] for row in certified])),
+        "moves_gap_to_certificate_worst": max(row["moves_gap"] for row in certified),
         "operations": sound["operations"],
         "processor_seconds": sound["processor_seconds"],
     }
+    if graphs:
+        quarter = [row for row in graphs if row["budget_share"] == 0.25 and row["joint_overhead"] is not None]
+        summary["joint_overhead_at_a_quarter"] = {
+            f"{row['graph']}, {row['saved_multiple']:g} x": row["joint_overhead"] for row in quarter
+        }
     if trained:
         over = [row["overhead_over_baseline"] for row in trained if row["overhead_over_baseline"] is not None]
         summary |= {
@@ -89,7 +109,7 @@ def main() -> None:
             "gradient_mismatches": sum(row["gradient_mismatches"] for row in trained),
         }
     result = {"benchmark": "memory", "environment": environment(), "summary": summary, "small": small,
-              "middle": middle, "soundness": sound, "trained": trained, "graphs": graphs,
+              "middle": middle, "certificates": certified, "soundness": sound, "trained": trained, "graphs": graphs,
               "table": {"header": _TRAINED, "rows": [_trained_row(row) for row in trained]}}  # fmt: skip
     finish(result, arguments)
 
@@ -184,23 +204,51 @@ def graph(path: Path) -> Iterator[dict[str, Any]]:
         activations = sum(step.saved_bytes for step in chain.steps)
         for share in (0.5, 0.25):
             budget = chain.fixed_bytes + int(share * activations)
+            remat, _ = _overhead(chain, budget, offload=False)
+            joint, bound = _overhead(chain, budget, offload=True)
             yield {
                 "graph": path.stem,
                 "saved_multiple": multiple,
                 "stages": len(chain.stages),
                 "budget_share": share,
-                "remat_overhead": _overhead(chain, budget, offload=False),
-                "joint_overhead": _overhead(chain, budget, offload=True),
+                "remat_overhead": remat,
+                "joint_overhead": joint,
+                "joint_bound": bound,
                 "baseline_overhead": _finite(best_baseline(chain, budget)[1] / chain.plain_seconds - 1),
                 "least_share": (minimal_bytes(chain) - chain.fixed_bytes) / activations,
+                "least_with_copies_share": (lowest_with_copies(chain)[1] - chain.fixed_bytes) / activations,
             }
 
 
-def _overhead(chain: Chain, budget: int, *, offload: bool) -> float | None:
+def certificates(length: int, limit: float) -> Iterator[dict[str, Any]]:
+    """Plan random chains by the programme and moves, and by the integer programme, at two budgets each."""
+    for seed in (1, 2):
+        chain = _long(length, np.random.default_rng((length, seed)))
+        least, full = minimal_bytes(chain), full_bytes(chain)
+        for share in (0.2, 0.5):
+            progress(f"certificates: {length} stages, room {share}")
+            budget = int(least + share * (full - least))
+            moved = plan_chain(chain, budget=budget, solver="dp")
+            best = plan_chain(chain, budget=budget, solver="milp", limit_seconds=limit)
+            yield {
+                "stages": length,
+                "room_share": share,
+                "moves_overhead": moved.overhead,
+                "overhead": best.overhead,
+                "bound_overhead": best.lower_seconds / chain.plain_seconds - 1,
+                "gap": best.gap,
+                "moves_gap": moved.seconds / best.lower_seconds - 1,
+                "proven": best.gap < _PROVEN,
+            }
+
+
+def _overhead(chain: Chain, budget: int, *, offload: bool) -> tuple[float | None, float | None]:
+    """Return the overhead of a plan and that of the bound; None if there is no plan."""
     try:
-        return plan_chain(chain, budget=budget, offload=offload, bandwidth=_LINK).overhead
+        plan = plan_chain(chain, budget=budget, offload=offload, bandwidth=_LINK)
     except InfeasibleBudget:
-        return None
+        return None, None
+    return plan.overhead, plan.lower_seconds / chain.plain_seconds - 1
 
 
 def _finite(value: float) -> float | None:

@@ -10,7 +10,7 @@ from chains import random_chain
 import trainwright.memory as tm
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.memory.persistent import solve_persistent
-from trainwright.memory.pipelines.memory import Weights, bubble_share, in_flight, stage_bytes
+from trainwright.memory.pipelines.memory import SCHEDULES, Weights, bubble_share, in_flight, stage_bytes
 from trainwright.memory.pipelines.partition import cut, ways
 from trainwright.memory.pipelines.patterns import groups, least_period
 from trainwright.memory.pipelines.rematerialised import planned_cost
@@ -113,6 +113,10 @@ def test_the_whole_way():
     assert plan.partition.parts[0].first == 1
     assert plan.partition.parts[-1].last == len(chain.stages)
     assert plan.step_seconds >= plan.partition.load_seconds * 6
+    assert set(plan.timelines) == {"gpipe", "1f1b", "interleaved", "zero-bubble"}
+    least = sum(each.forward_seconds + each.backward_seconds for each in chain.steps) * 6 / 3
+    assert plan.timelines["interleaved"].seconds >= least
+    assert set(tm.pipeline(chain, stages=3, microbatches=5, memory="120 B").timelines) == {*SCHEDULES} - {"interleaved"}
     rows = plan.to_csv().splitlines()
     assert len(rows) == 3
     assert rows[2].startswith("2F0,2B0,2F1")

@@ -57,12 +57,14 @@ def plan(
     """Find the fastest plan within a budget."""
     from trainwright.memory import plan as plan_step
     from trainwright.memory.budget import read_budget, readable
+    from trainwright.memory.lowest import lowest_with_copies
     from trainwright.memory.planning import full_bytes, minimal_bytes
 
     chain = _chain(spec, saved_multiple, optimizer)
     speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else None
     made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver, limit_seconds=limit)
     least, full = minimal_bytes(chain), full_bytes(chain)
+    _, with_copies = lowest_with_copies(chain)
     print_table(
         ("", "plan", "without"),
         [
@@ -72,6 +74,7 @@ def plan(
             ("gap to the bound", f"{100 * made.gap:.2f} %", ""),
             ("budget", readable(made.budget_bytes), ""),
             ("least without copies", readable(least), ""),
+            ("least with copies", readable(with_copies), ""),
             ("solver", made.solver, ""),
         ],
     )
@@ -80,7 +83,8 @@ def plan(
         print(f"plan: {out}")
     if json:
         content = {name: value for name, value in made.to_json().items() if name != "chain"}
-        print_json({**content, "minimal_bytes": least, "full_bytes": full})
+        print_json({**content, "minimal_bytes": least, "minimal_bytes_with_copies": with_copies,
+                    "full_bytes": full})  # fmt: skip
 
 
 @app.command()

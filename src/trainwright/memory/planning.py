@@ -160,9 +160,9 @@ def _infeasible(chain: Chain, budget_bytes: int, *, copies: bool = False) -> Inf
     largest = sorted(owners.items(), key=lambda each: -each[1])[:4]
     parts = ", ".join(f"{owner} {readable(size)}" for owner, size in largest)
     with_copies = lowest_with_copies(chain)[1]
-    mend = "raise the budget or shrink the batch" if copies else "raise the budget, shrink the batch, or allow offload"
+    mend = "raise the budget or shrink the batch"
     if not copies and with_copies < needed:
-        mend += f" (at least {readable(with_copies)}, {with_copies} bytes)"
+        mend = f"raise the budget, shrink the batch, or allow offload (at least {readable(with_copies)}, {with_copies} bytes)"
     return InfeasibleBudget(
         f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(needed)} ({needed} "
         f"bytes), the least possible for this chain{' with copies to the host' if copies else ''} ({parts}); {mend}",

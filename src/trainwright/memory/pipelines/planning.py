@@ -21,7 +21,9 @@ class PipelinePlan:
     partition: Partition
     alternatives: dict[Way, Partition | None] = field(repr=False)
     timelines: dict[str, Timeline] = field(repr=False)
-    """By schedule; GPipe's holds more micro-batches than the partition was made for, and is there to compare."""
+    """By schedule; to compare: GPipe's holds more micro-batches than the partition was made for, interleaved cuts two
+    chunks a device, recomputes nothing and asks for no memory (absent where micro-batches or layers do not allow it).
+    """
     schedule: str
     microbatches: int
     memory_bytes: int
@@ -92,7 +94,8 @@ def plan_pipeline(
     return PipelinePlan(
         partition=best,
         alternatives=found,
-        timelines={name: _timeline(best.parts, name, microbatches) for name in SCHEDULES if name != "interleaved"},
+        timelines={name: _timeline(best.parts, name, microbatches) for name in SCHEDULES if name != "interleaved"}
+        | _interleaved(chain, stages, microbatches, bandwidth),
         schedule=schedule,
         microbatches=microbatches,
         memory_bytes=memory_bytes,
@@ -129,6 +132,30 @@ def _timeline(parts: tuple[Part, ...], schedule: str, microbatches: int) -> Time
         microbatches=microbatches,
         link_seconds=[part.link_seconds / 2 for part in parts],
     )
+
+
+def _interleaved(chain: Chain, stages: int, microbatches: int, bandwidth: float) -> dict[str, Timeline]:
+    """Place a step of two chunks a device in time, cut for the least load of a chunk whatever its memory."""
+    layers = len(chain.stages)
+    if microbatches % stages or 2 * stages > layers or stages == 1:
+        return {}
+
+    def seconds(first: int, last: int, _: int) -> float:
+        end = len(chain.steps) if last == layers else last
+        return sum(each.forward_seconds + each.backward_seconds for each in chain.steps[first - 1 : end])
+
+    found = cut(chain, 2 * stages, seconds, way="none", bandwidth=bandwidth, microbatches=microbatches)
+    if found is None:
+        return {}
+    timeline = simulate_schedule(
+        "interleaved",
+        [part.forward_seconds for part in found.parts],
+        [part.seconds - part.forward_seconds for part in found.parts],
+        microbatches=microbatches,
+        link_seconds=[part.link_seconds / 2 for part in found.parts],
+        devices=stages,
+    )
+    return {"interleaved": timeline}
 
 
 def _least(chain: Chain, stages: int, microbatches: int, weights: Weights, memory_bytes: int) -> int:
