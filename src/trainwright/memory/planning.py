@@ -162,7 +162,8 @@ def _infeasible(chain: Chain, budget_bytes: int, *, copies: bool = False) -> Inf
     with_copies = lowest_with_copies(chain)[1]
     mend = "raise the budget or shrink the batch"
     if not copies and with_copies < needed:
-        mend = f"raise the budget, shrink the batch, or allow offload (at least {readable(with_copies)}, {with_copies} bytes)"
+        enough = f"at least {readable(with_copies)}, {with_copies} bytes"
+        mend = f"raise the budget, shrink the batch, or allow offload ({enough})"
     return InfeasibleBudget(
         f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(needed)} ({needed} "
         f"bytes), the least possible for this chain{' with copies to the host' if copies else ''} ({parts}); {mend}",
