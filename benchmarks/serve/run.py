@@ -2,6 +2,9 @@
 
     python benchmarks/serve/run.py --parts overhead,faults --json
 
+With `--results FILE` the parts that the file has and that are not run now are kept, so that long parts can be run
+apart: the summary and the table are of all of them.
+
 Each file beside this one that has a function `run(options)` is a part; it returns a mapping with a `summary` (numbers
 by name) and whatever else is worth keeping. Counts (whole numbers) that several parts give are added, such as
 `wrong_answers`; any other name belongs to one part. A part that needs what is not installed says so under `missing`.
@@ -10,6 +13,7 @@ by name) and whatever else is worth keeping. Counts (whole numbers) that several
 import argparse
 import ast
 import importlib
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,25 +42,35 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if unknown := sorted(set(chosen) - set(parts)):
         parser.error(f"--parts: got {unknown[0]!r}; allowed: {', '.join(parts)}")
 
-    summary: dict[str, Any] = {}
-    results: dict[str, Any] = {}
+    settings = {name: getattr(options, name) for name in ("seed", "seconds", "repeats", "quick")}
+    results: dict[str, Any] = _kept(options.results)
     for part in chosen:
         progress(f"{part}:")
         found = importlib.import_module(f"benchmarks.serve.{parts[part]}").run(options)
-        results[part] = found
-        _merge(summary, found["summary"], part)
+        results[part] = {**found, "settings": {**found.get("settings", {}), **settings}, "environment": environment()}
+    summary: dict[str, Any] = {}
+    for part in sorted(results):
+        _merge(summary, results[part]["summary"], part)
     for name, value in summary.items():
         print(f"{name}: {value}")
-    settings = {name: getattr(options, name) for name in ("seed", "seconds", "repeats", "quick")}
     result = {
         "benchmark": "serve",
         "summary": summary,
         "settings": settings,
         "parts": results,
+        "table": {"header": ["serving", ""], "rows": [[name, value] for name, value in summary.items()]},
         "environment": environment(),
     }
     finish(result, options)
     return result
+
+
+def _kept(file: Path | None) -> dict[str, Any]:
+    """Return the parts of an earlier run that a file holds."""
+    if file is None or not file.exists():
+        return {}
+    kept: dict[str, Any] = json.loads(file.read_text())["parts"]
+    return kept
 
 
 def _parts() -> dict[str, str]:
