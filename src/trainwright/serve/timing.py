@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from trainwright.serve.units import Unit
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.serve.fused import Runner
+    from trainwright.serve.fused import Loop, Runner
 
 __all__ = ["can_be_timed", "measured"]
 
@@ -130,10 +130,11 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     told = {"kind": "process", "threads": request["threads"], "device": request["device"]}
     runner_of({**told, "members": []})
     context = _resident_bytes()
-    seconds, peaks, alike = [], [], {}
+    seconds, peaks = [], []
+    alike: dict[tuple[str, ...], list[int]] = {}  # places by structure
     for place, member in enumerate(request["members"]):
         runner = runner_of({**told, "members": [member]})
-        alike.setdefault(_structure(runner.networks[0]), []).append(place)
+        alike.setdefault(_structure(cast("Loop", runner).networks[0]), []).append(place)
         timed, held = _timed(request, runner, [0])
         seconds.append(timed)
         peaks.append(held)
