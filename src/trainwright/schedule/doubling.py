@@ -163,7 +163,7 @@ class _Planner:
         """Return when the first reservation can be met by those that end at their rungs, or is given up."""
         wish = self.wishes[0]
         own = 0 if wish.seat.trial in desk.resting else len(wish.seat.block)
-        need = wish.size - own - desk.free
+        need: float = wish.size - own - desk.free
         frees = []
         for seat in desk.seats.values():
             if seat is wish.seat or seat.rungs >= len(desk.rungs):
