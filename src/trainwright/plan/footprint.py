@@ -14,6 +14,7 @@ from trainwright.plan.work import Work
 
 __all__ = ["Footprint", "footprint", "reserved_bytes"]
 
+_IN_TURN = 8.0  # most bytes an element of temporaries that an optimizer makes of one parameter: two numbers in fp32
 _SMALL, _SEGMENT = 2 * 2**20, 20 * 2**20
 
 
@@ -46,7 +47,7 @@ def footprint(
     State: weights are divided at ZeRO level 3, gradients from 2, optimizer state and master copy from 1. Activations:
     of every micro-batch in flight what its blocks keep. On top: the widest backward pass; of FSDP two largest blocks'
     weights and one's gradients; a block that is recomputed. A model that sees one micro-batch an iteration has not yet
-    gradients where it has most activations: for it the timeline is followed.
+    gradients where it has most activations: for it the timeline is followed. The optimizer's step has its own peak.
     """
     rows = np.arange(mesh.rows)
     precision = work.precision
@@ -73,7 +74,15 @@ def footprint(
         followed = _timeline(work, costs, place, kept, top)
         lean = weights[:, 0] + optimizing[:, 0] + np.maximum(followed, gradients[:, 0])
         peak[:, 0] = np.where(single, lean, peak[:, 0])
+    peak = np.maximum(peak, state + _updating(work, elements / np.where(level >= 1, shard, 1.0)))
     fixed = work.profile.buffer_bytes + mesh.micro * work.profile.input_bytes / work.profile.batch
+    traced = work.profile.peak_bytes
+    if traced and (work.profile.precision, work.profile.optimizer) == (precision.name, optimizer.name):
+        # What was traced, step and all, is not estimated again; data parallel it is the least that a rank takes.
+        same = single & (mesh.recompute == 0) & (mesh.micro == work.profile.batch) & (mesh.zero == 0)
+        apart = mesh.degrees.prod(axis=1) // mesh.axis("data") == 1
+        least = np.where(mesh.axis("data") == 1, traced - fixed, np.maximum(peak[:, 0], traced - fixed))
+        peak[:, 0] = np.where(same & apart, least, peak[:, 0])
     fullest = np.argmax(peak, axis=1)
     divided = np.where(mesh.zero[:, None] == 3, weights, 0.0) + np.where(level >= 2, gradients, 0.0)
     divided = divided + np.where(level >= 1, optimizing, 0.0)
@@ -87,6 +96,18 @@ def footprint(
         replicated=replicated[rows, fullest],
         updated_elements=elements.max(axis=1) / np.where(mesh.zero >= 1, mesh.shard, 1),
     )
+
+
+def _updating(work: Work, elements: Floats) -> Floats:
+    """Return what the optimizer's step takes on top of the state, for so many updated elements of each device.
+
+    An optimizer that goes through all parameters at once (`foreach`) takes copies of all; one that takes them in turn
+    no more than for the largest, which may lie on any device whole.
+    """
+    profile = work.profile
+    if profile.update_bytes >= profile.gradient_bytes / 2:
+        return np.asarray(elements * (profile.update_bytes / max(1, profile.trainable_elements)))
+    return np.minimum(float(profile.update_bytes), elements * _IN_TURN)
 
 
 def _timeline(work: Work, costs: BlockCosts, place: Ints, kept: Floats, top: Floats) -> Floats:

@@ -37,6 +37,8 @@ class Profile:
     """Bytes that several stages share beside the activations handed on: masks, positions."""
     state_bytes: int = 0
     """Bytes that the optimizer holds."""
+    update_bytes: int = 0
+    """Most bytes that the optimizer's step takes on top of weights, gradients and state, and gives back."""
     peak_bytes: int | None = None
     """Peak of tracked bytes of one training step (forward, backward, update), where it was traced.
 

@@ -305,12 +305,20 @@ def profile_of(
         input_bytes=sum(storages[number].bytes for number in recording.sample),
         common_bytes=sum(storages[number].bytes for number in chained.common),
         state_bytes=recording.state_bytes,
+        update_bytes=_update_bytes(recording),
         peak_bytes=recording.peak_bytes,
         peak_by_owner=recording.peak_by_owner,
         granule_bytes=granule_bytes,
         uncounted=recording.uncounted,
         torch_version=torch.__version__,
     )
+
+
+def _update_bytes(recording: Recording) -> int:
+    """Return the most bytes that live at once of what the optimizer's step makes."""
+    first, past = recording.parts["update"]
+    lives = _Lives(recording, {})
+    return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0
 
 
 def _timed(layer: Layer, gathered: Gathered, seconds: Mapping[int, float]) -> Layer:
