@@ -42,12 +42,10 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 
 def measure(*, steps: int = STEPS, repeats: int = 25) -> list[dict[str, Any]]:
     """Return a row for each case: predicted and measured seconds of an iteration, and their relative difference."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    ports = [_free_port() for _ in range(2)]  # a group each: one that joins anew could still meet the old one
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[Any] = context.Queue()
-    members = [context.Process(target=_member, args=(rank, steps, repeats, results)) for rank in range(2)]
+    members = [context.Process(target=_member, args=(rank, steps, repeats, ports, results)) for rank in range(2)]
     for process in members:
         process.start()
     rows: list[dict[str, Any]] = results.get(timeout=1800)
@@ -56,10 +54,18 @@ def measure(*, steps: int = STEPS, repeats: int = 25) -> list[dict[str, Any]]:
     return rows
 
 
-def _member(rank: int, steps: int, repeats: int, results: Any) -> None:
+def _free_port() -> str:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _member(rank: int, steps: int, repeats: int, ports: list[str], results: Any) -> None:
     torch.set_num_threads(1)
+    os.environ["MASTER_PORT"] = ports[0]
     here = Place(rank=rank, world=2, local_rank=rank, on_node=2, address="127.0.0.1")
     cluster = calibrate(here, repeats=repeats)
+    os.environ["MASTER_PORT"] = ports[1]
     with joined(here, "gloo"):
         sample = _batch()
         profile = Profile.measured(_model(), sample, loss=_loss, optimizer="sgd")
