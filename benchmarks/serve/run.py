@@ -15,7 +15,7 @@ import ast
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,30 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 from benchmarks._report import add_arguments, environment, finish, progress
 
 __all__ = ["main"]
+
+
+_WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "overhead_percent_128": ("the service beyond a bare loop over its members, batches of 128", "{:+.1f} %".format),
+    "member_ms": ("- where the fastest member's batch takes", "{:.1f} ms".format),
+    "overhead_http_percent_128": ("- the same over HTTP, binary tensors", "{:+.1f} %".format),
+    "overhead_http_json_percent_128": ("- the same over HTTP, JSON", "{:+.0f} %".format),
+    "throughput_over_fastapi": ("requests a second beside plain FastAPI, mean over clients", "{:.2f} x".format),
+    "throughput_over_ray_serve": ("requests a second beside Ray Serve, mean over clients", "{:.1f} x".format),
+    "worst_gap": ("allocation: furthest below brute force, of 200 small cases of each size", "{:.1%}".format),
+    "seconds_12_on_4": ("- 12 members on 4 simulated devices", "{:.2f} s".format),
+    "median_gain_over_batch_only": (
+        "- gain over tuning batch sizes alone, median of simulated sets",
+        "{:.1f} x".format,
+    ),
+    "requests_under_faults": ("requests while workers were killed", "{:,}".format),
+    "kills": ("- kill -9 of workers", str),
+    "malformed_requests": ("malformed requests", "{:,}".format),
+    "server_errors_on_malformed": ("- of them answered as an error of the server", str),
+    "wrong_answers": ("wrong answers", str),
+    "lost_requests": ("lost requests", str),
+    "shared_memory_left": ("segments of shared memory left", str),
+}
+"""What the table says of the numbers of the summary, in this order."""
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -58,7 +82,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "summary": summary,
         "settings": settings,
         "parts": results,
-        "table": {"header": ["serving", ""], "rows": [[name, value] for name, value in summary.items()]},
+        "table": {
+            "header": ["serving", "measured"],
+            "rows": [[words, form(summary[name])] for name, (words, form) in _WORDS.items() if name in summary],
+        },
         "environment": environment(),
     }
     finish(result, options)
