@@ -98,7 +98,7 @@ def test_fifty_killed_workers(tmp_path):
 def test_ctrl_c(tmp_path):
     """The driver ends at once, pauses what ran, leaves no process; the next run goes on with nothing done twice."""
     directory = tmp_path / "study"
-    with running(directory, 6, EPOCHS, "torch") as driver:
+    with running(directory, 6, 5 * EPOCHS, "torch") as driver:  # long enough to be still at work
         wait_until(lambda: driver.poll() is not None or len(log_of(directory)) >= 4)
         driver.send_signal(signal.SIGINT)
         assert driver.wait() == -signal.SIGINT
@@ -107,7 +107,7 @@ def test_ctrl_c(tmp_path):
     assert study.state.counts["running"] == 0
     paused = [trial for trial in study.trials if trial.preempted]
     assert paused
-    with running(directory, 6, EPOCHS, "torch", "here") as driver:
+    with running(directory, 6, 5 * EPOCHS, "torch", "here") as driver:
         assert driver.wait() == 0
     study = check_study(directory, 6)
     for trial in paused:
