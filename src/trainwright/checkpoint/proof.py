@@ -18,12 +18,13 @@ the same there is: the restored state, and from then on where the loader stands.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.comparing import (
     Run,
+    Unlike,
     first_difference,
     idle_generators,
     max_difference,
@@ -38,6 +39,8 @@ __all__ = ["Launch", "Proof", "drop_table", "prove", "verify_resume"]
 
 Launch = Callable[[Plan], None]
 """Runs a training as a plan says, in a process of its own. Raises `CheckpointError` if it fails."""
+
+_UNREPEATABLE = "two uninterrupted runs differ already: seed every generator and set deterministic algorithms"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,31 @@ class Proof:
     suspect: str = ""
     max_difference: float = 0.0
     resumed_from: int | None = None
+
+    @classmethod
+    def unequal(
+        cls,
+        steps: int,
+        unlike: Unlike,
+        one: Run,
+        other: Run,
+        *,
+        repeatable: bool = True,
+        resumed_from: int | None = None,
+    ) -> "Proof":
+        """Return what came out where two runs are unlike."""
+        return cls(
+            steps=steps,
+            repeatable=repeatable,
+            equal=False,
+            compared=unlike.compared,
+            step=unlike.step,
+            item=unlike.items[0],
+            others=len(unlike.items) - 1,
+            suspect=unlike.suspect if repeatable else _UNREPEATABLE,
+            max_difference=max_difference(one, other),
+            resumed_from=resumed_from,
+        )
 
 
 def verify_resume(
@@ -128,17 +156,7 @@ def prove(
     idle = idle_generators(whole.of("step"))
     unlike = first_difference(whole.of("step"), again.of("step"), idle)
     if unlike is not None:
-        return Proof(
-            steps=steps,
-            repeatable=False,
-            equal=False,
-            compared=unlike.compared,
-            step=unlike.step,
-            item=unlike.items[0],
-            others=len(unlike.items) - 1,
-            suspect="two uninterrupted runs differ already: seed every generator and set deterministic algorithms",
-            max_difference=max_difference(whole, again),
-        )
+        return Proof.unequal(steps, unlike, whole, again, repeatable=False)
     if kill:
         half = runs.run("b1", steps=2 * steps, save_at=steps, kill_at=min(2 * steps, steps + max(1, steps // 2)))
     else:
@@ -157,17 +175,7 @@ def prove(
     if differing is None:
         apart = 0.0 if after == ranks else max_difference(whole, resumed)
         return Proof(steps=steps, repeatable=True, equal=True, compared=compared, max_difference=apart)
-    return Proof(
-        steps=steps,
-        repeatable=True,
-        equal=False,
-        compared=compared,
-        step=differing.step,
-        item=differing.items[0],
-        others=len(differing.items) - 1,
-        suspect=differing.suspect,
-        max_difference=max_difference(whole, resumed),
-    )
+    return Proof.unequal(steps, replace(differing, compared=compared), whole, resumed)
 
 
 class _Runs:

@@ -20,7 +20,6 @@ from trainwright.checkpoint.comparing import (
     Unlike,
     first_difference,
     idle_generators,
-    max_difference,
     read_lines,
 )
 from trainwright.checkpoint.proof import Proof
@@ -72,8 +71,7 @@ def _prove(runs: "_Runs", steps: int | None, seed: int, drop: tuple[str, ...]) -
     idle = idle_generators(whole.run.of(*_STEPS))
     unlike = _difference(whole, again, idle)
     if unlike is not None:
-        why = "two uninterrupted runs differ already: seed every generator and set deterministic algorithms"
-        return _differing(place.kill_at, replace(unlike, suspect=why), whole.run, again.run, repeatable=False)
+        return Proof.unequal(place.kill_at, unlike, whole.run, again.run, repeatable=False)
     half = runs.run("b1", save_at=place.save_at, kill_at=place.kill_at)
     resumed = runs.run("b2", drop=drop, after=half)
     restored = resumed.run.of("restored")
@@ -89,7 +87,7 @@ def _prove(runs: "_Runs", steps: int | None, seed: int, drop: tuple[str, ...]) -
         or _difference(whole, resumed, idle, since=restored[0].step)
     )
     if unlike is not None:
-        return _differing(place.kill_at, unlike, whole.run, resumed.run, resumed_from=restored[0].step)
+        return Proof.unequal(place.kill_at, unlike, whole.run, resumed.run, resumed_from=restored[0].step)
     compared = sum(len(line.state) + len(line.batches) + len(line.losses) for line in resumed.run.lines)
     return Proof(steps=place.kill_at, repeatable=True, equal=True, compared=compared, resumed_from=restored[0].step)
 
@@ -188,20 +186,3 @@ def _difference(whole: _Seen, other: _Seen, idle: frozenset[str], since: int = 0
         if items:
             return Unlike(ends[1], items, "the evaluation: what it draws or keeps that the checkpoint does not hold", 0)
     return None
-
-
-def _differing(
-    steps: int, unlike: Unlike, one: Run, other: Run, *, repeatable: bool = True, resumed_from: int | None = None
-) -> Proof:
-    return Proof(
-        steps=steps,
-        repeatable=repeatable,
-        equal=False,
-        compared=unlike.compared,
-        step=unlike.step,
-        item=unlike.items[0],
-        others=len(unlike.items) - 1,
-        suspect=unlike.suspect,
-        max_difference=max_difference(one, other),
-        resumed_from=resumed_from,
-    )
