@@ -43,6 +43,7 @@ def test_every_prefix_folds_and_its_counts_are_a_recount(data, streams):
         for trial in state.trials.values():
             assert trial.status is trial.settled()
             assert trial.has_result or not trial.values
+            assert trial.epoch == max(trial.reports, default=0)
             assert (trial.failure is not None) == (trial.status is Status.FAILED)
 
 

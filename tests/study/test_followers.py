@@ -80,6 +80,33 @@ def test_reports_are_gone_through_once_for_each_run():
         before = reports.passes
         follower.verdict(state.trials[0], VIEW, epoch)
         assert reports.passes - before == (epoch == 1)
+    follower.forget(0)
+    follower.verdict(state.trials[0], VIEW, epoch)
+    assert reports.passes - before == 1
+    assert Seen.asked[-2:] == [(49, 1 / 49)] * 2
+
+
+def test_a_driver_forgets_whoever_ends(monkeypatch):
+    """However a trial ends, also one that fails or is stopped, its losses are dropped."""
+    forgotten, forget = [], RuleFollower.forget
+
+    def noted(follower, trial):
+        forgotten.append(trial)
+        forget(follower, trial)
+
+    monkeypatch.setattr(RuleFollower, "forget", noted)
+    study = tw.Study(tw.Space(x=tw.Float(0.0, 1.0)), "min loss", seed=0, searcher=tw.RandomSearcher())
+    scheduler = tw.ASHA(max_epochs=4, eta=2)
+    study.run(fails_once, trials=6, scheduler=scheduler, engine=tw.Local(workers=0), progress=False)
+    assert len({trial.status for trial in study.trials}) == 3
+    assert sorted(forgotten) == [trial.number for trial in study.trials]
+
+
+def fails_once(trial):
+    for epoch in trial.epochs():
+        if trial.number == 0 and epoch == 2:
+            raise RuntimeError("out of luck")
+        trial.report(loss=trial.params["x"] / epoch)
 
 
 def report(lease, epoch, loss):

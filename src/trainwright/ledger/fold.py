@@ -269,6 +269,7 @@ def _reported(trial: TrialState, record: Record) -> None:
         trial.reports[epoch] = Report(
             epoch, body["step"], _metrics(body["metrics"]), body["wall_seconds"], lease, record.at
         )
+        trial.epoch = max(trial.epoch, epoch)
     held = _lease(trial, record)
     if not held.writer:  # its `started` may be damaged
         held.writer = record.writer

@@ -146,6 +146,8 @@ class TrialState:
     offered: dict[int, Offer] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     status: Status = Status.PROPOSED
+    epoch: int = 0
+    """The highest epoch reported."""
 
     @property
     def lease(self) -> int:
@@ -209,11 +211,6 @@ class TrialState:
         """Results of lower leases that a higher one overrode."""
         ends = [lease.end for _, lease in sorted(self.leases.items()) if lease.end is not None and lease.end.result]
         return [end.values for end in ends[:-1]]
-
-    @property
-    def epoch(self) -> int:
-        """The highest epoch reported."""
-        return max(self.reports, default=0)
 
     @property
     def blamed_losses(self) -> int:

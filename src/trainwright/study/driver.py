@@ -329,6 +329,7 @@ class Driver:
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
         running = self._running.pop(trial)
+        self.rule.forget(trial)
         self._notice(trial, running)
         state, outcomes = self.book.state.trials[trial], self.book.state.outcomes
         self.book.append(*outcome.records, ending(state, running, outcome, outcomes, leaving=self._leaving))

@@ -180,18 +180,19 @@ class RuleFollower:
     def verdict(self, trial: TrialState, view: RuleView, epoch: int) -> Verdict:
         """Return the rule's verdict on a trial that has reported `epoch`; it is judged by its highest one.
 
-        Amortised O(1): all its reports are looked at once for each run of it, afterwards the new one only.
+        Amortised O(1): all its reports are looked at once for each run of it, afterwards the new one only. `forget`
+        it when the run is over.
         """
         course = self._course(trial, epoch)
         losses = losses_of(self._objectives, trial.reports[course.epoch].metrics)
-        verdict: Verdict = Continue()
-        # the full length ends a trial by itself: it is complete, not stopped
-        if losses is not None and course.epoch < (self.rule.max_epochs or math.inf):
-            seen = TrialView(number=trial.number, epoch=course.epoch, losses=losses, best_loss=course.best)
-            verdict = self.rule.on_report(self._index, view, seen)
-        if not isinstance(verdict, Continue) or course.epoch >= (self.rule.max_epochs or math.inf):
-            self._courses.pop(trial.number, None)  # it may come back, but not soon
-        return verdict
+        if losses is None or course.epoch >= (self.rule.max_epochs or math.inf):
+            return Continue()  # the full length ends a trial by itself: it is complete, not stopped
+        seen = TrialView(number=trial.number, epoch=course.epoch, losses=losses, best_loss=course.best)
+        return self.rule.on_report(self._index, view, seen)
+
+    def forget(self, trial: int) -> None:
+        """Drop the losses of a trial that has ended or rests: if it comes back its reports are looked at again."""
+        self._courses.pop(trial, None)
 
     def _course(self, trial: TrialState, epoch: int) -> "_Course":
         """Return the trial's course with its report of `epoch` in it."""

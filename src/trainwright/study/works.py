@@ -217,6 +217,7 @@ class Works:
     def _settled(self, trial: TrialState) -> bool:
         """End or pause a trial that was judged before its driver died, but of which that was not written."""
         verdict = self._rule.verdict(trial, self.view(), trial.epoch) if trial.reports else None
+        self._rule.forget(trial.number)
         if not isinstance(verdict, Stop | Pause):
             return False
         number, lease, epoch = trial.number, trial.lease, trial.epoch
