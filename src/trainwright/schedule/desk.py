@@ -213,6 +213,7 @@ class Desk:
     def hold(self, seat: Seat) -> None:
         """Let a trial that is at a checkpoint wait there, on its devices."""
         seat.held = True
+        self.touched.add(seat.trial)
         self._actions.append(Hold(seat.trial))
 
     def go(self, seat: Seat) -> None:

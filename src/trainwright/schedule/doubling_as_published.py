@@ -1,6 +1,5 @@
 """RASDA's allocation as its authors published it, with its faults: the baseline of all others."""
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from trainwright.schedule._resizing import Resizing, check_factor, check_start
@@ -35,24 +34,39 @@ class DoublingAsPublished(Resizing):
 @dataclass
 class _Planner:
     policy: DoublingAsPublished
-    queue: deque[tuple[int, int]] = field(default_factory=deque)  # trials that wait, with what they want
+    queues: dict[int, dict[int, int]] = field(default_factory=dict)  # by devices wanted: trials, as the how-manieth each
+    came: int = 0
 
     def plan(self, desk: Desk) -> None:
         seat = desk.changed
         if seat is not None and self._doubles(desk, seat):
             size = self.policy.start * self.policy.factor**seat.rungs
-            self.queue.append((seat.trial, size))
+            self.came += 1
+            for queue in self.queues.values():
+                queue.pop(seat.trial, None)  # its wait before was cut short: its devices died, or its run
+            self.queues.setdefault(size, {})[seat.trial] = self.came
             desk.rest(seat, size)
         while desk.free >= self.policy.start and desk.begin():
             pass
-        for trial, size in list(self.queue):
-            if desk.free < self.policy.start:
-                return
-            if desk.free >= size and trial in desk.resting and desk.again(trial, size):
-                self.queue.remove((trial, size))
+        self._serve(desk)
+
+    def _serve(self, desk: Desk) -> None:
+        """Let those go on whose devices are free, first come, first served; O(sizes) for each, however many wait."""
+        sizes = {size for size, queue in self.queues.items() if queue}
+        while heads := [(*head, size) for size in sizes if size <= desk.free and (head := self._head(desk, size))]:
+            _, trial, size = min(heads)
+            if desk.again(trial, size):
+                del self.queues[size][trial]
+            else:
+                sizes.remove(size)  # so many are free, but not in one block
+
+    def _head(self, desk: Desk, size: int) -> tuple[int, int] | None:
+        """Return who waits for so many devices first: as the how-manieth it came, and its number."""
+        waits = ((place, trial) for trial, place in self.queues[size].items() if trial in desk.resting)
+        return next(waits, None)
 
     def _doubles(self, desk: Desk, seat: Seat) -> bool:
         """Whether the report was at a rung, neither late nor at the last epoch."""
         if seat.epoch != seat.rung_epoch or not seat.settled:
             return False
-        return not (self.policy.lost_resize and any(trial in desk.resting for trial, _ in self.queue))
+        return not (self.policy.lost_resize and desk.resting)

@@ -113,23 +113,25 @@ class _Planner:
         due, work, chance = self._checkpoints(desk)
         size = rows.column("size")
         due[place], work[place], chance[place] = desk.at, desk.work(seat) * rows.column("alone")[place], 1.0
-        ends, costs = self._choices(desk, due, work, size)
+        ends, costs = self._choices(desk, due, work, size, _DOUBLINGS)
         if self.policy.deadline_seconds is not None:
             left = (desk.rungs[-1] - seat.epoch) * rows.column("alone")[place]
             return self._in_time(desk, seat, left)
         supply = desk.free + float(((1 - chance) * size).sum())
         return int(seat.size) << int(fill(ends, costs * chance, supply)[place])
 
-    def _choices(self, desk: Desk, due: Floats, work: Floats, size: Floats) -> tuple[Floats, Floats]:
+    def _choices(self, desk: Desk, due: Floats, work: Floats, size: Floats, most: int) -> tuple[Floats, Floats]:
         """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
-        most = min(self.policy.cap or desk.slots, desk.slots)
+        sizes, place = np.unique(size, return_inverse=True)  # they are few
+        cap = min(self.policy.cap or desk.slots, desk.slots)
         now = work / self.rows.column("speed")
         ends, costs = [due + now], [np.zeros_like(size)]
-        for doublings in range(1, _DOUBLINGS + 1):
+        for doublings in range(1, most + 1):
             larger = size * 2**doublings
-            then = work / self._speeds(desk, larger)
+            speeds = [desk.estimates.speedup(each * 2**doublings / self.policy.start) for each in sizes.tolist()]
+            then = work / np.array(speeds)[place]
             restart = desk.estimates.restart(int(larger[0]))
-            allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= most)
+            allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= cap)
             if not allowed.any():
                 break
             ends.append(np.where(allowed, due + then + restart, np.inf))
@@ -179,17 +181,18 @@ class _Planner:
         if not len(rows):
             return
         due, work, _ = self._checkpoints(desk)
-        ends, _ = self._choices(desk, due, work, rows.column("size"))
+        ends, _ = self._choices(desk, due, work, rows.column("size"), 1)
         if len(ends) == 1:
             return  # no growth is worth it
-        free = desk.free
-        for place in np.argsort(-ends[0], kind="stable").tolist():
-            seat = desk.seats[rows.trials[place]]
-            if free < seat.size:
-                return
-            if seat.settled and not seat.held and np.isfinite(ends[1, place]):
-                desk.look(seat)
-                free -= seat.size
+        order = np.argsort(-ends[0], kind="stable")
+        size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
+        wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
+        free = desk.free - (np.cumsum(wanted) - wanted)  # for each, after those that end later
+        short = free < size[order]
+        last = int(short.argmax()) if short.any() else len(order)
+        for place in order[:last][(wanted[:last] > 0) & (looked[order[:last]] == 0)].tolist():
+            desk.look(desk.seats[rows.trials[place]])
+            looked[place] = 1.0
 
     # What is known of all.
 
@@ -208,7 +211,8 @@ class _Planner:
             chance = 1.0 if last else next(iter(desk.survival(seat)), 1.0)
             after = 0.0 if last else (desk.work(seat) - (desk.rungs[seat.rungs] - seat.epoch)) / max(chance, 1e-9)
             speed = desk.estimates.speedup(len(seat.block) / self.policy.start)
-            self.rows.put(trial, since, togo, after, chance, seat.alone or base, seat.size, speed)
+            alone, idle = seat.alone or base, seat.settled and not seat.held
+            self.rows.put(trial, since, togo, after, chance, alone, seat.size, speed, idle, seat.looked)
         desk.touched.clear()
 
     def _due(self) -> Floats:
@@ -227,12 +231,6 @@ class _Planner:
         after = rows.column("after") * alone
         work = np.where(rung, after, (left - first) * speed + chance * after)
         return desk.at + first, work, np.where(rung, chance, 1.0)
-
-    def _speeds(self, desk: Desk, sizes: Floats) -> Floats:
-        different, inverse = np.unique(sizes, return_inverse=True)
-        speeds = np.array([desk.estimates.speedup(size / self.policy.start) for size in different.tolist()])
-        found: Floats = speeds[inverse]
-        return found
 
     # Limits.
 
