@@ -10,9 +10,9 @@ from chains import random_chain
 import trainwright.memory as tm
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.memory.persistent import solve_persistent
+from trainwright.memory.pipelines.contiguous import groups, least_period
 from trainwright.memory.pipelines.memory import SCHEDULES, Weights, bubble_share, in_flight, stage_bytes
 from trainwright.memory.pipelines.partition import cut, ways
-from trainwright.memory.pipelines.patterns import groups, least_period
 from trainwright.memory.pipelines.rematerialised import planned_cost
 from trainwright.memory.pipelines.schedules import simulate_schedule
 

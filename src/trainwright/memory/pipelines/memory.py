@@ -6,7 +6,17 @@ from typing import Literal
 from trainwright.errors import PipelineError, closest
 from trainwright.memory.chain import Chain
 
-__all__ = ["SCHEDULES", "Schedule", "Weights", "bubble_share", "check_schedule", "in_flight", "stage_bytes"]
+__all__ = [
+    "SCHEDULES",
+    "Holding",
+    "Schedule",
+    "Weights",
+    "bubble_share",
+    "check_schedule",
+    "holding",
+    "in_flight",
+    "stage_bytes",
+]
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
@@ -38,21 +48,33 @@ def bubble_share(*, stages: int, microbatches: int, chunks: int = 1) -> float:
     return (stages - 1) / (chunks * microbatches + stages - 1)
 
 
-def stage_bytes(chain: Chain, first: int, last: int, *, flying: int, weights: Weights) -> int:
-    """Return the peak bytes of layers first..last (from 1) with `flying` micro-batches, nothing recomputed.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """Bytes of a stage that recomputes nothing: always there, of each micro-batch in flight, while a backward runs."""
 
-    Saved values and the input of each micro-batch in flight, the largest backward temporaries once, the buffers to
-    receive and send on both borders (two each).
-    """
+    fixed: int
+    """Weights, and the buffers to receive and send on both borders (two each)."""
+    each: int
+    """Saved values and the input."""
+    temporary: int
+    """The largest temporaries of a backward, which stages of one device need one at a time."""
+
+
+def holding(chain: Chain, first: int, last: int, *, weights: Weights) -> Holding:
+    """Return what layers first..last (from 1) hold; the loss is one more layer."""
     layers = chain.steps[first - 1 : last]
     borders = 2 * (input_bytes(chain, first) + (layers[-1].output_bytes if last < len(chain.stages) else 0))
-    held = sum(layer.saved_bytes for layer in layers) + input_bytes(chain, first)
-    return (
-        weight_bytes(chain, first, last, weights)
-        + flying * held
-        + max(0, *(layer.backward_temporary_bytes for layer in layers))
-        + borders
+    return Holding(
+        fixed=weight_bytes(chain, first, last, weights) + borders,
+        each=sum(layer.saved_bytes for layer in layers) + input_bytes(chain, first),
+        temporary=max(0, *(layer.backward_temporary_bytes for layer in layers)),
     )
+
+
+def stage_bytes(chain: Chain, first: int, last: int, *, flying: int, weights: Weights) -> int:
+    """Return the peak bytes of layers first..last (from 1) with `flying` micro-batches, nothing recomputed."""
+    held = holding(chain, first, last, weights=weights)
+    return held.fixed + flying * held.each + held.temporary
 
 
 def weight_bytes(chain: Chain, first: int, last: int, weights: Weights) -> int:

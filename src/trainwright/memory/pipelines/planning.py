@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.memory.chain import Chain, Option, Stage
+from trainwright.memory.pipelines.contiguous import groups
 from trainwright.memory.pipelines.memory import SCHEDULES, Weights, check_schedule, stage_bytes
 from trainwright.memory.pipelines.partition import Part, Partition, Way, cut, ways
-from trainwright.memory.pipelines.patterns import groups
 from trainwright.memory.pipelines.schedules import Timeline, simulate_schedule
 
 __all__ = ["PipelinePlan", "plan_pipeline"]
