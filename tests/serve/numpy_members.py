@@ -54,6 +54,9 @@ class Runner:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif word == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            elif word == "sleep":
+                while not (Path(folder) / "go").exists():
+                    time.sleep(0.01)
             elif word == "raise":
                 raise MemoryError("no memory left")
 
@@ -93,11 +96,12 @@ def ensemble(directory, count=2, weights=None, **params):
     return Ensemble(members=tuple(members), weights=tuple(weights or [1.0 / count] * count))
 
 
-def plan(found, units=None, *, batch=16, devices="cpu:0"):
+def plan(found, units=None, *, batch=16, devices="cpu:0", matrix=None):
     """Return a plan with a process for each member, or for each of these units, on each of the devices."""
     columns = units or tuple(Unit(members=(member,)) for member in range(len(found.members)))
     rows = parse_devices(devices)
-    return Plan(ensemble=digest_of(found), devices=rows, units=columns, matrix=((batch,) * len(columns),) * len(rows))
+    matrix = matrix or ((batch,) * len(columns),) * len(rows)
+    return Plan(ensemble=digest_of(found), devices=rows, units=columns, matrix=matrix)
 
 
 def expected(found, x, members=None):

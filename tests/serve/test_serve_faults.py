@@ -57,6 +57,9 @@ def orders(tmp_path):
     return tmp_path / "orders"
 
 
+two_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two groups of cores are needed")
+
+
 class TestKilled:
     @pytest.mark.parametrize("word", ["die", "raise"])
     def test_in_a_batch(self, tmp_path, orders, word):
@@ -118,10 +121,43 @@ class TestKilled:
             assert done.degraded
             assert done.weight == pytest.approx(0.7)
             assert "SIGKILL" in done.missing[0]
+            until(lambda: service.state()["moves"])
+            assert service.state()["moves"][0]["refusal"].startswith("unit 0: no other device is left for it")
             np.testing.assert_allclose(done.prediction, members.expected(found, x, [1]), atol=1e-12)
             again = service.submit(x).result(60)
             assert again.missing.keys() == {0}
+            assert "it was not placed anew: unit 0: no other device is left" in again.missing[0]
             assert service.state()["instances"][0]["state"] == "lost"
+            until(lambda: service.state()["slots_used"] == 0)
+
+    @two_cores
+    def test_placed_anew(self, tmp_path, orders):
+        """A lost unit starts on another device; answers lack it and say so until then, and have it afterwards."""
+        found = members.ensemble(tmp_path, 2, weights=[0.4, 0.6], ordered=[str(orders), None])
+        plan = members.plan(found, devices="cpu:0,cpu:1", matrix=((16, 0), (0, 16)))
+        settings = Settings(backoff_seconds=0.0, failures=2)
+        with members.Numpy(found, plan, settings=settings) as service:
+            x = members.inputs(40)
+            os.kill(pids(service)[0], signal.SIGKILL)
+            until(lambda: service.state()["restarts"] == 1 and service.state()["members"][0]["alive"])
+            order(orders, "sleep", "at start")  # of the process on the other device, so that there is a meanwhile
+            os.kill(pids(service)[0], signal.SIGKILL)
+            until(lambda: service.state()["moves"])
+            done = service.submit(x).result(60)
+            assert done.used == (1,)
+            assert "SIGKILL; it starts anew on cpu:1" in done.missing[0]
+            np.testing.assert_allclose(done.prediction, members.expected(found, x, [1]), atol=1e-12)
+            (orders / "go").touch()
+            until(lambda: service.state()["moved"] == 1)
+            whole = service.submit(x).result(60)
+            assert not whole.degraded
+            np.testing.assert_allclose(whole.prediction, members.expected(found, x), atol=1e-12)
+            state = service.state()
+            assert [(one["unit"], one["from"], one["to"], one["state"]) for one in state["moves"]] == [
+                ("0", ["cpu:0"], ["cpu:1"], "done")
+            ]
+            assert state["plan"]["matrix"] == [[0, 0], [16, 16]]
+            assert [one["state"] for one in state["instances"]] == ["lost", "ready", "ready"]
             until(lambda: service.state()["slots_used"] == 0)
 
     def test_all_at_once(self, tmp_path):
@@ -324,7 +360,7 @@ class TestStrict:
 
 
 class TestParallel:
-    @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two groups of cores are needed")
+    @two_cores
     def test_instances_share_the_work(self, tmp_path):
         """Two instances of a unit each do some of the segments, and a fused unit beside them all."""
         found = members.ensemble(tmp_path, 3, seconds=0.005)

@@ -109,6 +109,8 @@ def allocate(
             "tried": sum(result.tried for result in results),
             "seed": settings.seed,
         },
+        tables=tables,
+        memory=model,
     )
 
 

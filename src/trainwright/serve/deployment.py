@@ -58,8 +58,8 @@ class Deployment:
     ) -> None:
         self._ensemble = ensemble
         self.settings = Settings() if settings is None else settings
-        self.plan = Plan.simple(ensemble, "cpu") if plan is None else plan
-        self.plan.check(ensemble)
+        self._planned = Plan.simple(ensemble, "cpu") if plan is None else plan
+        self._planned.check(ensemble)
         self.input_shape, self.input_dtype = _inputs(ensemble, sample)
         self._weights = dict(enumerate(ensemble.weights))
         if cascade is not None and gears is not None:
@@ -78,6 +78,11 @@ class Deployment:
     def ensemble(self) -> Ensemble:
         """The ensemble that is served."""
         return self._ensemble
+
+    @property
+    def plan(self) -> Plan:
+        """Who runs where: as given, but for units that were lost and placed anew."""
+        return self._planned if self._dispatcher is None else self._pool.plan
 
     def start(self) -> Self:
         """Start the workers and wait until every member can answer; raises ServeError naming the one that cannot."""
@@ -181,11 +186,13 @@ class Deployment:
 
     def state(self) -> Mapping[str, Any]:
         """Return what goes on now, as JSON."""
-        told: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": self.plan.to_json()}
+        plan = {name: one for name, one in self.plan.to_json().items() if name not in {"tables", "memory"}}
+        told: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": plan}
         if self._dispatcher is None:
             return told
         pool = self._pool
         alive = {m for line in pool.lines if line.ready for m in line.unit.members}
+        lost = pool.lost()
         return {
             **told,
             **self._dispatcher.state(),
@@ -193,7 +200,7 @@ class Deployment:
             "gear": None if self._gears is None else {"now": self._gears.now, "rows_per_second": self._gears.rate},
             "waiting_rows": self._dispatcher.rows,
             "members": [
-                {"trial": trial, "weight": self._weights[place], "alive": place in alive}
+                {"trial": trial, "weight": self._weights[place], "alive": place in alive, "why": lost.get(place, "")}
                 for place, trial in enumerate(pool.trials)
             ],
             "instances": [

@@ -22,6 +22,7 @@ from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightErro
 from trainwright.serve.arena import Arena, Layout
 from trainwright.serve.batching import Request
 from trainwright.serve.combiner import Combiner, Finished
+from trainwright.serve.matrix import Plan
 from trainwright.serve.messages import DONE, DROPPED, Report, decode
 from trainwright.serve.pool import Pool
 from trainwright.serve.posts import Post, State, UnitLine
@@ -57,6 +58,11 @@ class Dispatcher(threading.Thread):
         self.shed = 0  # requests that were refused because too many rows waited
         self.over = False  # nothing is admitted any more
         self.rate = 1.0  # rows a second that the slowest unit can compute, by its first batch
+        self.moves: list[
+            dict[str, Any]
+        ] = []  # of lost units to other devices: whence, whither, why, and what became of it
+        self._homeless: deque[UnitLine] = deque()  # lost units that are to be placed anew, one after the other
+        self._placing = False
         self.started = threading.Event()
         self.refusal: TrainwrightError | None = None  # why it could not start, or failed
         self._selector = selectors.DefaultSelector()
@@ -103,13 +109,16 @@ class Dispatcher(threading.Thread):
         """Return counts and what is in use; may be a moment old."""
         counts, accumulator = self._segments.counts, self._segments.accumulator
         return {
-            **{name: counts[name] for name in ("requests", "rows", "segments", "degraded", "late", "restarts")},
+            **{
+                name: counts[name] for name in ("requests", "rows", "segments", "degraded", "late", "restarts", "moved")
+            },
             "duplicates": accumulator.duplicates,
             "stale": accumulator.stale,
             "shed": self.shed,
             "slots": len(accumulator.slots),
             "slots_used": len(accumulator.slots) - accumulator.free,
             "open": self.open,
+            "moves": list(self.moves),
         }
 
     def _call(self, action: Callable[[], None]) -> None:
@@ -281,11 +290,11 @@ class Dispatcher(threading.Thread):
         if "built" in told:
             self._built(post, told["built"])
         elif "refused" in told:
-            post.why = told["refused"]
+            post.said = told["refused"]
             if not self.started.is_set():
-                self._refused(f"unit {post.instance.unit.name}: {post.why}")
+                self._refused(f"unit {post.instance.unit.name}: {post.said}")
         elif told["broken"]:  # the process ends itself, and its work goes to the next one
-            post.why = told["why"]
+            post.said = told["why"]
         else:
             number, generation = told["failed"]
             trials = ", ".join(str(self._pool.trials[member]) for member in told["members"])
@@ -327,8 +336,11 @@ class Dispatcher(threading.Thread):
         post.state = State.READY
         post.health.batch(told["seconds"])
         post.rate = told["rows"] / max(told["seconds"], 1e-9)
-        if not self.started.is_set() and all(line.ready for line in self._pool.lines):
-            self.rate = min(sum(post.rate for post in line.posts) for line in self._pool.lines)
+        line = self._pool.line_of(post)
+        if post not in line.posts:
+            self._moved(line, post)
+        if all(line.ready for line in self._pool.lines):
+            self.rate = min(line.rate for line in self._pool.lines)
             self.started.set()
 
     def _refused(self, why: str) -> None:
@@ -345,7 +357,7 @@ class Dispatcher(threading.Thread):
         line = self._pool.line_of(post)
         for slot in line.take_back(post):
             self._segments.accumulator.release(slot, leases=1)
-        post.why = f"its worker {why or how}" + (f" ({post.why})" if post.why and not why else "")
+        post.why = f"its worker {why or how}" + (f" ({post.said})" if post.said and not why else "")
         now = time.monotonic()
         pause = post.health.failed(now)
         if pause is None:
@@ -356,13 +368,64 @@ class Dispatcher(threading.Thread):
             self._segments.counts["restarts"] += 1
 
     def _given_up(self, line: UnitLine) -> None:
-        if not line.lost:
+        if any(post.state is not State.LOST for post in self._pool.posts_of(line.unit)):
             return
         line.pending.clear()
         if not self.started.is_set():
             self._refused(f"unit {line.unit.name}: cannot start: {line.why}")
+        elif self._settings.move:
+            line.outlook = "; another place is looked for"
+            self._homeless.append(line)
+            self._look()
         for slot in self._segments.accumulator.used:
             self._segments.without(slot, dict.fromkeys(slot.awaited & set(line.unit.members), line.why))
+
+    # Lost units, which are placed anew one after the other: each takes memory that the next one then lacks.
+
+    def _look(self) -> None:
+        """Look for other devices for a lost unit, beside the work."""
+        if self._placing or not self._homeless:
+            return
+        self._placing = True
+        line = self._homeless.popleft()
+        lost = [post.instance for post in self._pool.posts if post.state is State.LOST]
+
+        def looked() -> None:
+            try:
+                plan = self._pool.anew(line.unit, lost)
+            except Exception as error:  # noqa: BLE001 - said where answers say that the unit is missing
+                why = str(error) if isinstance(error, TrainwrightError) else f"{type(error).__name__}: {error}"
+                self._call(partial(self._found, line, None, why))
+            else:
+                self._call(partial(self._found, line, plan, ""))
+
+        threading.Thread(target=looked, name="trainwright-place", daemon=True).start()
+
+    def _found(self, line: UnitLine, plan: Plan | None, refusal: str) -> None:
+        posts = self._pool.posts_of(line.unit)
+        move = {
+            "unit": line.unit.name,
+            "from": sorted({post.instance.device.name for post in posts}),
+            "why": posts[-1].why,
+        }
+        if plan is None:
+            line.outlook = f"; it was not placed anew: {refusal}"
+            self.moves.append({**move, "to": [], "state": "refused", "refusal": refusal})
+        else:
+            places = [post.instance.device.name for post in self._pool.change(plan, line.unit)]
+            line.outlook = f"; it starts anew on {', '.join(places)}"
+            self.moves.append({**move, "to": places, "state": "starting"})
+        self._placing = False
+        self._look()
+
+    def _moved(self, line: UnitLine, post: Post) -> None:
+        """Let a post that was placed anew share its unit's work, now that it can."""
+        line.posts.append(post)
+        line.outlook = ""
+        move = next(move for move in reversed(self.moves) if move["unit"] == line.unit.name)
+        if move["state"] == "starting":
+            move["state"] = "done"
+            self._segments.counts["moved"] += 1
 
 
 def _raised(error: Exception) -> NoReturn:

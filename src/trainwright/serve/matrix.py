@@ -13,13 +13,14 @@ from trainwright.errors import AllocationError
 from trainwright.serve.devices import Device, parse_devices
 from trainwright.serve.memory import MemoryModel
 from trainwright.serve.placement import Matrix
+from trainwright.serve.tables import TimeTables
 from trainwright.serve.units import Unit, check_units, single_units
 from trainwright.serve.worst_fit import worst_fit
 
 __all__ = ["BATCHES", "Instance", "Plan", "Unit", "digest_of"]
 
 _SCHEMA = 1
-_KEYS = ("ensemble", "devices", "units", "matrix", "objective", "expected", "measured", "search")
+_KEYS = ("ensemble", "devices", "units", "matrix", "objective", "expected", "measured", "search", "tables", "memory")
 BATCHES = tuple(1 << power for power in range(10))
 """Batch sizes that a search tries: 1 to 512 rows."""
 
@@ -46,6 +47,8 @@ class Plan:
     expected: Mapping[str, float] = field(default_factory=dict)  # from time tables
     measured: Mapping[str, float] = field(default_factory=dict)  # from running it; empty if it was not
     search: Mapping[str, Any] = field(default_factory=dict)  # how it was found
+    tables: TimeTables | None = field(default=None, compare=False, repr=False)  # by which it was found
+    memory: MemoryModel | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_units(self.units, sum(len(unit.members) for unit in self.units))
@@ -92,7 +95,7 @@ class Plan:
         apart, rows = _apart(found, matrix)
         if memory.fits(apart, units, rows):  # a part of a device's memory may be too little for the largest
             found, matrix = apart, rows
-        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix)
+        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix, memory=memory)
 
     def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
         """Raise AllocationError if the plan was made for another ensemble, or for other devices than those given.
@@ -126,6 +129,8 @@ class Plan:
             "expected": dict(self.expected),
             "measured": dict(self.measured),
             "search": dict(self.search),
+            "tables": None if self.tables is None else self.tables.to_json(),
+            "memory": None if self.memory is None else self.memory.to_json(),
         }
         return {"schema": _SCHEMA, **told, "digest": _digest(told)}
 
@@ -150,6 +155,8 @@ class Plan:
             expected=told["expected"],
             measured=told["measured"],
             search=told["search"],
+            tables=None if told["tables"] is None else TimeTables.from_json(told["tables"]),
+            memory=None if told["memory"] is None else MemoryModel.from_json(told["memory"]),
         )
 
     def save(self, path: str | Path) -> Path:

@@ -6,7 +6,8 @@ leaves. To say that something fits which does not is the one mistake that this m
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from trainwright.ensemble import Ensemble, Member
 from trainwright.errors import AllocationError
@@ -56,6 +57,15 @@ class MemoryModel:
     def assumed(cls, ensemble: Ensemble) -> "MemoryModel":
         """Return the model of an ensemble whose networks were not looked at."""
         return cls(footprints=tuple(map(Footprint.assumed, ensemble.members)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the model as a JSON object."""
+        return {**asdict(self), "footprints": [asdict(one) for one in self.footprints]}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "MemoryModel":
+        """Return the model that `to_json` wrote."""
+        return cls(**{**told, "footprints": tuple(Footprint(**one) for one in told["footprints"])})
 
     def needed(self, unit: Unit, device: Device, batch: int) -> int:
         """Return the bytes of one instance of a unit; 0 for batch 0, which is none."""

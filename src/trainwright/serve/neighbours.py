@@ -34,6 +34,7 @@ class Space:
     fusable: tuple[Unit, ...] = ()  # units of several members that merging may make
     loops: bool = False  # whether any two units may also be merged into one that computes their members in turn
     moves: tuple[Move, ...] = MOVES
+    fixed: frozenset[tuple[int, int]] = frozenset()  # (device, unit) entries that stay as they are
     _bytes: dict[Unit, dict[tuple[int, int], int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -69,7 +70,11 @@ class Space:
         With `most` and a generator, so many of them at most, in the order of a random permutation.
         """
         loads = self.loads(placement)
-        changes: list[_Entries | Placement] = [*self._changes(placement.matrix)]
+        changes: list[_Entries | Placement] = [
+            entries
+            for entries in self._changes(placement.matrix)
+            if self.fixed.isdisjoint((device, unit) for device, unit, _ in entries)
+        ]
         changes += [*self._merged(placement), *self._split(placement)]
         if most is not None and draws is not None and len(changes) > most:
             changes = [changes[place] for place in draws.permutation(len(changes))]

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.entry import MEMBER_FILE, WEIGHTS_FILE
 from trainwright.serve.adaptive import AIMD, Adaptive
+from trainwright.serve.anew import placed_anew
 from trainwright.serve.arena import Arena, Layout
 from trainwright.serve.matrix import Instance, Plan
+from trainwright.serve.memory import MemoryModel
 from trainwright.serve.posts import Post, State, UnitLine
 from trainwright.serve.settings import Settings
 from trainwright.serve.supervise import Health, WorkerProcess
+from trainwright.serve.units import Unit
 
 __all__ = ["Pool", "credits_of"]
 
@@ -26,25 +30,38 @@ class Pool:
 
     def __init__(self, *, ensemble: Ensemble, plan: Plan, settings: Settings, layout: Layout, runner: str) -> None:
         self.trials = [member.trial for member in ensemble.members]
-        self._ensemble, self._layout, self._runner = ensemble, layout, runner
-        self.posts = [
-            Post(
-                number=number,
-                instance=instance,
-                health=Health(settings=settings),
-                credits=credits_of(instance, layout.rows),
-                adaptive=Adaptive(policy=_policy(instance, settings), batch=instance.batch),
-            )
-            for number, instance in enumerate(plan.instances)
-        ]
-        self.lines = [
-            UnitLine(unit=unit, posts=[post for post in self.posts if post.instance.unit == unit])
-            for unit in plan.units
-        ]
+        self.plan = plan
+        self._ensemble, self._layout, self._runner, self._settings = ensemble, layout, runner, settings
+        self.posts = [self._post(instance) for instance in plan.instances]
+        self.lines = [UnitLine(unit=unit, posts=self.posts_of(unit)) for unit in plan.units]
+
+    def anew(self, unit: Unit, lost: Collection[Instance]) -> Plan:
+        """Return the plan with a lost unit elsewhere, or raise AllocationError; it changes nothing."""
+        memory = MemoryModel.assumed(self._ensemble) if self.plan.memory is None else self.plan.memory
+        return placed_anew(self.plan, unit, lost, memory)
+
+    def change(self, plan: Plan, unit: Unit) -> list[Post]:
+        """Take a plan in which a unit was placed anew; return its posts, which join its line when they are built."""
+        self.plan = plan
+        posts = [self._post(instance) for instance in plan.instances if instance.unit == unit]
+        self.posts += posts
+        return posts
+
+    def _post(self, instance: Instance) -> Post:
+        return Post(
+            instance=instance,
+            health=Health(settings=self._settings),
+            credits=credits_of(instance, self._layout.rows),
+            adaptive=Adaptive(policy=_policy(instance, self._settings), batch=instance.batch),
+        )
 
     def line_of(self, post: Post) -> UnitLine:
         """Return the line that a post takes its work from."""
         return next(line for line in self.lines if line.unit == post.instance.unit)
+
+    def posts_of(self, unit: Unit) -> list[Post]:
+        """Return the posts of a unit, those that were given up and those that are not built yet too."""
+        return [post for post in self.posts if post.instance.unit == unit]
 
     def lost(self) -> dict[int, str]:
         """Return the members that nobody computes any more, and why."""
@@ -72,7 +89,7 @@ class Pool:
             "path": [path or str(Path.cwd()) for path in sys.path],
         }
         post.process = WorkerProcess(arena, told)
-        post.state, post.heard = State.STARTING, now
+        post.state, post.heard, post.said = State.STARTING, now, ""
         return post.process.line
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -53,7 +53,6 @@ class Flight:
 class Post:
     """One instance of the plan."""
 
-    number: int
     instance: Instance
     health: Health
     credits: int  # tasks that its process may have at once: one computes while the next is at hand
@@ -64,6 +63,7 @@ class Post:
     heard: float = -math.inf
     restart_at: float = -math.inf
     restarts: int = 0
+    said: str = ""  # by its process, of what it cannot do
     why: str = ""  # of its last end
     batches: int = 0
     rate: float = 0.0  # rows a second in its first batch
@@ -114,8 +114,9 @@ class UnitLine:
     """The work of one unit, for whichever of its posts is free first."""
 
     unit: Unit
-    posts: Sequence[Post]
+    posts: list[Post]
     pending: deque[Work] = field(default_factory=deque)
+    outlook: str = ""  # what becomes of it, once it is lost
 
     @property
     def lost(self) -> bool:
@@ -126,6 +127,11 @@ class UnitLine:
     def ready(self) -> bool:
         """Say whether somebody can compute it now."""
         return any(post.state is State.READY for post in self.posts)
+
+    @property
+    def rate(self) -> float:
+        """Rows a second that its posts can compute, by their first batches."""
+        return sum(post.rate for post in self.posts if post.state is not State.LOST)
 
     @property
     def has_room(self) -> bool:
@@ -140,8 +146,8 @@ class UnitLine:
 
     @property
     def why(self) -> str:
-        """How it came to be lost."""
-        return next((post.why for post in reversed(self.posts) if post.why), "lost")
+        """How it came to be lost, and what becomes of it."""
+        return next((post.why for post in reversed(self.posts) if post.why), "lost") + self.outlook
 
     def add(self, slot: Slot, now: float) -> None:
         """Append the work on a slot for the members of the unit that it expects."""

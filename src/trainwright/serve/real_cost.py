@@ -60,7 +60,7 @@ class RealCost:
         )
         self.measured += 1
         limit = 10.0 * self.seconds + 60.0
-        settings = Settings(start_seconds=self.start_seconds, queue_rows=1_000_000, failures=1)
+        settings = Settings(start_seconds=self.start_seconds, queue_rows=1_000_000, failures=1, move=False)
         service = Deployment(self.ensemble, plan, sample=self.sample, settings=settings)
         try:
             service.start()

@@ -24,6 +24,7 @@ class Settings:
     failures: int = 3  # within `failure_seconds` after which an instance is given up
     failure_seconds: float = 60.0
     backoff_seconds: float = 0.1  # before the first restart, doubled for each failure in the window
+    move: bool = True  # units whose instances were all given up are placed on other devices of the plan
 
     def __post_init__(self) -> None:
         for name, least in (("segment_rows", 1), ("queue_rows", 1), ("failures", 1)):

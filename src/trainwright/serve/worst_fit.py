@@ -14,13 +14,20 @@ from trainwright.serve.units import Unit
 __all__ = ["worst_fit"]
 
 
-def worst_fit(devices: Sequence[Device], units: Sequence[Unit], memory: MemoryModel, *, batch: int) -> Matrix:
-    """Return a matrix with one instance of every unit, with this batch size.
+def worst_fit(
+    devices: Sequence[Device],
+    units: Sequence[Unit],
+    memory: MemoryModel,
+    *,
+    batch: int,
+    free: Sequence[int] | None = None,
+) -> Matrix:
+    """Return a matrix with one instance of every unit, with this batch size; `free` are the bytes left on each device.
 
-    Raises AllocationError with what is needed and free, and the smallest change that would fit, if a unit fits nowhere.
-    It may fail where another order would fit: worst fit is a heuristic.
+    Without `free` the devices are empty. Raises AllocationError with what is needed and free, and the smallest change
+    that would fit, if a unit fits nowhere. It may fail where another order would fit: worst fit is a heuristic.
     """
-    free = [memory.free(device) for device in devices]
+    free = [memory.free(device) for device in devices] if free is None else list(free)
     rows = [[0] * len(units) for _ in devices]
     largest = [max(memory.needed(unit, device, batch) for device in devices) for unit in units]
     for place in sorted(range(len(units)), key=lambda place: (-largest[place], place)):
