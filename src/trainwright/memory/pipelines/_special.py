@@ -1,0 +1,138 @@
+"""Kernel of `special`: placements of a chain's layers on normal devices and one special, for a target period."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.kernels import Ints, compiled
+
+__all__ = ["Tables", "placements"]
+
+
+class Tables(NamedTuple):
+    """What stages k..l (from 0) cost, links between layers, and the limits."""
+
+    plain: NDArray[np.float64]
+    """[n + 1] Sums of seconds of layers 0..k-1, nothing recomputed."""
+    link: NDArray[np.float64]
+    """[n] Load of the link before layer k, both ways; 0 for the first."""
+    normal: NDArray[np.float64]
+    """[n, n, g] Seconds of a stage on a device of its own with 1..g micro-batches in flight, inf where none fit."""
+    fixed: NDArray[np.float64]
+    each: NDArray[np.float64]
+    temporary: NDArray[np.float64]
+    """[n, n] Bytes of a stage on the special device (see `Holding`)."""
+    room: float
+
+
+@compiled
+def placements(z: Tables, period: float, limits: tuple[int, int, int], cells: int, capacity: int) -> tuple[Ints, Ints]:
+    """Return labels (parent, first, last, special, in flight, ..) of stages first..last - 1, and the complete ones.
+
+    `limits` are the normal devices, by how many micro-batches the special device is taken to hold less than g of a
+    stage (-1: there is no such device), and the micro-batches of a step. Load and bytes of the special device are
+    rounded down to `cells` (0: not at all). There are `capacity` labels if that was too few.
+    """
+    normals, spare, microbatches = limits
+    n, flying = z.link.size, z.normal.shape[2]
+    top = period * (1 + 1e-12)
+    # Label 0 is the end of the chain. Lists of labels by (layers left, normal devices left, next stage is special).
+    row = np.zeros((capacity, 7), np.int64)
+    load = np.zeros((capacity, 3), np.float64)  # of the special device, its bytes, and of the group
+    heads = np.full((n + 1, normals + 1, 2), -1, np.int64)
+    heads[n, normals, 0] = 0
+    row[0, 0], row[0, 4], row[0, 6] = -1, 1, -1
+    used = 1
+    step_load = period / cells if cells else 0.0
+    step_room = z.room / cells if cells else 0.0
+    for last in range(n, 0, -1):
+        for left in range(normals, -1, -1):
+            for beside in range(2):
+                label = heads[last, left, beside]
+                while label >= 0:
+                    for first in range(last - 1, -1, -1):
+                        plain = z.plain[last] - z.plain[first]
+                        if plain > top:
+                            break
+                        for kind in range(2):
+                            if (left == 0) if kind == 0 else (beside == 1 or spare < 0):
+                                continue
+                            group, fill = row[label, 5] + 1, load[label, 2]
+                            own, held = load[label, 0], load[label, 1]
+                            seconds = plain if kind else z.normal[first, last - 1, min(group, flying) - 1]
+                            if fill + seconds > top:
+                                group, fill = group + 1, 0.0
+                                seconds = plain if kind else z.normal[first, last - 1, min(group, flying) - 1]
+                                if seconds > top:
+                                    continue
+                            fill += seconds
+                            many = group
+                            if kind:
+                                own += plain
+                                each = z.each[first, last - 1]
+                                held += z.fixed[first, last - 1] + (min(group, microbatches) - spare) * each
+                                if own > top or held + spare * each + z.temporary[first, last - 1] > z.room:
+                                    continue
+                                if cells:
+                                    own = np.floor(own / step_load) * step_load
+                                    held = np.floor(held / step_room) * step_room
+                            free = left - 1 + kind
+                            most = free * period + (0.0 if spare < 0 else period - own)
+                            if z.plain[first] > most * (1 + 1e-9) or (first > 0 and free == 0 and kind):
+                                continue
+                            if first:
+                                if z.link[first] > top:
+                                    continue
+                                if fill + z.link[first] > top:
+                                    group, fill = group + 1, 0.0
+                                fill += z.link[first]
+                            # Is a label as good in everything there?
+                            worse = False
+                            for more in range(free, normals + 1):
+                                for side in range(kind + 1):
+                                    other = heads[first, more, side]
+                                    while other >= 0 and not worse:
+                                        behind = row[other, 5] + 1
+                                        worse = (
+                                            load[other, 0] <= own
+                                            and load[other, 1] <= held
+                                            and (behind < group or (behind == group and load[other, 2] <= fill))
+                                        )
+                                        other = row[other, 6]
+                            if worse:
+                                continue
+                            before, other = -1, heads[first, free, kind]
+                            while other >= 0:
+                                behind, after = row[other, 5] + 1, row[other, 6]
+                                if (
+                                    load[other, 0] >= own
+                                    and load[other, 1] >= held
+                                    and (behind > group or (behind == group and load[other, 2] >= fill))
+                                ):
+                                    if before < 0:
+                                        heads[first, free, kind] = after
+                                    else:
+                                        row[before, 6] = after
+                                else:
+                                    before = other
+                                other = after
+                            if used == capacity:
+                                return row, row[:0, 0]
+                            row[used, 0], row[used, 1], row[used, 2] = label, first, last
+                            row[used, 3], row[used, 4], row[used, 5] = kind, many, group - 1
+                            row[used, 6] = heads[first, free, kind]
+                            load[used, 0], load[used, 1], load[used, 2] = own, held, fill
+                            heads[first, free, kind] = used
+                            used += 1
+                    label = row[label, 6]
+    ends = np.full(used, -1, np.int64)
+    count = 0
+    for left in range(normals + 1):
+        for beside in range(2):
+            label = heads[0, left, beside]
+            while label >= 0:
+                ends[count] = label
+                count += 1
+                label = row[label, 6]
+    return row[:used], ends[:count]
