@@ -34,7 +34,7 @@ class DoublingAsPublished(Resizing):
 @dataclass
 class _Planner:
     policy: DoublingAsPublished
-    queues: dict[int, dict[int, int]] = field(default_factory=dict)  # by devices wanted: trials, as the how-manieth each
+    queues: dict[int, dict[int, int]] = field(default_factory=dict)  # devices wanted -> trial -> its place in the line
     came: int = 0
 
     def plan(self, desk: Desk) -> None:
