@@ -89,6 +89,22 @@ def test_pipeline(trainwright, chain, tmp_path):
     assert len(rows.read_text().splitlines()) == 2
 
 
+def test_pipeline_with_a_special_device(trainwright, chain, tmp_path):
+    """MadPipe's periods beside 1F1B*'s; the schedule has a row for each device, whatever its stages."""
+    rows = tmp_path / "schedule.csv"
+    settings = ["--stages", "2", "--microbatches", "4", "--memory", "160000", "--bandwidth", "1GB"]
+    done = trainwright(
+        "memory", "pipeline", str(chain), *settings, "--schedule", "madpipe", "--csv", str(rows), "--json"
+    )
+    assert done.status == 0, done.err
+    answer = last_line(done)
+    periods = answer["period_seconds"]
+    assert answer["period_lower_seconds"]["madpipe"] <= periods["madpipe"] <= periods["1f1b-star"]
+    assert {each["device"] for each in answer["stages"]} <= {0, 1}
+    assert answer["step_seconds"]["madpipe"] >= 4 * periods["madpipe"]
+    assert len(rows.read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -13,6 +13,8 @@ from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.pipelines.contiguous import groups, least_period
 from trainwright.memory.pipelines.memory import SCHEDULES, Weights, bubble_share, in_flight, stage_bytes
 from trainwright.memory.pipelines.partition import cut, ways
+from trainwright.memory.pipelines.patterns import breaches
+from trainwright.memory.pipelines.period import busiest
 from trainwright.memory.pipelines.rematerialised import planned_cost
 from trainwright.memory.pipelines.schedules import simulate_schedule
 
@@ -126,3 +128,19 @@ def test_the_whole_way():
     for wrong in ({"stages": 9}, {"stages": 0}, {"microbatches": 0}, {"schedule": "1f2b"}, {"schedule": "gpipe"}):
         with pytest.raises(PipelineError):
             tm.pipeline(chain, **{"stages": 2, "microbatches": 2, "memory": 500, **wrong})
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-star", "madpipe"])
+def test_a_pattern_as_schedule(schedule):
+    """A step in the pattern's order ends no later than the pattern says; its rows name every piece of work once."""
+    chain, batches = random_chain(2, least=8, most=8), 6
+    plan = tm.pipeline(chain, stages=3, microbatches=batches, memory="70 B", bandwidth=10.0, schedule=schedule)
+    found = plan.placements[schedule]
+    pattern = found.pattern
+    assert not breaches(pattern, found.rooms)
+    assert [part.last + 1 for part in plan.partition.parts[:-1]] == [part.first for part in plan.partition.parts[1:]]
+    assert plan.step_seconds <= (batches - 1) * pattern.period_seconds + pattern.latency_seconds + 1e-6
+    assert plan.step_seconds >= batches * busiest(pattern.works, pattern.links) - 1e-6
+    work = [cell for row in plan.to_csv().splitlines() for cell in row.split(",")]
+    assert len(work) == len(set(work)) == 2 * batches * len(pattern.works)
+    assert found.lower_seconds <= pattern.period_seconds <= plan.placements["1f1b-star"].pattern.period_seconds

@@ -186,7 +186,7 @@ def pipeline(
     bandwidth: Annotated[
         str | None, typer.Option("--bandwidth", help="Between devices, such as 16GB (a second).")
     ] = None,
-    schedule: Annotated[str, typer.Option("--schedule", help="1f1b or zero-bubble.")] = "1f1b",
+    schedule: Annotated[str, typer.Option("--schedule", help="1f1b, zero-bubble, 1f1b-star or madpipe.")] = "1f1b",
     saved_multiple: _MULTIPLE = 1.0,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the schedule, a row per device.")] = None,
     json: _JSON = False,
@@ -202,16 +202,19 @@ def pipeline(
     )
     parts = made.partition.parts
     print_table(
-        ("stage", "layers", "a micro-batch", "in flight", "without recomputing"),
+        ("stage", "device", "layers", "a micro-batch", "in flight", "without recomputing"),
         [
-            (place, f"{part.first}-{part.last}", f"{part.seconds:.6g} s", part.flying, readable(size))
-            for place, (part, size) in enumerate(zip(parts, made.plain_bytes, strict=True))
+            (place, device, f"{part.first}-{part.last}", f"{part.seconds:.6g} s", part.flying, readable(size))
+            for place, (part, device, size) in enumerate(zip(parts, made.devices, made.plain_bytes, strict=True))
         ],
     )
     print()
     loads = {way: None if found is None else found.load_seconds for way, found in made.alternatives.items()}
     for way, load in loads.items():
         print(f"busiest stage or link, {way}: {'does not fit' if load is None else f'{load:.6g} s'}")
+    for name, placement in made.placements.items():
+        bound = f"{placement.lower_seconds:.6g} s"
+        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s, none of its kind below {bound}")
     for name, timeline in made.timelines.items():
         print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy")
     if csv is not None:
@@ -220,9 +223,11 @@ def pipeline(
     if json:
         print_json(
             {
-                "stages": [{"first": part.first, "last": part.last, "seconds": part.seconds, "in_flight": part.flying}
-                           for part in parts],
+                "stages": [{"first": part.first, "last": part.last, "device": device, "seconds": part.seconds,
+                            "in_flight": part.flying} for part, device in zip(parts, made.devices, strict=True)],
                 "load_seconds": loads,
+                "period_seconds": {name: each.pattern.period_seconds for name, each in made.placements.items()},
+                "period_lower_seconds": {name: each.lower_seconds for name, each in made.placements.items()},
                 "step_seconds": {name: timeline.seconds for name, timeline in made.timelines.items()},
                 "schedule": made.schedule,
             }

@@ -7,6 +7,8 @@ from trainwright.errors import PipelineError, closest
 from trainwright.memory.chain import Chain
 
 __all__ = [
+    "PATTERNS",
+    "PLANNED",
     "SCHEDULES",
     "Holding",
     "Schedule",
@@ -20,6 +22,10 @@ __all__ = [
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+PATTERNS = ("1f1b-star", "madpipe")
+"""Orders that are patterns of a period (1F1B*, MadPipe), which have placements of their own."""
+PLANNED = ("1f1b", "zero-bubble", *PATTERNS)
+"""Schedules that a plan may be for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +37,10 @@ class Weights:
     shared_by: int = 1
 
 
-def check_schedule(name: str) -> None:
+def check_schedule(name: str, known: tuple[str, ...] = SCHEDULES) -> None:
     """Raise PipelineError for an unknown schedule."""
-    if name not in SCHEDULES:
-        raise PipelineError(f"schedule: got {name!r}; allowed: {', '.join(SCHEDULES)}{closest(name, SCHEDULES)}")
+    if name not in known:
+        raise PipelineError(f"schedule: got {name!r}; allowed: {', '.join(known)}{closest(name, known)}")
 
 
 def in_flight(schedule: str, *, stage: int, stages: int, microbatches: int) -> int:

@@ -13,11 +13,12 @@ min(p, m)). O(L^2 P) given the loads. The load of a stage comes from one of thre
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from trainwright.errors import PipelineError
 from trainwright.memory.chain import Chain
-from trainwright.memory.pipelines.memory import Weights, stage_bytes, weight_bytes
+from trainwright.memory.pipelines.memory import Holding, Weights, holding, weight_bytes
 from trainwright.memory.pipelines.memory import input_bytes as received
 
 __all__ = ["Cost", "Part", "Partition", "Way", "cut", "ways"]
@@ -101,17 +102,24 @@ def ways(chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int
     def end_of(last: int) -> int:
         return len(chain.steps) if last == layers else last
 
+    @cache
+    def stage(first: int, last: int) -> tuple[Holding, float, float]:
+        """Return what a stage holds, its seconds, and those of recomputing it."""
+        inside = chain.steps[first - 1 : end_of(last)]
+        return (
+            holding(chain, first, end_of(last), weights=weights),
+            sum(each.forward_seconds + each.backward_seconds for each in inside),
+            sum(each.plain_seconds for each in inside),
+        )
+
     def none(first: int, last: int, flying: int) -> float:
-        if stage_bytes(chain, first, end_of(last), flying=flying, weights=weights) > memory_bytes:
-            return math.inf
-        return sum(each.forward_seconds + each.backward_seconds for each in chain.steps[first - 1 : end_of(last)])
+        held, seconds, _ = stage(first, last)
+        return seconds if held.fixed + flying * held.each + held.temporary <= memory_bytes else math.inf
 
     def full(first: int, last: int, flying: int) -> float:
-        inside = chain.steps[first - 1 : end_of(last)]
-        one = stage_bytes(chain, first, end_of(last), flying=1, weights=weights)
-        if one + (flying - 1) * received(chain, first) > memory_bytes:
-            return math.inf
-        return sum(each.plain_seconds + each.forward_seconds + each.backward_seconds for each in inside)
+        held, seconds, again = stage(first, last)
+        needed = held.fixed + held.each + held.temporary + (flying - 1) * received(chain, first)
+        return seconds + again if needed <= memory_bytes else math.inf
 
     def room(first: int, last: int, flying: int) -> int:
         """Return what is left of the memory for the saved values of all micro-batches in flight."""

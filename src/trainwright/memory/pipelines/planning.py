@@ -3,13 +3,14 @@
 import csv
 import io
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from trainwright.errors import InfeasibleBudget, PipelineError
+from trainwright.errors import InfeasibleBudget
 from trainwright.memory.chain import Chain, Option, Stage
-from trainwright.memory.pipelines.contiguous import groups
-from trainwright.memory.pipelines.memory import SCHEDULES, Weights, check_schedule, stage_bytes
-from trainwright.memory.pipelines.partition import Part, Partition, Way, cut, ways
-from trainwright.memory.pipelines.schedules import Timeline, simulate_schedule
+from trainwright.memory.pipelines.memory import PATTERNS, PLANNED, SCHEDULES, Weights, check_schedule, stage_bytes
+from trainwright.memory.pipelines.partition import Cost, Part, Partition, Way, cut, ways
+from trainwright.memory.pipelines.schedules import Timeline, simulate_orders, simulate_schedule
+from trainwright.memory.pipelines.special import Placement, Search, contiguous, madpipe
 
 __all__ = ["PipelinePlan", "plan_pipeline"]
 
@@ -19,6 +20,7 @@ class PipelinePlan:
     """The partition of least load, those of other ways to train, and steps under the schedules that it allows."""
 
     partition: Partition
+    """That of the schedule: under MadPipe several stages may be on one device."""
     alternatives: dict[Way, Partition | None] = field(repr=False)
     timelines: dict[str, Timeline] = field(repr=False)
     """By schedule; to compare: GPipe's holds more micro-batches than the partition was made for, interleaved cuts two
@@ -32,18 +34,20 @@ class PipelinePlan:
     chain: Chain = field(repr=False)
     """As it was cut: gradients of parameters are part of the weights."""
     weights: Weights
+    placements: dict[str, Placement] = field(default_factory=dict, repr=False)
+    """By pattern (1f1b-star, madpipe), where the schedule is one: stages on devices, the period, a bound on it."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each stage, from 0."""
+        if self.schedule in self.placements:
+            return tuple(each.device for each in self.placements[self.schedule].stages)
+        return tuple(range(len(self.partition.parts)))
 
     @property
     def step_seconds(self) -> float:
         """Of one step under the schedule."""
         return self.timelines[self.schedule].seconds
-
-    @property
-    def flying_at_load(self) -> list[int] | None:
-        """Micro-batches that a pattern without flush (1F1B*) holds per stage at the least possible period."""
-        parts = self.partition.parts
-        loads, links = [part.seconds for part in parts], [part.link_seconds for part in parts[:-1]]
-        return groups(loads, links, self.partition.load_seconds)
 
     def to_csv(self) -> str:
         """Return the schedule, a row per device: stage, F, B (I and W if split), micro-batch, as in "0F3"."""
@@ -67,11 +71,11 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Cut a chain into `stages` on devices of `memory_bytes` each, over links of `bandwidth` bytes per second.
 
-    Stages may recompute what they cannot hold. Raises InfeasibleBudget if even then nothing fits.
+    Stages may recompute what they cannot hold. `schedule` is "1f1b" or "zero-bubble", with a stage a device, or a
+    pattern of the least period: "1f1b-star", or "madpipe", under which one device may have several stages, which
+    recompute nothing, apart from each other. Raises InfeasibleBudget if nothing fits.
     """
-    check_schedule(schedule)
-    if schedule in {"gpipe", "interleaved"}:
-        raise PipelineError(f"schedule: got {schedule!r}; allowed for a plan: 1f1b, zero-bubble")
+    check_schedule(schedule, PLANNED)
     chain = _without_gradients(chain)
     costs = ways(chain, memory_bytes, weights=weights or Weights(), microbatches=microbatches)
     found = {
@@ -87,21 +91,65 @@ def plan_pipeline(
             minimal_bytes=least,
             owners={},
         )
+    placements: dict[str, Placement] = {}
+    if schedule in PATTERNS:
+        placements = _placements(
+            chain, costs["planned"], stages=stages, microbatches=microbatches, memory_bytes=memory_bytes,
+            bandwidth=bandwidth, weights=weights or Weights(), special=schedule == "madpipe",
+        )  # fmt: skip
+    partition = _partition(placements[schedule]) if placements else best
     plain = tuple(
         stage_bytes(chain, part.first, part.last, flying=part.flying, weights=weights or Weights())
-        for part in best.parts
+        for part in partition.parts
     )
     return PipelinePlan(
-        partition=best,
+        partition=partition,
         alternatives=found,
         timelines={name: _timeline(best.parts, name, microbatches) for name in SCHEDULES if name != "interleaved"}
-        | _interleaved(chain, stages, microbatches, bandwidth),
+        | _interleaved(chain, stages, microbatches, bandwidth)
+        | {name: _replayed(each, microbatches) for name, each in placements.items()},
+        placements=placements,
         schedule=schedule,
         microbatches=microbatches,
         memory_bytes=memory_bytes,
         plain_bytes=plain,
         chain=chain,
         weights=weights or Weights(),
+    )
+
+
+def _placements(chain: Chain, cost: Cost, *, stages: int, special: bool, **settings: Any) -> dict[str, Placement]:
+    """Return the best patterns; there is one wherever a partition for 1F1B fits, which holds as much or more."""
+    search = Search(chain, cost, devices=stages, **settings)
+    known = contiguous(search)
+    found = {"1f1b-star": known, "madpipe": madpipe(search, known) if special else None}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _partition(placement: Placement) -> Partition:
+    pattern = placement.pattern
+    parts = tuple(
+        Part(
+            first=stage.first,
+            last=stage.last,
+            seconds=stage.seconds,
+            forward_seconds=work.forward_seconds,
+            flying=stage.flying,
+            link_seconds=2 * link,
+        )
+        for stage, work, link in zip(placement.stages, pattern.works, (*pattern.links, 0.0), strict=True)
+    )
+    return Partition(parts=parts, load_seconds=pattern.period_seconds, way="planned")
+
+
+def _replayed(placement: Placement, microbatches: int) -> Timeline:
+    """Place a step in a pattern's order in time."""
+    pattern = placement.pattern
+    return simulate_orders(
+        pattern.orders(microbatches),
+        [work.forward_seconds for work in pattern.works],
+        [work.backward_seconds for work in pattern.works],
+        pattern.links,
     )
 
 

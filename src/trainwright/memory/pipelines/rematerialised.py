@@ -51,9 +51,7 @@ def planned_cost(
             return math.inf
         found = rows(last)[first - 1]
         most = slots if flying == 1 else slots // flying
-        levels = (
-            range(most + 1) if most < 4 * _LEVELS else sorted({most * each // _LEVELS for each in range(_LEVELS + 1)})
-        )
-        return float(min(found[slots - (flying - 1) * held, held] for held in levels))
+        levels = np.arange(most + 1) if most < 4 * _LEVELS else most * np.arange(_LEVELS + 1) // _LEVELS
+        return float(found[slots - (flying - 1) * levels, levels].min())
 
     return cost

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainwright.errors import PipelineError
 from trainwright.memory.pipelines.memory import check_schedule
 
-__all__ = ["Run", "Timeline", "simulate_schedule"]
+__all__ = ["Run", "Timeline", "simulate_orders", "simulate_schedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,17 @@ def simulate_schedule(
     }
     orders = [_order(schedule, device, count, chunks // count, microbatches) for device in range(count)]
     return _place(orders, durations, links, defer=zero)
+
+
+def simulate_orders(
+    orders: Sequence[Sequence[tuple[str, int, int]]],
+    forward_seconds: Sequence[float],
+    backward_seconds: Sequence[float],
+    link_seconds: Sequence[float],
+) -> Timeline:
+    """Place a step in time in which each device runs its own order of (kind, chunk, micro-batch), as soon as it can."""
+    durations = {"F": list(forward_seconds), "B": list(backward_seconds)}
+    return _place([list(order) for order in orders], durations, [*link_seconds, 0.0], defer=False)
 
 
 _Work = tuple[str, int, int]

@@ -128,7 +128,9 @@ class Search:
             temporary=sizes[2],
             room=float(memory_bytes),
         )
-        self.alone = float(self.tables.plain[-1] + self.tables.link.sum())
+        longest = float(normal[np.isfinite(normal)].max(initial=0.0))
+        self.alone = max(float(self.tables.plain[-1]), devices * longest) + float(self.tables.link.sum())
+        """Seconds in which one micro-batch is through, whatever the placement."""
 
     def placements(self, period: float, spare: int) -> list[tuple[Placed, ...]]:
         """Return what the programme places for a period; without a special device if `spare` is -1."""
