@@ -61,7 +61,7 @@ class _Planner:
                 sizes.remove(size)  # so many are free, but not in one block
 
     def _head(self, desk: Desk, size: int) -> tuple[int, int] | None:
-        """Return who waits for so many devices first: as the how-manieth it came, and its number."""
+        """Return who waits for so many devices first: its turn, and its number."""
         waits = ((place, trial) for trial, place in self.queues[size].items() if trial in desk.resting)
         return next(waits, None)
 
