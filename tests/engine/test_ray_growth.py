@@ -2,13 +2,16 @@
 
 import os
 import signal
+from dataclasses import dataclass, field
 
 import pytest
 
 import trainwright as tw
 from trainwright.engine.ray import Ray
+from trainwright.schedule import Seat
+from trainwright.schedule._resizing import Resizing
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("cluster")]
 
 
 def train(trial):
@@ -41,7 +44,7 @@ def grown(folder, policy, *, accident=False):
     space = tw.Space(rate=tw.Float(0.0, 1.0), accident=tw.Constant(accident))
     study = tw.Study(space, "min loss", directory=folder, seed=3, searcher=tw.RandomSearcher())
     scheduler = tw.Scheduler(tw.ASHA(max_epochs=5, eta=2), policy)  # rungs after epochs 1, 2 and 4
-    study.run(train, trials=1, scheduler=scheduler, engine=Ray(workers=4), progress=False)
+    study.run(train, trials=1, scheduler=scheduler, engine=Ray(workers=4, start_seconds=600), progress=False)
     (trial,) = study.trials
     return trial
 
@@ -58,3 +61,49 @@ def test_a_winner_grows_and_its_curve_is_that_of_one_process(tmp_path):
     assert curve(undisturbed) == pytest.approx(curve(one), abs=1e-10)
     assert len(killed.leases) > len(undisturbed.leases)
     assert curve(killed) == pytest.approx(curve(one), abs=1e-10)
+
+
+@dataclass
+class Waits(Resizing):
+    """The first trial waits at its first report for a second device, however long that takes."""
+
+    start: int = 1
+    seats: list[Seat] = field(default_factory=list)
+
+    def planner(self):
+        return self
+
+    def plan(self, desk):
+        while desk.begin():
+            pass
+        if desk.changed is not None and desk.changed.trial == 0 and len(desk.changed.block) == 1:
+            self.seats.append(desk.changed)
+            desk.hold(desk.changed)
+        elif self.seats and desk.move(self.seats[-1], 2):
+            self.seats.clear()
+
+
+def steps(trial):
+    """Train a line."""
+    import torch
+
+    model = torch.nn.Linear(1, 1)
+    trial.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in trial.epochs():
+        trial.report(loss=trial.number + 1 / epoch, devices=trial.devices)
+
+
+def test_a_trial_that_is_held_does_nothing_until_it_moves(tmp_path):
+    """It has reported once on one device when the other trial has ended; its next report is of two."""
+    study = tw.Study(tw.Space(x=tw.Float(0.0, 1.0)), "min loss", directory=tmp_path / "study", seed=0)
+    scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2), Waits())
+    engine = Ray(workers=2, start_seconds=600)
+    study.run(steps, trials=2, scheduler=scheduler, engine=engine, searcher=tw.RandomSearcher(), progress=False)
+    winner, other = study.trials
+    assert [(report.lease, report.metrics["devices"]) for _, report in sorted(winner.reports.items())] == [
+        (1, 1),
+        (2, 2),
+        (2, 2),
+        (2, 2),
+    ]
+    assert winner.leases[2].started_at >= other.leases[1].end.at
