@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import trainwright as tw
+from trainwright.errors import StudyError
 from trainwright.ledger import Status
 
 pytest.importorskip("ray")
@@ -116,9 +117,18 @@ def actor_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def created(directory):
+    """Whether the study is on the disk: its folder is there before its first record."""
+    try:
+        look(directory)
+    except StudyError:
+        return False
+    return True
+
+
 def started(directory):
     """Wait until trials run and have reported."""
-    assert within(120, lambda: (directory / "ledger").exists() and any(map(alive, pids(directory))))
+    assert within(120, lambda: created(directory) and any(map(alive, pids(directory))))
 
 
 def test_a_node_that_dies_shrinks_the_engine(clusters, tmp_path):

@@ -1,9 +1,11 @@
 """Rules at work in a study: what they stop, what completes, and what is refused before anything runs."""
 
+from contextlib import suppress
+
 import pytest
 
 import trainwright as tw
-from trainwright.errors import ScheduleError
+from trainwright.errors import ScheduleError, SchedulerStalled
 from trainwright.ledger import Status
 
 HERE = tw.Local(workers=0)
@@ -82,3 +84,20 @@ def without_loss(trial):
 def test_a_policy_too_large_is_refused_before_anything_runs():
     with pytest.raises(ScheduleError, match=r"Fixed.devices: got 2, the engine has 1 slots"):
         run(tw.Fixed(2))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        (tw.ASHA(max_epochs=4, min_epochs=4), "ASHA: there are no rungs below max_epochs=4: every trial trains to its"),
+        (
+            tw.Scheduler(tw.ASHA(max_epochs=2), tw.DoublingAsPublished()),
+            "DoublingAsPublished: a trial that passes all rungs wants 2 devices, the engine has 1: it would wait",
+        ),
+    ],
+)
+def test_what_may_surprise_is_said_first(scheduler, sentence, capsys):
+    study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min val_loss", seed=1, searcher=tw.RandomSearcher())
+    with suppress(SchedulerStalled):
+        study.run(curves, trials=1, scheduler=scheduler, engine=HERE)
+    assert capsys.readouterr().err.startswith(sentence)

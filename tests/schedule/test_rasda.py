@@ -39,3 +39,13 @@ def test_doubling_never_stalls(devices, policy):
     if devices < 4 * 2**5:
         published = simulate(Scheduler(rule, DoublingAsPublished(start=4)), setting, trials=devices // 4, seed=1)
         assert published.stalled
+
+
+def test_the_published_policy_names_what_it_would_wait_for():
+    """Before the study starts; with `strict` such a study is refused."""
+    rule = ASHA(max_epochs=8, eta=2)  # three rungs
+    assert DoublingAsPublished(start=4, strict=True).check(32, 4, rule) is None
+    sentence = "a trial that passes all rungs wants 32 devices, the engine has 16"
+    assert sentence in DoublingAsPublished(start=4).check(16, 4, rule)
+    with pytest.raises(ScheduleError, match=sentence):
+        DoublingAsPublished(start=4, strict=True).check(16, 4, rule)

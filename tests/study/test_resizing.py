@@ -246,6 +246,16 @@ def test_what_does_not_start_goes_back(how):
         assert study.state.results == 6
 
 
+@pytest.mark.parametrize("limit", [{"device_hours": 1e-9}, {"deadline_seconds": 1e-9}])
+def test_a_policy_that_may_start_no_more_ends_the_run(limit, capsys):
+    """What was started before anything was known of times comes to its end; nothing waits for ever."""
+    with make() as study:
+        scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2), MarginalGain(**limit))
+        study.run(print, trials=6, scheduler=scheduler, engine=Steps(2))
+        assert study.state.results == 2
+    assert "MarginalGain starts no more trials: what its settings allow is used" in capsys.readouterr().err
+
+
 def test_an_engine_that_starts_nothing_is_an_error():
     with make() as study, pytest.raises(EngineError, match="no group of 1 processes for trial 0"):
         run(study, DOUBLING, Steps(refuses=[(0, 1)]))

@@ -88,8 +88,11 @@ class AllocationPolicy(Protocol):
     def resizes(self) -> bool:
         """Whether it changes the devices of trials that run."""
 
-    def check(self, slots: int, slots_per_node: int, rule: "PromotionRule") -> None:
-        """Refuse an engine on which no trial could ever start, or a rule that the policy cannot work with."""
+    def check(self, slots: int, slots_per_node: int, rule: "PromotionRule") -> str | None:
+        """Refuse an engine on which no trial could ever start, or a rule that the policy cannot work with.
+
+        Return a sentence if the user should know of something before the study starts.
+        """
 
     def room(self, slots: int, slots_per_node: int) -> "Room":
         """Return the free slots, in the blocks that this policy grants."""

@@ -19,13 +19,14 @@ class Resizing:
         """It does."""
         return True
 
-    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
+    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> str | None:  # noqa: ARG002 -- the protocol's
         """Refuse an engine that is too small for a new trial."""
         if self.start > slots:
             raise ScheduleError(
                 f"{type(self).__name__}.start: got {self.start}, the engine has {slots} slots; allowed: 1 to {slots}, "
                 "or a larger engine"
             )
+        return None
 
     def room(self, slots: int, slots_per_node: int) -> Room:
         """Return nodes with buddies inside."""

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from trainwright.errors import ScheduleError
 from trainwright.schedule._resizing import Resizing, check_factor, check_start
+from trainwright.schedule._rule import PromotionRule
 from trainwright.schedule.desk import Desk, Seat
 
 __all__ = ["DoublingAsPublished"]
@@ -15,16 +17,32 @@ class DoublingAsPublished(Resizing):
     A trial that passes the k-th rung at exactly that epoch gives everything back and waits until all of
     start * factor^(k+1) devices are free at once; new trials are served before it. A wait that cannot end stalls the
     study. `lost_resize=True` keeps a fault of the scheduler below it as well: of several trials that are to grow at
-    one time, only the first does, and the others go on as they are. Kept for comparisons; use `Doubling` instead.
+    one time, only the first does, and the others go on as they are. With `strict` a study is refused that can come to
+    such a wait; else it is said before the study starts. Kept for comparisons; use `Doubling` instead.
     """
 
     start: int = 1
     factor: int = 2
     lost_resize: bool = False
+    strict: bool = False
 
     def __post_init__(self) -> None:
         check_start("DoublingAsPublished", self.start)
         check_factor("DoublingAsPublished", self.factor)
+
+    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> str | None:
+        """Refuse an engine that is too small for a new trial, or warn that it is for one that passes all rungs."""
+        Resizing.check(self, slots, slots_per_node, rule)
+        wanted = self.start * self.factor ** len(getattr(rule, "rungs", ()))
+        if wanted <= slots:
+            return None
+        sentence = (
+            f"DoublingAsPublished: a trial that passes all rungs wants {wanted} devices, the engine has {slots}: it "
+            "would wait for ever (SchedulerStalled); use Doubling, fewer rungs, or a larger engine"
+        )
+        if self.strict:
+            raise ScheduleError(sentence)
+        return sentence
 
     def planner(self) -> "_Planner":
         """Return a planner."""

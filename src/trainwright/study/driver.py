@@ -105,7 +105,11 @@ class Driver:
         rule = self.scheduler.rule
         rule.check(len(self.book.objectives), self.budget.trials)
         policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
-        policy.check(slots, per_node, rule)
+        if notice := policy.check(slots, per_node, rule):
+            self.progress.say(notice)
+        if getattr(rule, "rungs", None) == ():
+            name, length = type(rule).__name__, rule.max_epochs
+            self.progress.say(f"{name}: there are no rungs below max_epochs={length}: every trial trains to its end")
         self.engine.open(train, self.book.directory)
         room = policy.room(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
@@ -136,7 +140,7 @@ class Driver:
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
         self._launch()  # what was planned while trials reported
-        self.works.granted = 0
+        self.works.granted, self.works.asked = 0, False
         self.book.keep_up()
         self._leave_out_gone()
         allowed = self.works.allowed()
@@ -162,6 +166,10 @@ class Driver:
         if self.desk.resting:  # with all devices free
             trial, seat = min(self.desk.resting.items())
             raise SchedulerStalled.of(trial, wanted=seat.wanted, devices=self.engine.slots)
+        if not works.asked:  # with all devices free
+            policy = type(self.scheduler.policy).__name__
+            self.progress.say(f"{policy} starts no more trials: what its settings allow is used")
+            return True
         if works.outdated:
             return False
         if works.enough() and not works.contested:

@@ -34,6 +34,7 @@ class Works:
         progress: Progress,
     ) -> None:
         self.granted = 0  # trials handed out in the present plan
+        self.asked = False  # whether the policy wanted any in it
         self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
         self._asked = 0  # how many events the rule had heard of when it was asked last
         self.kept: set[int] = set()  # trials of ours on their way to other devices
@@ -56,7 +57,7 @@ class Works:
 
     def next_work(self) -> Work | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
-        self.ask_at = None
+        self.ask_at, self.asked = None, True
         number = self._interrupted()
         if number is None:
             self.write_fresh()  # the searcher is to know of them
