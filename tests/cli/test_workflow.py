@@ -203,6 +203,16 @@ class TestStages:
         assert len(told["ensemble_trials"]) == 1
         assert len(json.loads(manifest(done))["members"]) == 1
 
+    def test_changed_training_code_runs_the_search_again(self, trainwright, done, monkeypatch):
+        """What rests on the file of the training function runs again; results stay, and a line says so."""
+        monkeypatch.delitem(sys.modules, "workflow_training", raising=False)
+        with (done / "workflow_training.py").open("a") as file:
+            file.write("# another word\n")
+        said = trainwright("run", "workflow.toml", "--stage", "search", "--stage", "ensemble")
+        assert stages(said) == {"search": "again, training code changed", "ensemble": SKIPPED}
+        assert "results stay as the earlier code made them" in said.out
+        assert "6 of 6 trials have a result" in said.out
+
     def test_more_trials_repeat_what_rests_on_them(self, trainwright, done):
         said = trainwright("run", "workflow.toml", "--trials", 7, *SEARCH)
         again = ["again, trials changed", "again, budget changed", "again, library changed"]

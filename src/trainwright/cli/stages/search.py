@@ -5,20 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trainwright.cli.stages._stage import Outcome, Work
+from trainwright.cli.stages._stage import Outcome, Work, source_of
 from trainwright.study.driver import StudyFailed
+from trainwright.study.stages import Stages, digest_of
 
 __all__ = ["Search"]
+
+_CODE = "training code"
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Run trials until the budget is used; unchanged once it is, until file, budget or ledger differ."""
+    """Run trials until the budget is used; unchanged once it is, until file, training code, budget or ledger differ."""
 
     name: ClassVar[str] = "search"
 
     def inputs(self, work: Work) -> Mapping[str, Any] | None:
-        """Return the tables that steer the search, its budget, and the state of the ledger."""
+        """Return the tables that steer the search, the file of its training function, its budget, and the ledger."""
         tables = work.job.tables
         if not tables or work.directory is None or "wall_seconds" in work.budget:
             return None  # a Python file's objects have no digest; another hour is another hour
@@ -33,11 +36,14 @@ class Search:
             ]
         )
         budget = {key: value for key, value in work.budget.items() if key != "stop_when"}
-        return {**parts, "study": settings, "budget": budget, "ledger": trials}
+        code = source_of(tables["study"]["train"], "train")
+        return {**parts, "study": settings, _CODE: code, "budget": budget, "ledger": trials}
 
     def run(self, work: Work) -> Outcome:
         """Run or go on."""
         job = work.job
+        if work.made and work.progress and self._earlier_code(work):
+            print("results stay as the earlier code made them; to train all trials anew name a new --directory")
         with job.open_study() as study:
             try:
                 study.run(
@@ -56,6 +62,10 @@ class Search:
                 raise StudyFailed(f"{error}; with its traceback: {look}") from error
             content = {"trials": len(study.trials), "finished": study.state.results}
         return Outcome(content=content, inputs=self.inputs(work))
+
+    def _earlier_code(self, work: Work) -> bool:
+        record, inputs = Stages(work.folder).read(self.name), self.inputs(work)
+        return record is not None and inputs is not None and record.inputs.get(_CODE) != digest_of(inputs[_CODE])
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print how many results there are."""
