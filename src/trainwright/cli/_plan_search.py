@@ -19,7 +19,7 @@ def add(app: typer.Typer) -> None:
 
 def search(
     file: Annotated[
-        Path, typer.Argument(help="Python file with study, train, scheduler, samples and profile_of(params).")
+        Path, typer.Argument(help="A Python file with study, train, scheduler, samples and profile_of(params).")
     ],
     *,
     cluster: Annotated[str, typer.Option("--cluster", help="A preset's name, or a .toml or .yaml file.")] = "laptop",

@@ -25,6 +25,7 @@ from trainwright.cli import (
     ui,
     worker,
 )
+from trainwright.cli._usage import UsageError, sentence
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["app", "main"]
@@ -63,18 +64,21 @@ def main() -> NoReturn:
     """Run the command line and exit with its status."""
     signal.signal(signal.SIGTERM, _interrupt)  # a batch system's warning is handled like Ctrl-C
     try:
-        app()
+        status = app(prog_name="trainwright", standalone_mode=False)
+    except UsageError as error:
+        if error.ctx is not None and error.message == error.ctx.get_help():  # a command that was given nothing
+            error.show()
+            sys.exit(2)
+        _fail(sentence(error), 2)
     except InputError as error:
         _fail(str(error), 2)
     except TrainwrightError as error:
         _fail(str(error), 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _interrupted()
-    except SystemExit as end:
-        if end.code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
-            _interrupted()
-        raise
-    sys.exit(0)
+    if status == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        _interrupted()
+    sys.exit(status or 0)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
