@@ -3,11 +3,16 @@
 import gc
 import os
 import shutil
+import sys
 
 import pytest
 
 # Read when torch and numba are loaded: small work is slower on several threads, far slower where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Where the environment forbids bytecode, each of many processes would compile the package, and pytest all tests, anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish():
