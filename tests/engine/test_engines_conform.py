@@ -1,9 +1,12 @@
 """The Local engine keeps the promises of engines, in all its forms."""
 
+import pytest
+
 from trainwright.engine import Local
 from trainwright.engine.conformance import EngineConformance
 
 
+@pytest.mark.slow
 class TestOneWorker(EngineConformance):
     def make_engine(self):
         return Local()
@@ -14,6 +17,7 @@ class TestTwoWorkers(EngineConformance):
         return Local(workers=2, timeout_seconds=300, memory_bytes=2**40)
 
 
+@pytest.mark.slow
 class TestFreshProcesses(EngineConformance):
     def make_engine(self):
         return Local(workers=2, fresh_process=True)

@@ -75,6 +75,7 @@ def test_killed_drivers(tmp_path, reference):
     assert losses == {number: reference[number] for number in range(4)}
 
 
+@pytest.mark.slow
 def test_killed_workers(tmp_path, reference):
     """Two kills, which no trial is given up for; then every trial has the loss of an undisturbed run."""
     assert kill_workers(tmp_path / "study", (8, EPOCHS, "torch"), 2, random.Random(2)) == 2
@@ -131,6 +132,7 @@ def test_two_drivers_at_once(tmp_path):
     assert len({trial.leases[1].writer for trial in study.trials}) == 2  # each had its share
 
 
+@pytest.mark.slow
 def test_one_of_two_drivers_is_killed(tmp_path):
     """What it held is taken over by a later run at the latest; the other one goes on undisturbed."""
     directory = tmp_path / "study"

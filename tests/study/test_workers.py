@@ -146,6 +146,7 @@ def test_killed_workers_lose_nothing(tmp_path, size, kills, trials):
     check_study(directory, trials, checkpoints=False)
 
 
+@pytest.mark.slow
 def test_a_dead_workers_trial_goes_on_from_its_checkpoint(tmp_path, torch):
     directory = tmp_path / "study"
     with team(directory, 1, 1, 60, "torch") as (first,):
