@@ -112,11 +112,11 @@ def test_pipeline_with_a_special_device(trainwright, chain, tmp_path):
         (["plan", "CHAIN", "--budget", "2000"], "the least possible"),
         (["plan", "CHAIN", "--budget", "0.5", "--solver", "best"], "solver: got 'best'"),
         (["plan", "CHAIN", "--budget", "0.5", "--offload"], "bandwidth"),
-        (["plan", "none.json", "--budget", "0.5"], "cannot be read"),
+        (["plan", "none.json", "--budget", "0.5"], "there is no such file"),
         (["plan", "no_such_module:build", "--budget", "0.5"], "SPEC: there is no module 'no_such_module'"),
         (["pipeline", "CHAIN", "--stages", "9", "--microbatches", "1", "--memory", "1MiB"], "stages: got 9"),
         (["explain", "CHAIN"], "no memory plan"),
-        (["plot", "none.json"], "cannot be read"),
+        (["plot", "none.json"], "there is no such file"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(trainwright, chain, arguments, says):

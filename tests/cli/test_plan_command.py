@@ -85,7 +85,7 @@ def test_one_strategy(run):
         (["--input", "byte=3"], "allowed: bytes, decode, workers"),
         (["--input", "bytes=many"], "--input: got 'bytes=many'"),
         (["--cluster", "abci"], "abci-v100"),
-        (["--cluster", "none.toml"], "there is no file none.toml"),
+        (["--cluster", "none.toml"], "there is no such file"),
     ],
 )
 def test_refused(run, arguments, sentence):

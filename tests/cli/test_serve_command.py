@@ -44,7 +44,7 @@ class TestRefusals:
             (["--deadline-ms", "-1"], "Settings, deadline_ms: got -1.0"),
             (["--queue-rows", "0"], "Settings, queue_rows: got 0; allowed: an integer >= 1"),
             (["--devices", "tpu"], "devices: got 'tpu'"),
-            (["--plan", "nowhere.json"], "nowhere.json: cannot be read"),
+            (["--plan", "nowhere.json"], "there is no such file"),
             (["--token-file", "nowhere"], "--token-file: cannot read nowhere"),
             (["--drain", "-1"], "--drain: got -1.0; allowed: seconds >= 0"),
         ],

@@ -177,7 +177,7 @@ def test_refusals(trainwright, file, replacement, sentence):
 def test_more_refusals(trainwright, file, tmp_path):
     """A file that is not there, a picture in an unknown form, no scheduler at all."""
     for arguments, sentence in (
-        ([tmp_path / "none.toml"], "there is no file"),
+        ([tmp_path / "none.toml"], "there is no such file"),
         ([file(), "--gantt", "picture.png"], "ends in '.png'; allowed: .svg, .html"),
         ([file(), "--seeds", "0"], "seeds: got 0; allowed: a whole number >= 1"),
     ):

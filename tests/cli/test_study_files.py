@@ -7,7 +7,7 @@ import pytest
 RULE = '[rule]\nname = "ASHA"\n'
 
 BAD = {
-    "no toml": (("[study]", "[study"), "study.toml is no valid TOML: "),
+    "no toml": (("[study]", "[study"), "study.toml': it is no valid TOML"),
     "unknown table": (("[engine]", "[enigne]"), "study.toml: 'enigne' is unknown; allowed: .*did you mean 'engine'"),
     "unknown key": (("trials = 4", "trail = 4"), r"\[study\]: 'trail' is unknown; allowed: .*did you mean 'tr"),
     "no train": (
@@ -147,12 +147,12 @@ def test_a_study_of_another_space(trainwright, study_file):
 
 class TestFiles:
     def test_no_such_file(self, trainwright, tmp_path):
-        refused(trainwright("run", tmp_path / "none.toml"), r"run: there is no file .*none.toml; give a study file")
-        refused(trainwright("run", tmp_path), "is a directory; give a study file")
+        refused(trainwright("run", tmp_path / "none.toml"), r"none.toml': there is no such file; allowed: a study file")
+        refused(trainwright("run", tmp_path), "it is a folder; allowed: a study file")
 
     def test_another_kind_of_file(self, trainwright, tmp_path):
-        (tmp_path / "study.yaml").write_text("")
-        refused(trainwright("run", tmp_path / "study.yaml"), "study.yaml ends in '.yaml'; allowed: .toml, .py")
+        (tmp_path / "study.yaml").write_text("study:\n")
+        refused(trainwright("run", tmp_path / "study.yaml"), "study.yaml': it ends in '.yaml'; allowed: a study file")
 
     @pytest.mark.parametrize(
         ("name", "code", "more", "sentence"),

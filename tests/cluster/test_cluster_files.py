@@ -225,7 +225,7 @@ def test_suspicious_units_are_refused_unless_meant(tmp_path, old, new, sentence)
         (lambda: Cluster.preset("dgx-h10"), r"got 'dgx-h10'; allowed: abci-v100, .*did you mean 'dgx-h100'"),
         (lambda: Cluster.preset("polaris", nodes=561), "nodes of polaris: got 561; allowed: .* from 1 to 560"),
         (lambda: Cluster.preset("dgx-a100", nodes=0), "nodes of dgx-a100: got 0"),
-        (lambda: Cluster.load("no-such-file.toml"), "no-such-file.toml: cannot be read"),
+        (lambda: Cluster.load("no-such-file.toml"), "'no-such-file.toml': there is no such file"),
         (lambda: Cluster.preset("h200").save("/no-such-folder/x.toml"), "cannot be written"),
         (lambda: dataclasses.replace(Cluster.preset("abci-v100"), nodes=2000), r"tiers\[3\].devices: got 4352"),
         (lambda: Device(efficiency={"conv": 1.5}), "Device.efficiency.conv: got 1.5; allowed: a number > 0 and <= 1"),

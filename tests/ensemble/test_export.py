@@ -156,7 +156,7 @@ class TestFolder:
         folder = found.save(tmp_path / "out")
         with pytest.raises(ExportError, match="exists already; allowed: a new folder"):
             found.save(folder)
-        with pytest.raises(ExportError, match=r"manifest\.json: cannot be read"):
+        with pytest.raises(ExportError, match="there is no such folder"):
             Ensemble.load(tmp_path / "nowhere")
         manifest = folder / "manifest.json"
         told = json.loads(manifest.read_text())
@@ -177,7 +177,7 @@ class TestFolder:
             manifest.write_text(signed({**told, **change}))
             with pytest.raises(EnsembleError, match=sentence):
                 Ensemble.load(folder)
-        for text, sentence in (("{", "is no valid JSON"), ("{}", "is no manifest of an ensemble")):
+        for text, sentence in (("{", "it is no JSON"), ("{}", "is no manifest of an ensemble")):
             manifest.write_text(text)
             with pytest.raises(ExportError, match=sentence):
                 Ensemble.load(folder)

@@ -87,7 +87,7 @@ def test_files(tmp_path):
     path = tmp_path / "net.txt"
     path.write_text("\n".join(RESIDUAL))
     assert read_graph(path).name == "net"
-    with pytest.raises(ChainError, match="cannot be read"):
+    with pytest.raises(ChainError, match="there is no such file"):
         read_graph(tmp_path / "none.txt")
     with pytest.raises(ChainError, match=r"saved_multiple: got 0.5"):
         read_graph(path, saved_multiple=0.5)

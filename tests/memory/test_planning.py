@@ -124,5 +124,5 @@ def test_files_that_are_none(tmp_path, change, where):
     with pytest.raises(PlanMismatch, match=where):
         tm.Plan.load(path)
     path.write_text("{")
-    with pytest.raises(PlanMismatch, match="cannot be read"):
+    with pytest.raises(PlanMismatch, match="no JSON"):
         tm.Plan.load(path)

@@ -145,7 +145,7 @@ def test_files_that_are_refused(tmp_path, change, words):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(ProfileError, match="it cannot be read"):
+    with pytest.raises(ProfileError, match="there is no such file"):
         tw.Profile.load(tmp_path / "nothing.json")
     (tmp_path / "text.json").write_text("{")
     with pytest.raises(ProfileError, match="it is no JSON"):

@@ -290,5 +290,5 @@ class TestCommand:
     def test_a_folder_that_is_none(self, tmp_path):
         done = self.run(tmp_path / "none")
         assert done.returncode == 2
-        assert "cannot be read" in done.stderr
+        assert "there is no such" in done.stderr
         assert Path(tmp_path).is_dir()

@@ -86,9 +86,9 @@ class TestPlan:
             with pytest.raises(AllocationError, match=why):
                 Plan.load(path)
         path.write_text("{")
-        with pytest.raises(AllocationError, match="no valid JSON"):
+        with pytest.raises(AllocationError, match="no JSON"):
             Plan.load(path)
-        with pytest.raises(AllocationError, match="cannot be read"):
+        with pytest.raises(AllocationError, match="no such file"):
             Plan.load(tmp_path / "none.json")
         with pytest.raises(AllocationError, match="cannot be written"):
             plan().save(tmp_path / "none" / "plan.json")

@@ -34,6 +34,7 @@ from trainwright.checkpoint.comparing import (
 from trainwright.checkpoint.script import run_script
 from trainwright.checkpoint.witness import Plan
 from trainwright.errors import CheckpointConfigError, CheckpointError, CheckpointNotFoundError
+from trainwright.files import read_text
 
 __all__ = ["Launch", "Proof", "drop_table", "prove", "verify_resume"]
 
@@ -106,11 +107,10 @@ def verify_resume(
     With `kill`, the first half is not stopped after its save but goes on for a while and is killed (SIGKILL). `drop`
     names items, or "rng", that are left as they are when the rest is restored: so each shows that it is needed. Each
     run has so many `ranks`, and after the interruption `resume_ranks`, if given. Raises `CheckpointNotFoundError` if
-    there is no such script and `CheckpointError` if it fails or does too few steps.
+    the script cannot be read and `CheckpointError` if it fails or does too few steps.
     """
     path = Path(script)
-    if not path.is_file():
-        raise CheckpointNotFoundError(f"verify-resume: got {str(script)!r}, where no file is; give a Python script")
+    read_text(path, "training script", allowed="a Python script with a Manager", error=CheckpointNotFoundError)
     with tempfile.TemporaryDirectory(prefix="trainwright-proof-") as folder:
         return prove(
             lambda plan: run_script(plan, path, arguments, timeout_seconds, alone=max(ranks, resume_ranks or 1) == 1),

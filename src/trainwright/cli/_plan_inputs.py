@@ -47,8 +47,6 @@ def cluster_of(text: str, nodes: int | None, *, force_units: bool) -> "Cluster":
     path = Path(text)
     if path.suffix not in {".toml", ".yaml", ".yml"}:
         return Cluster.preset(text, nodes=nodes)
-    if not path.is_file():
-        raise InputError(f"--cluster: there is no file {path}; give a preset's name or a .toml or .yaml file")
     cluster = Cluster.load(path, force_units=force_units)
     return cluster if nodes is None else replace(cluster, nodes=nodes)
 

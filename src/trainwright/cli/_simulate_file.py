@@ -1,6 +1,5 @@
 """The [simulate] table of a study file, as clusters and schedulers to simulate."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated import Parametric, Scaling, Simulated, Task, tables
 from trainwright.errors import InputError
+from trainwright.files import read_toml
 from trainwright.schedule import Scheduler
 from trainwright.study import Study
 from trainwright.study.settings import built, only_known
@@ -42,7 +42,7 @@ def read_plan(
     path: Path, *, gpus: list[int] | None = None, trials: int | None = None, seeds: int | None = None
 ) -> Plan:
     """Return what a study file's [simulate] asks for; the arguments override it."""
-    content = _toml(path)
+    content = read_toml(path, "study file", allowed="a study file (.toml) with a [simulate] table")
     table = content.get("simulate", {})
     _check_table(table, f"{path}, [simulate]")
     only_known(table, _KEYS, f"{path}, [simulate]")
@@ -73,15 +73,6 @@ def read_plan(
         seeds=seeds if seeds is not None else _numbers(table.get("seeds", 30), f"{where} seeds")[0],
         engine=engine,
     )
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"simulate: there is no file {path}; give a study file (.toml) with a [simulate] table")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"simulate: {path} is no valid TOML: {error}") from None
 
 
 def _schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str) -> dict[str, Scheduler]:

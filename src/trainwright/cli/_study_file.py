@@ -1,7 +1,6 @@
 """Study files: a TOML file, or a Python file with `study` and `train`, as the objects that they name."""
 
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import trainwright as tw
 from trainwright.cli.stages import ORDER, Stage, stages_of
 from trainwright.engine import load_function, load_module
 from trainwright.errors import InputError, StudyError
+from trainwright.files import read_text, read_toml
 from trainwright.study.settings import built, only_known
 
 __all__ = ["Job", "read_job"]
@@ -26,6 +26,7 @@ _TABLES = (
     "simulate",
     *(name for name in ORDER if name != "search"),
 )
+_ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
 _STUDY_KEYS = (
     "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
     "require",
@@ -50,18 +51,15 @@ class Job:
 
 def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> Job:
     """Return the job of a .toml or .py file; `directory` and `workers` override those that it names."""
-    if path.is_dir():
-        raise InputError(f"run: {path} is a directory; give a study file (.toml) or a Python file (.py)")
-    if not path.is_file():
-        raise InputError(f"run: there is no file {path}; give a study file (.toml) or a Python file (.py)")
+    read_text(path, "study file", allowed=_ALLOWED)
+    if path.suffix not in {".toml", ".py"}:
+        raise InputError(f"study file {str(path)!r}: it ends in {path.suffix or 'nothing'!r}; allowed: {_ALLOWED}")
     sys.path.insert(0, str(path.resolve().parent))  # where its modules are
     if path.suffix == ".toml":
         return _of_toml(path, directory, workers)
-    if path.suffix == ".py":
-        if directory is not None:
-            raise InputError(f"run: --directory goes with a .toml file; {path} makes its own study")
-        return _of_python(path, workers)
-    raise InputError(f"run: {path} ends in {path.suffix or 'nothing'!r}; allowed: .toml, .py")
+    if directory is not None:
+        raise InputError(f"run: --directory goes with a .toml file; {path} makes its own study")
+    return _of_python(path, workers)
 
 
 def _of_python(path: Path, workers: int | None) -> Job:
@@ -90,12 +88,7 @@ def _of_python(path: Path, workers: int | None) -> Job:
 
 
 def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"run: {path} is no valid TOML: {error}") from None
-    except OSError as error:
-        raise InputError(f"run: {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    content = read_toml(path, "study file", allowed=_ALLOWED)
     only_known(content, _TABLES, str(path))
     for name, table in content.items():
         _check_table(table, f"{path}, [{name}]")

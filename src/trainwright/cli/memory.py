@@ -9,6 +9,7 @@ from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table
 from trainwright.errors import InputError
+from trainwright.files import write_text
 
 if TYPE_CHECKING:
     from trainwright.memory import Chain
@@ -218,7 +219,7 @@ def pipeline(
     for name, timeline in made.timelines.items():
         print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy")
     if csv is not None:
-        csv.write_text(made.to_csv(), encoding="utf-8")
+        write_text(csv, "schedule", made.to_csv())
         print(f"schedule: {csv}")
     if json:
         print_json(

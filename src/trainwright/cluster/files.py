@@ -18,6 +18,7 @@ from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Device
 from trainwright.cluster.tier import Tier
 from trainwright.errors import InputError, MissingExtra, closest
+from trainwright.files import read_text, write_text
 
 __all__ = ["load", "save"]
 
@@ -34,10 +35,7 @@ _LEAST_BANDWIDTH, _MOST_ALPHA, _LEAST_MEMORY = 1e6, 0.1, 1e8
 
 def load(path: Path, *, force_units: bool = False) -> Cluster:
     """Read a cluster; see `Cluster.load`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cluster file {path}: cannot be read ({error}); allowed: a TOML or YAML file") from None
+    text = read_text(path, "cluster file", allowed="a TOML or YAML file, or a preset's name")
     if path.suffix in _YAML:
         content, lines = _parse_yaml(path, text)
     else:
@@ -55,10 +53,7 @@ def save(cluster: Cluster, path: Path) -> None:
         text = _yaml().safe_dump(content, sort_keys=False)
     else:
         text = "".join(_toml_entry(key, value) for key, value in content.items())
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cluster file {path}: cannot be written ({error})") from None
+    write_text(path, "cluster file", text)
 
 
 class _Reader:

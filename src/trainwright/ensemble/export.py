@@ -16,6 +16,7 @@ from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, WEIGHTS_FILE, 
 from trainwright.ensemble.program import exported
 from trainwright.ensemble.weights import built
 from trainwright.errors import EnsembleError, ExportError
+from trainwright.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -76,14 +77,11 @@ def write_export(
 def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
     """Return the members, their weights verified, and the rest of the manifest."""
     path = directory / MANIFEST_FILE
-    try:
-        told = json.loads(path.read_bytes())
-    except OSError as error:
+    if not directory.is_dir():
         raise ExportError(
-            f"{path}: cannot be read ({error.strerror}); allowed: a folder that Ensemble.save wrote"
-        ) from error
-    except ValueError as error:
-        raise ExportError(f"{path}: is no valid JSON ({error}); export the ensemble again") from error
+            f"ensemble {str(directory)!r}: there is no such folder; allowed: one that Ensemble.save wrote"
+        )
+    told = read_json(path, "ensemble", allowed="a folder that Ensemble.save wrote", error=ExportError)
     _check_manifest(path, told)
     members = []
     for one in told["members"]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ChainError, closest
+from trainwright.files import read_json, write_text
 
 __all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Stage"]
 
@@ -200,16 +201,13 @@ class Chain:
 
     def save(self, path: str | Path) -> None:
         """Write the chain as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_text(path, "chain file", json.dumps(self.to_json(), indent=1) + "\n", error=ChainError)
 
     @classmethod
     def load(cls, path: str | Path) -> "Chain":
         """Read a chain from a JSON file."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ChainError(f"chain file: got {str(path)!r}, which cannot be read ({error})") from None
-        return cls.from_json(content)
+        allowed = "a chain file (.json), which Chain.save wrote, or a PipeDream graph (.txt)"
+        return cls.from_json(read_json(path, "chain file", allowed=allowed, error=ChainError))
 
 
 _SECONDS = ("forward_seconds", "backward_seconds", "plain_forward_seconds")

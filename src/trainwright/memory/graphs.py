@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.errors import ChainError
+from trainwright.files import read_text
 from trainwright.memory.chain import Chain, Stage
 
 __all__ = ["chain_of_graph", "read_graph"]
@@ -45,10 +46,8 @@ class _Node:
 
 def read_graph(path: str | Path, *, saved_multiple: float = 1.0, tolerance: float = 0.1) -> Chain:
     """Read a PipeDream graph file as a chain; the module's docstring says how it is cut and what is assumed."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ChainError(f"graph file: got {str(path)!r}, which cannot be read ({error})") from None
+    allowed = "a PipeDream graph (.txt), or a chain file, whose name ends in .json"
+    lines = read_text(path, "graph file", allowed=allowed, error=ChainError).splitlines()
     return chain_of_graph(lines, name=Path(path).stem, saved_multiple=saved_multiple, tolerance=tolerance)
 
 

@@ -4,6 +4,7 @@ from html import escape
 from pathlib import Path
 
 from trainwright.errors import BudgetError
+from trainwright.files import write_text
 from trainwright.memory.budget import readable
 from trainwright.memory.plan_record import Plan
 
@@ -25,7 +26,7 @@ def draw(plan: Plan, path: str | Path) -> None:
     """Write the picture of a plan as an .svg file."""
     if Path(path).suffix != ".svg":
         raise BudgetError(f"plot: got {str(path)!r}; allowed: a file name that ends with .svg")
-    Path(path).write_text(_svg(plan), encoding="utf-8")
+    write_text(path, "picture", _svg(plan))
 
 
 def _svg(plan: Plan) -> str:

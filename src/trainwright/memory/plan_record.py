@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import PlanMismatch
+from trainwright.files import read_json, write_text
 from trainwright.memory.chain import Chain
 from trainwright.memory.link import Link
 from trainwright.memory.operations import Operation, parse
@@ -134,13 +135,10 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_text(path, "plan file", json.dumps(self.to_json(), indent=1) + "\n", error=PlanMismatch)
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
         """Read a plan from a JSON file."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise PlanMismatch(f"plan file: got {str(path)!r}, which cannot be read ({error})") from None
-        return cls.from_json(content)
+        allowed = "a file that Plan.save or `trainwright memory plan --out` wrote"
+        return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))

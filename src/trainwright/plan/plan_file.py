@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import InputError
+from trainwright.files import read_json, write_text
 from trainwright.plan.collective import Collective
 from trainwright.plan.parallel_plan import Bottleneck, Breakdown, Degrees, ParallelPlan
 
@@ -21,22 +22,13 @@ _AGAIN = "make it again: trainwright plan MODEL ... --out FILE"
 def save(plan: ParallelPlan, path: str | Path) -> None:
     """Write a plan to a file. Raises `InputError` where none can be written."""
     text = json.dumps({"schema": SCHEMA, **asdict(plan)}, indent=1) + "\n"
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"plan {str(path)!r}: it cannot be written ({error.strerror}); give another place") from error
+    write_text(path, "plan", text)
 
 
 def load(path: str | Path) -> ParallelPlan:
     """Read a plan from a file. Raises `InputError` for what is none, or of another schema."""
-    where = f"plan {str(path)!r}"
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{where}: it cannot be read ({error.strerror}); {_AGAIN}") from error
-    except ValueError as error:
-        raise InputError(f"{where}: it is no JSON ({error}); {_AGAIN}") from error
-    return plan_from(document, where)
+    document = read_json(path, "plan", allowed="a file that `trainwright plan MODEL ... --out FILE` wrote")
+    return plan_from(document, f"plan {str(path)!r}")
 
 
 def plan_from(document: Any, where: str = "plan") -> ParallelPlan:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ProfileError
+from trainwright.files import read_json, write_text
 from trainwright.profile.layer import Block, Layer, Stage, Transformer
 from trainwright.profile.profile import Profile
 
@@ -32,17 +33,14 @@ def document_of(profile: Profile) -> dict[str, Any]:
 
 def save(profile: Profile, path: str | Path) -> None:
     """Write a profile to a file."""
-    Path(path).write_text(json.dumps(document_of(profile), indent=1) + "\n", encoding="utf-8")
+    write_text(path, "profile", json.dumps(document_of(profile), indent=1) + "\n", error=ProfileError)
 
 
 def load(path: str | Path) -> Profile:
     """Read a profile from a file. Raises ProfileError for what is none, or of another schema or version of torch."""
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"profile {str(path)!r}: it cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ProfileError(f"profile {str(path)!r}: it is no JSON ({error}); {_RETRACE}") from error
+    document = read_json(
+        path, "profile", allowed="a file that Profile.trace(model, sample).save(path) wrote", error=ProfileError
+    )
     return profile_from(document, f"profile {str(path)!r}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainwright.engine.simulated import Held, Run
 from trainwright.errors import InputError
+from trainwright.files import write_text
 from trainwright.report.words import escape
 
 __all__ = ["check_gantt", "gantt_svg", "write_gantt"]
@@ -39,7 +40,7 @@ def write_gantt(path: Path, panels: Mapping[str, tuple[int, Run]]) -> None:
             "<style>body{margin:1rem;font-family:system-ui,sans-serif}svg{max-width:100%;height:auto}</style></head>"
             f"<body>\n{svg}\n</body></html>\n"
         )
-    path.write_text(svg, encoding="utf-8")
+    write_text(path, "picture", svg)
 
 
 def gantt_svg(panels: Mapping[str, tuple[int, Run]]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.entry import PROGRAM_FILE, WEIGHTS_FILE
 from trainwright.errors import AllocationError
+from trainwright.files import read_json
 from trainwright.serve.devices import Device, parse_devices
 from trainwright.serve.memory import MemoryModel
 from trainwright.serve.placement import Matrix
@@ -175,13 +176,8 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
         """Read the file that `save` wrote; raises AllocationError if it cannot be read or was changed."""
-        try:
-            told = json.loads(Path(path).read_bytes())
-        except OSError as error:
-            raise AllocationError(f"{path}: cannot be read ({error.strerror}); allowed: a plan's file") from error
-        except ValueError as error:
-            raise AllocationError(f"{path}: is no valid JSON ({error}); allocate again") from error
-        return cls.from_json(told, where=str(path))
+        allowed = "a file that Plan.save or `trainwright serve allocate --out` wrote"
+        return cls.from_json(read_json(path, "plan", allowed=allowed, error=AllocationError), where=str(path))
 
 
 def digest_of(ensemble: Ensemble) -> str:

@@ -1,0 +1,103 @@
+"""Words that no command takes, and paths where no such file is: one sentence on stderr, and exit status 2."""
+
+import pytest
+
+import trainwright as tw
+
+
+def refused(said):
+    """Return the one sentence that a command refused its input with."""
+    assert said.status == 2, said
+    assert said.out == ""
+    [sentence] = said.err.splitlines()
+    assert sentence.startswith("trainwright: ")
+    return sentence.removeprefix("trainwright: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("frob",), ["unknown command frob of `trainwright`", "allowed: run, worker", "see `trainwright --help`"]),
+        (("memory", "pln"), ["unknown command pln of `trainwright memory` (did you mean 'plan'?)"]),
+        (("run", "--trails", "3", "x"), ["unknown option --trails of `trainwright run` (did you mean '--trials'?)"]),
+        (("plan", "--batsh", "3"), ["unknown option --batsh of `trainwright plan model` (did you mean '--batch'?)"]),
+        (("run",), ["missing file of `trainwright run`: a study file", "see `trainwright run --help`"]),
+        (("memory", "plan", "x.json"), ["missing --budget of `trainwright memory plan`: 8GiB, a number of bytes"]),
+        (("memory", "plan", "x.json", "--budget"), ["option '--budget' requires an argument"]),
+        (("status", "a", "b"), ["`trainwright status`: got unexpected extra argument", "(b)"]),
+        (("ui", "x", "--port", "web"), ["--port of `trainwright ui`: got 'web'", "valid integer"]),
+        (("memory", "curve", "x.json", "--points", "1"), ["--points of `trainwright memory curve`: got '1'", "3"]),
+    ],
+    ids=" ".join,
+)
+def test_a_usage_error_is_one_sentence(trainwright, words, parts):
+    sentence = refused(trainwright(*words))
+    for part in parts:
+        assert part in sentence
+
+
+def test_nothing_given_is_answered_by_the_help(trainwright):
+    for words in ((), ("memory",)):
+        said = trainwright(*words)
+        assert (said.status, said.out) == (2, "")
+        assert said.err.startswith(f"{' '.join(('Usage: trainwright', *words))} [OPTIONS] COMMAND")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run {}.toml",
+        "run {}.py",
+        "run {}",
+        "worker {}",
+        "status {}",
+        "report {}",
+        "ui {}",
+        "export {} --csv out.csv",
+        "ensemble {}",
+        "simulate {}.toml",
+        "checkpoint inspect {}.pt",
+        "checkpoint verify {}.pt",
+        "checkpoint verify-resume {}.py --steps 2",
+        "checkpoint diff {}.pt {}.pt",
+        "checkpoint convert {}.pt out.npz --to npz",
+        "plan {}.json --batch 4",
+        "plan none.json --batch 4 --cluster {}.toml",
+        "plan none.json --batch 4 --cluster {}.yaml",
+        "plan search {}.py",
+        "memory plan {}.json --budget 0.5",
+        "memory plan {}.txt --budget 0.5",
+        "memory plan {} --budget 0.5",
+        "memory curve {}.json",
+        "memory pipeline {}.json --stages 2 --microbatches 2 --memory 1GiB",
+        "memory explain {}.json",
+        "memory plot {}.json",
+        "serve allocate {}",
+        "serve run {}",
+        "serve load http://127.0.0.1:9 --reference {}",
+        "serve load http://127.0.0.1:9 --token-file {}",
+    ],
+)
+def test_no_file_a_folder_an_empty_and_a_binary_one(trainwright, tmp_path, monkeypatch, line):
+    """Every command that takes a path says which it was given and what it takes; never what the system calls it."""
+    monkeypatch.chdir(tmp_path)
+    words = line.split()
+    [name, *_] = [word for word in words if word.startswith("{}")]
+    (tmp_path / name.format("folder")).mkdir()
+    (tmp_path / name.format("empty")).write_bytes(b"")
+    (tmp_path / name.format("binary")).write_bytes(bytes(range(256)))
+    for kind in ("missing", "folder", "empty", "binary"):
+        sentence = refused(trainwright(*(word.format(kind) for word in words)))
+        assert name.format(kind) in sentence, sentence
+        assert "Errno" not in sentence
+        assert "codec" not in sentence
+
+
+def test_what_cannot_be_written(trainwright, tmp_path):
+    """A result whose place is no place is refused too."""
+    stage = tw.memory.Stage(forward_seconds=1.0, backward_seconds=2.0, output_bytes=8, saved_bytes=16)
+    tw.memory.Chain(stages=(stage,)).save(tmp_path / "chain.json")
+    nowhere = tmp_path / "nowhere" / "plan.json"
+    said = trainwright("memory", "plan", tmp_path / "chain.json", "--budget", "1GiB", "--out", nowhere)
+    assert said.status == 2
+    assert f"plan file '{nowhere}': it cannot be written (no such file or directory)" in said.err
