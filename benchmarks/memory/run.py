@@ -3,9 +3,9 @@
 Random chains as in the protocol of the claims: 3 to 6 stages (and 7 to 10), times 1-9, outputs 1-6, saved values 0-6
 more, temporaries 0-2, budgets even between the least feasible and that of keeping everything; the optimum is that of
 a finished exact search. On chains of 12 to 30 stages an integer programme (HiGHS, with a time limit) is the
-certificate. Long random chains and PipeDream's measured layer graphs beside them, joint plans against Lagrange's
-bound. Baselines: none, every block, k equal segments (best k), Chen, revolve, in the same simulator. Then the example
-models trained within budgets beside torch's checkpointing (`training`).
+certificate. Plans with copies to a host are `joint`. Baselines: none, every block, k equal segments (best k), Chen,
+revolve, in the same simulator. Then the example models trained within budgets beside torch's checkpointing
+(`training`).
 """
 
 import argparse
@@ -21,18 +21,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.memory.joint import joint_optimality, layer_graphs, share, show, small_chain, summary_of
 from benchmarks.memory.training import MODELS, train
 
-from trainwright.errors import InfeasibleBudget
-from trainwright.memory import Chain, Stage, read_chain, simulate
-from trainwright.memory.baselines import best_baseline
+from trainwright.memory import Chain, Stage, simulate
 from trainwright.memory.exact import solve_exact
-from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 
 _SLOTS = 500
 _LINK = 16e9
+_SHARES = (0.5, 0.25)
+_STATES = 3_000_000
 _SAME = 1 + 1e-9
 _PROVEN = 1e-5
 
@@ -52,31 +52,25 @@ def main() -> None:
     small = optimality(arguments.chains, 3, 6)
     middle = optimality(arguments.chains // 10, 7, 10)
     sound = soundness(arguments.chains)
+    copies = joint_optimality(arguments.chains * 3 // 10)
     certified = [row for length in (12, 16, 20, 25, 30) for row in certificates(length, arguments.limit)]
     speed = {length: solver_ms(length, arguments.repeats) for length in (50, 100, 340)}
     trained = list(train(arguments.models, arguments.repeats))
-    graphs = [row for path in sorted(arguments.data.glob("*.txt")) for row in graph(path)] if arguments.data else []
+    graphs = list(layer_graphs(arguments.data)) if arguments.data else []
     print(table(("chains", "feasible", "optimal", "mean gap", "max gap", "dp and moves", "dp alone"),
-                [(name, part["feasible"], _share(part["optimal_share"]), _share(part["mean_gap"]),
-                  _share(part["max_gap"]), _share(part["optimal_share_dp_and_moves_alone"]),
-                  _share(part["optimal_share_dp_alone"]))
+                [(name, part["feasible"], share(part["optimal_share"]), share(part["mean_gap"]),
+                  share(part["max_gap"]), share(part["optimal_share_dp_and_moves_alone"]),
+                  share(part["optimal_share_dp_alone"]))
                  for name, part in (("3-6 stages", small), ("7-10 stages", middle))]))  # fmt: skip
     print(f"\n{sound['plans']} plans on {sound['chains']} random chains, {sound['violations']} over their budget\n")
     print(table(("stages", "room", "overhead of dp and moves", "of the best known", "bound", "proven"),
-                [(row["stages"], _share(row["room_share"]), _share(row["moves_overhead"]), _share(row["overhead"]),
-                  _share(row["bound_overhead"]), "yes" if row["proven"] else "no") for row in certified]))  # fmt: skip
+                [(row["stages"], share(row["room_share"]), share(row["moves_overhead"]), share(row["overhead"]),
+                  share(row["bound_overhead"]), "yes" if row["proven"] else "no") for row in certified]))  # fmt: skip
     print()
     print(table(("stages", "solver ms, CPU"), [(length, f"{value:.2f}") for length, value in speed.items()]))
     if trained:
         print(f"\n{table(_TRAINED, [_trained_row(row) for row in trained])}")
-    if graphs:
-        print()
-        print(table(("graph", "saved", "budget", "remat", "joint", "bound of joint", "best baseline", "least",
-                 "least with copies"),
-                    [(row["graph"], f"{row['saved_multiple']:g} x", _share(row["budget_share"]),
-                      _share(row["remat_overhead"]), _share(row["joint_overhead"]), _share(row["joint_bound"]),
-                      _share(row["baseline_overhead"]), _share(row["least_share"]),
-                      _share(row["least_with_copies_share"])) for row in graphs]))  # fmt: skip
+    show(copies, graphs)
     summary = {
         "optimal_share": small["optimal_share"],
         "mean_gap": small["mean_gap"],
@@ -94,11 +88,7 @@ def main() -> None:
         "operations": sound["operations"],
         "processor_seconds": sound["processor_seconds"],
     }
-    if graphs:
-        quarter = [row for row in graphs if row["budget_share"] == 0.25 and row["joint_overhead"] is not None]
-        summary["joint_overhead_at_a_quarter"] = {
-            f"{row['graph']}, {row['saved_multiple']:g} x": row["joint_overhead"] for row in quarter
-        }
+    summary |= summary_of(copies, graphs)
     if trained:
         over = [row["overhead_over_baseline"] for row in trained if row["overhead_over_baseline"] is not None]
         summary |= {
@@ -109,7 +99,8 @@ def main() -> None:
             "gradient_mismatches": sum(row["gradient_mismatches"] for row in trained),
         }
     result = {"benchmark": "memory", "environment": environment(), "summary": summary, "small": small,
-              "middle": middle, "certificates": certified, "soundness": sound, "trained": trained, "graphs": graphs,
+              "middle": middle, "joint": copies, "certificates": certified, "soundness": sound, "trained": trained,
+              "graphs": graphs,
               "table": {"header": _TRAINED, "rows": [_trained_row(row) for row in trained]}}  # fmt: skip
     finish(result, arguments)
 
@@ -121,10 +112,10 @@ def _trained_row(row: dict[str, Any]) -> tuple[str, ...]:
     plain, baseline = row["seconds"]["plain"][1], row["seconds"].get("baseline")
     return (
         f"{row['model']}, {row['stages']} stages",
-        _share(row["budget_share"]),
-        _share(row["overhead"]),
+        share(row["budget_share"]),
+        share(row["overhead"]),
         row["baseline"] or "none fits",
-        "-" if baseline is None else _share(baseline[1] / plain - 1),
+        "-" if baseline is None else share(baseline[1] / plain - 1),
         f"{row['predicted_bytes'] / row['tracked_bytes']:.4f}",
     )
 
@@ -136,7 +127,7 @@ def optimality(count: int, least: int, most: int) -> dict[str, Any]:
     for seed in range(count):
         if seed % 100 == 0:
             progress(f"optimality, {least}-{most} stages: {seed} of {count}")
-        chain, budget = _small(seed, least, most)
+        chain, budget = small_chain(seed, least, most)
         found = {
             "auto": plan_chain(chain, budget=budget),
             "dp and moves": plan_chain(chain, budget=budget, solver="dp"),
@@ -196,43 +187,19 @@ def solver_ms(length: int, repeats: int) -> float:
     return float(np.median(list(_timed(solve, repeats))) * 1000)
 
 
-def graph(path: Path) -> Iterator[dict[str, Any]]:
-    """Plan a measured graph within shares of its activation memory, without and with copies over the link."""
-    progress(f"graph: {path.name}")
-    for multiple in (1.0, 2.0):
-        chain = read_chain(path, saved_multiple=multiple)
-        activations = sum(step.saved_bytes for step in chain.steps)
-        for share in (0.5, 0.25):
-            budget = chain.fixed_bytes + int(share * activations)
-            remat, _ = _overhead(chain, budget, offload=False)
-            joint, bound = _overhead(chain, budget, offload=True)
-            yield {
-                "graph": path.stem,
-                "saved_multiple": multiple,
-                "stages": len(chain.stages),
-                "budget_share": share,
-                "remat_overhead": remat,
-                "joint_overhead": joint,
-                "joint_bound": bound,
-                "baseline_overhead": _finite(best_baseline(chain, budget)[1] / chain.plain_seconds - 1),
-                "least_share": (minimal_bytes(chain) - chain.fixed_bytes) / activations,
-                "least_with_copies_share": (lowest_with_copies(chain)[1] - chain.fixed_bytes) / activations,
-            }
-
-
 def certificates(length: int, limit: float) -> Iterator[dict[str, Any]]:
     """Plan random chains by the programme and moves, and by the integer programme, at two budgets each."""
     for seed in (1, 2):
         chain = _long(length, np.random.default_rng((length, seed)))
         least, full = minimal_bytes(chain), full_bytes(chain)
-        for share in (0.2, 0.5):
-            progress(f"certificates: {length} stages, room {share}")
-            budget = int(least + share * (full - least))
+        for part in (0.2, 0.5):
+            progress(f"certificates: {length} stages, room {part}")
+            budget = int(least + part * (full - least))
             moved = plan_chain(chain, budget=budget, solver="dp")
             best = plan_chain(chain, budget=budget, solver="milp", limit_seconds=limit)
             yield {
                 "stages": length,
-                "room_share": share,
+                "room_share": part,
                 "moves_overhead": moved.overhead,
                 "overhead": best.overhead,
                 "bound_overhead": best.lower_seconds / chain.plain_seconds - 1,
@@ -242,50 +209,12 @@ def certificates(length: int, limit: float) -> Iterator[dict[str, Any]]:
             }
 
 
-def _overhead(chain: Chain, budget: int, *, offload: bool) -> tuple[float | None, float | None]:
-    """Return the overhead of a plan and that of the bound; None if there is no plan."""
-    try:
-        plan = plan_chain(chain, budget=budget, offload=offload, bandwidth=_LINK)
-    except InfeasibleBudget:
-        return None, None
-    return plan.overhead, plan.lower_seconds / chain.plain_seconds - 1
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"
-
-
 def _timed(work: Callable[[], None], repeats: int) -> Iterator[float]:
     work()
     for _ in range(repeats):
         start = time.process_time()
         work()
         yield time.process_time() - start
-
-
-def _small(seed: int, least: int, most: int) -> tuple[Chain, int]:
-    rng = np.random.default_rng((least, seed))
-    stages = []
-    for _ in range(int(rng.integers(least, most + 1))):
-        output = int(rng.integers(1, 7))
-        forward, back = (float(each) for each in rng.integers(1, 10, 2))
-        temporary, back_temporary = (int(each) for each in rng.integers(0, 3, 2))
-        stages.append(
-            Stage(
-                forward_seconds=forward,
-                backward_seconds=back,
-                output_bytes=output,
-                saved_bytes=output + int(rng.integers(0, 7)),
-                forward_temporary_bytes=temporary,
-                backward_temporary_bytes=back_temporary,
-            )
-        )
-    chain = Chain(stages=tuple(stages), input_bytes=int(rng.integers(1, 7)))
-    return chain, int(rng.integers(minimal_bytes(chain), full_bytes(chain) + 1))
 
 
 def _long(length: int, rng: np.random.Generator) -> Chain:

@@ -1,15 +1,18 @@
 """Rematerialisation and offloading together: priced plans, their bound, and the least budget with copies."""
 
+import numpy as np
 import pytest
-from chains import random_chain
+from chains import budgets, random_chain
 
 import trainwright.memory as tm
 from trainwright.errors import InfeasibleBudget
-from trainwright.memory.joint import solve_priced
+from trainwright.memory._placed import place, seconds
+from trainwright.memory.joint import Programme, operations_of, rows_of
 from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.offload import hull, lower_bound
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.planning import minimal_bytes
+from trainwright.memory.sizes import sizes_of
 
 
 @pytest.mark.parametrize("seed", range(1, 6, 2))
@@ -18,20 +21,20 @@ def test_a_high_price_is_rematerialisation_alone(seed):
     chain = random_chain(seed, least=4, most=9, options=seed % 2, split=seed % 3 == 0)
     budget = minimal_bytes(chain) + 4
     room = budget - chain.fixed_bytes
-    dear, free = solve_priced(chain, room, 1e3, slots=room), solve_priced(chain, room, 0.0, slots=room)
+    programme = Programme(chain, room, slots=room)
+    dear, free = programme.solve(1e3), programme.solve(0.0)
     alone = solve_persistent(chain, budget, slots=room)
-    assert not dear.leaving
+    assert dear.bytes == 0
     assert dear.seconds == pytest.approx(alone.seconds)
-    assert tm.simulate(chain, dear.operations, budget_bytes=budget).fits
+    assert tm.simulate(chain, operations_of(dear.rows), budget_bytes=budget).fits
     assert free.seconds <= dear.seconds
-    assert tm.simulate(chain, free.operations).fits
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_hull_trades_seconds_for_bytes(seed):
     """No plan of the hull takes more seconds and sends more bytes than another."""
     chain = random_chain(seed, least=7, most=10)
-    found = list(hull(chain, minimal_bytes(chain) - chain.fixed_bytes + 3))
+    found = list(hull(Programme(chain, minimal_bytes(chain) - chain.fixed_bytes + 3)))
     for one in found:
         assert one.value >= one.seconds
         assert not any(other.seconds < one.seconds - 1e-6 and other.bytes < one.bytes for other in found)
@@ -48,6 +51,32 @@ def test_the_bound_is_below_every_plan(seed):
         joint = tm.plan(chain, budget=budget, offload=True, bandwidth=bandwidth, solver="dp")
         assert 0 < bound <= alone.seconds
         assert joint.lower_seconds <= joint.seconds <= alone.seconds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_compiled_simulator(seed):
+    """It gives the seconds of the simulator, or fails where that does, for plans in order and in disorder."""
+    random = np.random.default_rng(seed)
+    chain = random_chain(seed, least=3, most=9, options=seed % 2, split=seed % 3 == 0)
+    link = tm.Link(to_host=2.0, to_device=3.0, to_host_together=1.5, to_device_together=1.0)
+    rates = (2.0, 3.0, 1.5, 1.0)
+    fits = 0
+    for budget in budgets(chain, lowest_with_copies(chain)[1], 8):
+        room = budget - chain.fixed_bytes
+        for price in (0.0, 0.3):
+            rows = Programme(chain, 2 * room).solve(price).rows
+            for hurry in (np.inf, 1.0):
+                copied = place(sizes_of(chain), room, rows, 3.0, hurry)
+                for shuffled in range(6):
+                    if shuffled and len(copied):
+                        one, other = random.integers(len(copied), size=2)
+                        copied[[one, other]] = copied[[other, one]]
+                    found = tm.simulate(chain, operations_of(copied), budget_bytes=budget, link=link)
+                    expected = found.seconds if found.fits else np.inf
+                    assert seconds(sizes_of(chain), (room, rates), copied) == pytest.approx(expected)
+                    assert np.array_equal(rows_of(operations_of(copied)), copied)
+                    fits += found.fits
+    assert fits > 20
 
 
 @pytest.mark.parametrize("seed", range(40))

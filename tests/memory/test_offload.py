@@ -11,14 +11,14 @@ from trainwright.memory.operations import Kind
 from trainwright.memory.planning import full_bytes, minimal_bytes
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_never_slower_than_rematerialisation(seed):
     """At any speed of the link; what is returned is simulated, with its copies, within the budget."""
     chain = random_chain(seed, least=5, most=9)
     budget = minimal_bytes(chain) + 3
     alone = tm.plan(chain, budget=budget)
     last = alone.seconds
-    for bandwidth in (1e-3, 1.0, 10.0, 1e9):
+    for bandwidth in (1e-3, 2.0, 1e9):
         joint = tm.plan(chain, budget=budget, offload=True, bandwidth=bandwidth)
         assert joint.seconds <= alone.seconds
         assert tm.simulate(chain, joint.operations, budget_bytes=budget, link=tm.Link.of(bandwidth)).fits

@@ -9,17 +9,23 @@ value is alive: the others together at most `tolerance` of the largest, all of t
 files do not say what autograd saves: `saved_multiple` times the outputs of a stage's nodes, but for views.
 The temporaries of a stage of several nodes are what its inner values need (in a forward without gradients) and its
 largest inner value (in the backward), the gradient of that value.
+
+A stage of several nodes may also drop inner values and make them again in its backward: the options of a stage drop
+what is cheapest per byte first, up to where the curve of seconds over bytes bends most. A group of dropped values that
+hang together is made when the backward first needs one of them, from values that are saved, and counts whole until it
+has passed the group's first node.
 """
 
 import heapq
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from trainwright.errors import ChainError
 from trainwright.files import read_text
-from trainwright.memory.chain import Chain, Stage
+from trainwright.memory.chain import Chain, Option, Stage
 
 __all__ = ["chain_of_graph", "read_graph"]
 
@@ -28,6 +34,7 @@ _NODE = re.compile(
     r"backward_compute_time=(?P<backward>[^,]*), activation_size=(?P<size>\[[^\]]*\]|[^,]*), "
     r"parameter_size=(?P<parameters>\S+)"
 )
+_OPTIONS = 3
 _EDGE = re.compile(r"\s+node(\d+) -- node(\d+)\s*")
 
 
@@ -81,9 +88,12 @@ def chain_of_graph(
         older = sum(nodes[order[each]].size for each in range(begin) if last[each] > index)
         inside = [nodes[number] for number in order[begin : index + 1]]
         output = sum(crossing) if index + 1 < len(order) else inside[-1].size
-        stages.append(
-            _stage(inside, begin, last[begin : index + 1], output=output, older=older, saved_multiple=saved_multiple)
-        )
+        inner = {number: each for each, number in enumerate(order[begin : index + 1])}
+        readers = [[inner[end] for end in after[number] if end in inner] for number in inner]
+        ends = last[begin : index + 1]
+        stage = _stage(inside, begin, ends, output=output, older=older, saved_multiple=saved_multiple)
+        free = [each for each in range(len(inside) - 1) if ends[each] <= index and not inside[each].view]
+        stages.append(replace(stage, options=_options(stage, inside, readers, free, saved_multiple)))
         begin = index + 1
     return Chain(stages=tuple(stages), input_bytes=sum(nodes[number].size for number in inputs), name=name)
 
@@ -110,6 +120,58 @@ def _stage(
         plain_forward_temporary_bytes=max(0, peak - output + older),
         parameter_bytes=sum(node.parameter_bytes for node in inside),
     )
+
+
+def _options(
+    stage: Stage, inside: list[_Node], readers: list[list[int]], free: list[int], saved_multiple: float
+) -> tuple[Option, ...]:
+    """Return ways to run a stage that drop some of its inner values, those that are `free` to go.
+
+    `readers[i]` are the nodes of the stage that read i. Where a view is read, what it shows is kept.
+    """
+    free = [each for each in free if inside[each].size and not any(inside[end].view for end in readers[each])]
+    free.sort(key=lambda each: (inside[each].forward_seconds / inside[each].size, each))
+    gone = list(accumulate((inside[each].size for each in free), initial=0))
+    spent = list(accumulate((inside[each].forward_seconds for each in free), initial=0.0))
+    chosen = [0, len(free)]  # all of them: as good as dropping the whole stage
+    while len(chosen) < min(_OPTIONS + 2, len(free) + 1):
+        saving = {
+            count: spent[low] + (spent[high] - spent[low]) * (gone[count] - gone[low]) / (gone[high] - gone[low])
+            - spent[count]
+            for low, high in pairwise(chosen)
+            for count in range(low + 1, high)
+        }  # fmt: skip
+        chosen = sorted([*chosen, max(saving, key=lambda count: saving[count])])
+    found = []
+    for count in chosen[1:-1]:
+        dropped = set(free[:count])
+        size = {each: int(saved_multiple * inside[each].size) for each in dropped}
+        found.append(
+            Option(
+                name=f"drop {count} of {len(inside)}",
+                forward_seconds=stage.forward_seconds,
+                backward_seconds=stage.backward_seconds + sum(inside[each].forward_seconds for each in dropped),
+                saved_bytes=max(stage.output_bytes, stage.saved_bytes - sum(size.values())),
+                forward_temporary_bytes=stage.plain_temporary_bytes,
+                backward_temporary_bytes=stage.backward_temporary_bytes + _again(size, readers),
+            )
+        )
+    return tuple(found)
+
+
+def _again(size: dict[int, int], readers: list[list[int]]) -> int:
+    """Return the most bytes of dropped values that are alive at once in a backward that makes them again."""
+    first = {each: each for each in size}  # of its group
+    for each in sorted(size, reverse=True):
+        for end in readers[each]:
+            if end in size:
+                one, other = first[each], first[end]
+                first = {node: min(one, other) if group in {one, other} else group for node, group in first.items()}
+    spans: dict[int, tuple[int, int]] = {}  # of each group: bytes, last reader
+    for each, group in first.items():
+        held, last = spans.get(group, (0, 0))
+        spans[group] = held + size[each], max(last, each, *readers[each])
+    return max(sum(held for group, (held, last) in spans.items() if group <= at <= last) for at in first)
 
 
 def _parse(lines: Iterable[str]) -> tuple[dict[int, _Node], list[tuple[int, int]]]:

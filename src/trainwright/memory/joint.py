@@ -15,85 +15,92 @@ high one nothing leaves. A link of `rate` bytes a second moves at most `rate T` 
 with sizes rounded down D / (1 + price rate) is a lower bound of all such plans, for every price (Lagrange).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainwright.kernels import Ints
 from trainwright.memory.chain import Chain
 from trainwright.memory.operations import Kind, Operation, Value
 from trainwright.memory.sizes import sizes_of
 
-__all__ = ["Priced", "solve_priced"]
+if TYPE_CHECKING:
+    from trainwright.memory._placed import Table
 
-Leaving = frozenset[tuple[Value, int, int]]
-"""(value, stage, place of the operation behind which it leaves)"""
+__all__ = ["Priced", "Programme", "operations_of", "rows_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priced:
-    """Operations without copies, which of their values leave and when, and the value of the programme."""
+    """A plan as rows of `_placed`, which say what leaves too, and what it takes."""
 
-    operations: tuple[Operation, ...]
-    leaving: Leaving
+    rows: Ints
+    price: float
     seconds: float
     """Of the operations alone."""
-    value: float
-    """With the price of what leaves."""
-    bytes: int
+    bytes: float
     """Of what leaves, each time."""
 
+    @property
+    def value(self) -> float:
+        """Seconds, with the price of what leaves."""
+        return self.seconds + self.price * self.bytes
 
-def solve_priced(chain: Chain, room: int, price: float, *, slots: int = 200, down: bool = False) -> Priced | None:
-    """Return the best plan in `room` bytes beside the fixed ones, at a price in seconds for each byte that leaves.
 
-    `down` rounds sizes down and the room up, for a bound. O(L^3 slots) time, O(L^2 slots) bytes; None if infeasible.
+class Programme:
+    """The programme of a chain in `room` bytes beside the fixed ones; each price has a table of its own.
+
+    `down` rounds sizes down and the room up, for a bound. A table takes O(L^3 slots) time and O(L^2 slots) bytes.
     """
-    from trainwright.memory._joint import fill, walk
 
-    if room < 0:
-        return None
-    sizes = sizes_of(chain)
-    unit = max(1, room // slots)
-    grid = (unit, 0 if down else unit - 1, -(-room // unit) if down else room // unit)
-    counts = [1, *(1 + len(step.choices) for step in chain.steps)]
-    kinds = np.cumsum([0, *counts]).astype(np.int64)
-    each = [0, *(size for step in chain.steps for size in (step.output_bytes, *(o.saved_bytes for o in step.choices)))]
-    tables = (kinds, np.array(each, np.int64))
-    table = fill(sizes, tables, grid, price)
-    rows, sums = walk(sizes, tables, table, grid, price)
-    if not len(rows):
-        return None
-    operations: list[Operation] = []
-    leaving: set[tuple[Value, int, int]] = set()
-    for kind, stage, option in rows.tolist():
-        if kind == 5:
-            leaving.add((Value.OUTPUT if option < 0 else Value.SAVED, stage, len(operations) - 1))
-        else:
-            operations.append(_operation(kind, stage, option))
-    return Priced(
-        operations=tuple(operations),
-        leaving=frozenset(leaving),
-        seconds=float(sums[0]),
-        value=float(sums.sum()),
-        bytes=sum(
-            chain.steps[stage - 1].output_bytes if value is Value.OUTPUT else _saved(chain, operations, stage, place)
-            for value, stage, place in leaving
-        ),
+    def __init__(self, chain: Chain, room: int, *, slots: int = 200, down: bool = False) -> None:
+        self.sizes, self.room = sizes_of(chain), room
+        unit = max(1, room // slots)
+        self.grid = (unit, 0 if down else unit - 1, -(-room // unit) if down else room // unit)
+        counts = [1, *(1 + len(step.choices) for step in chain.steps)]
+        each = [
+            0,
+            *(size for step in chain.steps for size in (step.output_bytes, *(o.saved_bytes for o in step.choices))),
+        ]
+        self.kinds = np.cumsum([0, *counts]).astype(np.int64), np.array(each, np.int64)
+
+    def table(self, price: float) -> "Table":
+        """Return what `_placed` reads at a price in seconds for each byte that leaves."""
+        from trainwright.memory._joint import fill
+
+        return self.kinds, fill(self.sizes, self.kinds, self.grid, price), self.grid, price
+
+    def solve(self, price: float) -> Priced | None:
+        """Return the best plan at a price; None if there is none."""
+        from trainwright.memory._placed import unforced, walk
+
+        if self.room < 0:
+            return None
+        rows, sums, _ = walk(self.sizes, self.table(price), unforced(self.sizes.plain.size))
+        if not len(rows):
+            return None
+        return Priced(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
+
+
+_KINDS = (Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP, Kind.BACKWARD, Kind.DELETE, Kind.OFFLOAD,
+          Kind.PREFETCH)  # fmt: skip
+
+
+def operations_of(rows: Ints) -> tuple[Operation, ...]:
+    """Return what rows of `_placed` stand for."""
+    return tuple(
+        Operation(_KINDS[kind], stage, None, option if kind == 0 else 0)
+        if kind < 4
+        else Operation(_KINDS[kind], stage, Value.OUTPUT if option < 0 else Value.SAVED)
+        for kind, stage, option in rows.tolist()
     )
 
 
-def _saved(chain: Chain, operations: list[Operation], stage: int, place: int) -> int:
-    """Return the bytes that the last forward of a stage up to a place has saved."""
-    last = next(
-        each for each in reversed(operations[: place + 1]) if each.stage == stage and each.kind is Kind.FORWARD_ALL
-    )
-    return chain.steps[stage - 1].choices[last.option].saved_bytes
-
-
-_KINDS = (Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP, Kind.BACKWARD, Kind.DELETE)
-
-
-def _operation(kind: int, stage: int, option: int) -> Operation:
-    if kind == 0:
-        return Operation(Kind.FORWARD_ALL, stage, None, option)
-    return Operation(_KINDS[kind], stage, Value.OUTPUT if kind == 4 else None)
+def rows_of(operations: Sequence[Operation]) -> Ints:
+    """Return operations as rows of `_placed`."""
+    moved = {None: 0, Value.OUTPUT: -1, Value.SAVED: 0}
+    return np.array(
+        [(_KINDS.index(each.kind), each.stage, each.option or moved[each.value]) for each in operations], np.int64
+    ).reshape(-1, 3)

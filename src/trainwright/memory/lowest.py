@@ -10,31 +10,14 @@ sweep has saved.
 from trainwright.memory.chain import Chain
 from trainwright.memory.operations import Kind, Operation, Value, offload, prefetch
 
-__all__ = ["lowest_with_copies"]
+__all__ = ["largest_stage", "lowest_with_copies"]
 
 
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     """Return a plan with copies to the host of the least budget, whatever its time, and that budget in bytes."""
-    steps, last = chain.steps, len(chain.steps)
-    grown, gradient = 0, chain.loss.delta_bytes
-    options, forward_needs, least = [0] * (last + 1), [0] * (last + 1), 0
-    for stage in range(last, 0, -1):
-        step = steps[stage - 1]
-        before = steps[stage - 2].output_bytes if stage > 1 else 0
-        made = steps[stage - 2].delta_bytes if stage > 1 else chain.input_gradient_bytes
-        needs = []
-        for each in step.choices:
-            forward = before + each.saved_bytes + each.forward_temporary_bytes
-            arrived = gradient + grown
-            more = made + step.parameter_gradient_bytes + each.backward_temporary_bytes
-            sweep = forward + chain.loss.delta_bytes
-            needs.append((max(sweep, before + each.saved_bytes + arrived + more), forward + arrived))
-        need, forward_needs[stage] = min(needs)
-        options[stage] = needs.index((need, forward_needs[stage]))
-        if stage < last:
-            need = max(need, before + step.output_bytes + step.plain_temporary_bytes + chain.loss.delta_bytes)
-        least = max(least, need)
-        grown, gradient = grown + step.parameter_gradient_bytes, made
+    last = len(chain.steps)
+    needs, options, forward_needs = _needs(chain)
+    least = max(needs)
     listed: list[Operation] = []
     early = {stage for stage in range(1, last + 1) if forward_needs[stage] > least}
     for stage in range(1, last + 1):
@@ -52,3 +35,34 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         if stage > 1:
             listed.append(Operation(Kind.DELETE, stage - 1, Value.OUTPUT))
     return tuple(listed), least + chain.fixed_bytes
+
+
+def largest_stage(chain: Chain) -> int:
+    """Return the stage, the loss the last, that no plan with copies can do with less for."""
+    needs = _needs(chain)[0]
+    return needs.index(max(needs))
+
+
+def _needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
+    """Return, by stage from 1, the bytes that it needs alone, the option that needs them, and those of its forward."""
+    steps, last = chain.steps, len(chain.steps)
+    grown, gradient = 0, chain.loss.delta_bytes
+    least, options, forward_needs = [0] * (last + 1), [0] * (last + 1), [0] * (last + 1)
+    for stage in range(last, 0, -1):
+        step = steps[stage - 1]
+        before = steps[stage - 2].output_bytes if stage > 1 else 0
+        made = steps[stage - 2].delta_bytes if stage > 1 else chain.input_gradient_bytes
+        needs = []
+        for each in step.choices:
+            forward = before + each.saved_bytes + each.forward_temporary_bytes
+            arrived = gradient + grown
+            more = made + step.parameter_gradient_bytes + each.backward_temporary_bytes
+            sweep = forward + chain.loss.delta_bytes
+            needs.append((max(sweep, before + each.saved_bytes + arrived + more), forward + arrived))
+        least[stage], forward_needs[stage] = min(needs)
+        options[stage] = needs.index((least[stage], forward_needs[stage]))
+        if stage < last:
+            plain = before + step.output_bytes + step.plain_temporary_bytes + chain.loss.delta_bytes
+            least[stage] = max(least[stage], plain)
+        grown, gradient = grown + step.parameter_gradient_bytes, made
+    return least, options, forward_needs

@@ -1,0 +1,223 @@
+"""Joint plans of recomputation and copies to the host: how far from the optimum, and on measured layer graphs.
+
+Random chains of 2 to 4 stages, numbers as in `run`, a link of 1 or 3 bytes a second, budgets even between the least
+with copies and that of keeping everything, beside the fastest of all schedules (an exact search). PipeDream's layer
+graphs with a link of 16 GB/s each way, within shares of their activation memory, beside recomputation alone and
+Lagrange's bound; where a share is less than the largest stage needs for itself, within the least budget that there is.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
+
+from benchmarks._report import add_arguments, environment, finish, progress, table
+
+from trainwright.errors import InfeasibleBudget
+from trainwright.memory import Chain, Link, Plan, Stage, read_chain, simulate
+from trainwright.memory.baselines import best_baseline
+from trainwright.memory.exact import solve_exact_with_copies
+from trainwright.memory.lowest import largest_stage, lowest_with_copies
+from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
+
+__all__ = ["joint_optimality", "layer_graphs", "share", "show", "small_chain", "summary_of"]
+
+_LINK = 16e9
+_SHARES = (0.5, 0.25)
+_STATES = 3_000_000
+_SAME = 1e-9
+
+Rows = Sequence[dict[str, Any]]
+
+
+def main() -> None:
+    """Run both parts and print them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--chains", type=int, default=300, help="random chains")
+    parser.add_argument("--data", type=Path, required=True, help="folder of PipeDream graph files (.txt)")
+    arguments = parser.parse_args()
+    graphs = list(layer_graphs(arguments.data))
+    copies = joint_optimality(arguments.chains)
+    show(copies, graphs)
+    result = {"benchmark": "memory_joint", "environment": environment(), "summary": summary_of(copies, graphs),
+              "joint": copies, "graphs": graphs,
+              "table": {"header": _GRAPHS, "rows": [_graph_row(row) for row in graphs]}}  # fmt: skip
+    finish(result, arguments)
+
+
+def show(copies: dict[str, Any], graphs: Rows) -> None:
+    """Print what the two parts have found."""
+    print(f"\n{table(_JOINT, [_joint_row(copies)])}")
+    if graphs:
+        print(f"\n{table(_GRAPHS, [_graph_row(row) for row in graphs])}")
+
+
+def summary_of(copies: dict[str, Any], graphs: Rows) -> dict[str, Any]:
+    """Return the numbers that are kept of both."""
+
+    def overheads(rows: Rows) -> dict[str, float]:
+        return {f"{_graph_name(row)}, {share(row['budget_share'])}": row["joint_overhead"] for row in rows}
+
+    planned = [row for row in graphs if row["joint_overhead"] is not None]
+    return {
+        **{f"joint_{name}": copies[name] for name in ("optimal_share", "mean_gap", "max_gap", "chains", "unfinished")},
+        "joint_violations": copies["violations"] + sum(row["violations"] for row in graphs),
+        "joint_overhead_at_a_quarter": overheads([row for row in planned if row["budget_share"] == min(_SHARES)]),
+        "joint_overhead_at_the_least_budget": overheads([row for row in planned if row["least"]]),
+        "joint_processor_seconds_worst": max((row["processor_seconds"] for row in planned), default=None),
+    }
+
+
+_JOINT = ("chains", "optimal", "mean gap", "max gap", "not searched to the end")
+_GRAPHS = ("graph", "saved", "budget", "remat", "joint", "bound of joint", "best baseline", "least budget", "its owner")
+
+
+def _joint_row(part: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{part['chains']} of 2-4 stages",
+        share(part["optimal_share"]),
+        share(part["mean_gap"]),
+        share(part["max_gap"]),
+        str(part["unfinished"]),
+    )
+
+
+def _graph_name(row: dict[str, Any]) -> str:
+    return f"{row['graph']}, {row['saved_multiple']:g} x"
+
+
+def _graph_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["graph"],
+        f"{row['saved_multiple']:g} x",
+        share(row["budget_share"]),
+        share(row["remat_overhead"]),
+        share(row["joint_overhead"]),
+        share(row["joint_bound"]),
+        share(row["baseline_overhead"]),
+        share(row["least_with_copies_share"]),
+        row["largest_need"],
+    )
+
+
+def layer_graphs(folder: Path) -> Iterator[dict[str, Any]]:
+    """Plan every graph file of a folder."""
+    for path in sorted(folder.glob("*.txt")):
+        yield from graph(path)
+
+
+def graph(path: Path) -> Iterator[dict[str, Any]]:
+    """Plan a measured graph within shares of its activation memory, without and with copies over the link."""
+    progress(f"graph: {path.name}")
+    for multiple in (1.0, 2.0):
+        chain = read_chain(path, saved_multiple=multiple)
+        activations = sum(step.saved_bytes for step in chain.steps)
+        least = lowest_with_copies(chain)[1]
+        link = Link(to_host=_LINK, to_device=_LINK)
+        largest = largest_stage(chain)
+        shares = {part: chain.fixed_bytes + int(part * activations) for part in _SHARES}
+        if min(shares.values()) < least:
+            shares[(least - chain.fixed_bytes) / activations] = least
+        for part, budget in shares.items():
+            remat = _plan(chain, budget, offload=False)
+            start = time.process_time()
+            joint = _plan(chain, budget, offload=True)
+            seconds = time.process_time() - start
+            yield {
+                "graph": path.stem,
+                "saved_multiple": multiple,
+                "stages": len(chain.stages),
+                "budget_share": part,
+                "least": budget == least,
+                "remat_overhead": remat and remat.overhead,
+                "joint_overhead": joint and joint.overhead,
+                "joint_bound": joint and joint.lower_seconds / chain.plain_seconds - 1,
+                "baseline_overhead": _finite(best_baseline(chain, budget)[1] / chain.plain_seconds - 1),
+                "least_share": (minimal_bytes(chain) - chain.fixed_bytes) / activations,
+                "least_with_copies_share": (least - chain.fixed_bytes) / activations,
+                "largest_need": f"{largest}, {chain.steps[largest - 1].name}",
+                "processor_seconds": seconds,
+                "violations": sum(
+                    not simulate(chain, plan.operations, budget_bytes=budget, link=link).fits
+                    for plan in (remat, joint)
+                    if plan is not None
+                ),
+            }
+
+
+def joint_optimality(count: int) -> dict[str, Any]:
+    """Compare plans with copies over a link of 1 or 3 bytes a second to the fastest schedule of tiny chains."""
+    gaps: list[float] = []
+    unfinished = violations = 0
+    for seed in range(count):
+        if seed % 50 == 0:
+            progress(f"joint optimality: {seed} of {count}")
+        chain, _ = small_chain(seed, 2, 4)
+        least, full = lowest_with_copies(chain)[1], full_bytes(chain)
+        budget = int(np.random.default_rng((8, seed)).integers(least, full + 1))
+        bandwidth = (1, 3)[seed % 2]
+        plan = plan_chain(chain, budget=budget, offload=True, bandwidth=bandwidth)
+        violations += not simulate(chain, plan.operations, budget_bytes=budget, link=Link.of(bandwidth)).fits
+        best = solve_exact_with_copies(chain, budget, bandwidth, better_than_seconds=plan.seconds, states=_STATES)
+        if best.finished:
+            gaps.append(plan.seconds / min(best.seconds, plan.seconds) - 1)
+        unfinished += not best.finished
+    return {
+        "chains": len(gaps),
+        "unfinished": unfinished,
+        "optimal_share": float(np.mean([gap < _SAME for gap in gaps])),
+        "mean_gap": float(np.mean(gaps)),
+        "max_gap": float(np.max(gaps)),
+        "violations": violations,
+    }
+
+
+def _plan(chain: Chain, budget: int, *, offload: bool) -> Plan | None:
+    """Return a plan; None if there is none."""
+    try:
+        return plan_chain(chain, budget=budget, offload=offload, bandwidth=_LINK)
+    except InfeasibleBudget:
+        return None
+
+
+def share(value: float | None) -> str:
+    """Return a share in percent."""
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def small_chain(seed: int, least: int, most: int) -> tuple[Chain, int]:
+    """Draw a chain of whole numbers and a budget between its least and keeping everything."""
+    rng = np.random.default_rng((least, seed))
+    stages = []
+    for _ in range(int(rng.integers(least, most + 1))):
+        output = int(rng.integers(1, 7))
+        forward, back = (float(each) for each in rng.integers(1, 10, 2))
+        temporary, back_temporary = (int(each) for each in rng.integers(0, 3, 2))
+        stages.append(
+            Stage(
+                forward_seconds=forward,
+                backward_seconds=back,
+                output_bytes=output,
+                saved_bytes=output + int(rng.integers(0, 7)),
+                forward_temporary_bytes=temporary,
+                backward_temporary_bytes=back_temporary,
+            )
+        )
+    chain = Chain(stages=tuple(stages), input_bytes=int(rng.integers(1, 7)))
+    return chain, int(rng.integers(minimal_bytes(chain), full_bytes(chain) + 1))
+
+
+if __name__ == "__main__":
+    main()
