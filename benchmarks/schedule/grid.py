@@ -57,7 +57,6 @@ EPOCH_SECONDS = 1000.0
 DEVICES = (64, 128, 256, 512, 1024, 4096)
 NAMES = ("asha", "rasda", "marginal-gain")
 STATIC = ("static-8", "static-16")  # beside asha, which is static-4
-_BANDS_UP_TO = 1024  # devices, to which what must hold is held with many seeds
 
 
 class Cell(NamedTuple):
@@ -140,7 +139,7 @@ class Seeds:
 
     def of(self, cell: Cell) -> int:
         """Return the number for a cell."""
-        return self.most if cell.devices <= _BANDS_UP_TO and cell in _bands(cell.devices) else self.few
+        return self.most if cell in _bands(cell.devices) else self.few
 
 
 class Kept:

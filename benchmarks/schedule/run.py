@@ -1,10 +1,10 @@
 """Makespan, device hours and first full model of allocation policies, on simulated clusters of 64 to 4,096 devices.
 
 What is simulated is in `grid.py`. What must hold is `--grid band`: R in 4, 8, 16, alpha in .8, .9, c in .1, .25; the
-claim on RASDA against ASHA is for 1,024 devices, R = 8, alpha in .8, .9, 1, c in 0, .1, .25 (`claim`). Up to 1,024
-devices these have 30 seeds, on more 5, as the rest of the grid (`whole.py`). Finished cells are kept in `--cells` and
-reused while the policies behave the same. Two more parts: `speed` simulates 100,000 trials on 10,000 workers, `ray` is
-`benchmarks/ray/run.py`. Parts that are not asked for stay as the results file has them.
+claim on RASDA against ASHA is for 1,024 devices, R = 8, alpha in .8, .9, 1, c in 0, .1, .25 (`claim`). These have 30
+seeds, the rest of the grid (`whole.py`) 5. Finished cells are kept in `--cells` and reused while the policies behave
+the same. Two more parts: `speed` simulates 100,000 trials on 10,000 workers, `ray` is `benchmarks/ray/run.py`. Parts
+that are not asked for stay as the results file has them.
 
     python benchmarks/schedule/run.py --json [--parts grid,speed,ray] [--devices 64,256] [--results FILE]
 """
@@ -89,7 +89,7 @@ def summary(kept: Kept, devices: Sequence[int]) -> dict[str, float]:
     return found
 
 
-def line(kept: Kept, size: int, queue: bool, seeds: Seeds) -> list[str] | None:
+def line(kept: Kept, size: int, queue: bool) -> list[str] | None:
     """Return a row of the table, None if nothing of it is known."""
     cell = Cell(size, size if queue else size // START, *SHOWN)
     static = [
@@ -102,7 +102,7 @@ def line(kept: Kept, size: int, queue: bool, seeds: Seeds) -> list[str] | None:
     pairs += [("rasda", "asha", DEVICE_SECONDS), (ours, "asha", DEVICE_SECONDS)]
     values = [kept.ratio(cell, (mine, theirs), measure) for mine, theirs, measure in pairs]
     texts = ["" if value is None else shown(value) for value in values]
-    return [f"{size:,}", "queue" if queue else "at once", *texts, str(seeds.of(cell))] if any(texts) else None
+    return [f"{size:,}", "queue" if queue else "at once", *texts] if any(texts) else None
 
 
 HEADER = (
@@ -116,7 +116,6 @@ HEADER = (
     "RASDA / ASHA",
     "device hours RASDA / ASHA",
     "ours / ASHA",
-    "seeds",
 )
 
 
@@ -127,8 +126,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--grid", default="band,claim", help="band, claim, or both with a comma")
     parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="sizes of clusters")
     parser.add_argument("--policies", default=",".join((*NAMES, *STATIC)), help="what is simulated")
-    parser.add_argument("--seeds", type=int, default=30, help="studies of a setting, up to 1,024 devices")
-    parser.add_argument("--few", type=int, default=5, help="studies of a setting on more")
+    parser.add_argument("--seeds", type=int, default=30, help="studies of a setting")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--cells", type=Path, default=RESULTS / "schedule", help="where finished cells are kept")
     add_arguments(parser)
@@ -141,14 +139,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     numbers: dict[str, Any] = dict(old.get("summary", {}))
     lines: list[list[str]] = old.get("table", {}).get("rows", [])
     if "grid" in parts:
-        seeds = Seeds(most=arguments.seeds, few=arguments.few)
-        kept = Kept(arguments.cells, names, seeds)
+        kept = Kept(arguments.cells, names, Seeds(most=arguments.seeds))
         cells = list(dict.fromkeys(cell for kind in arguments.grid.split(",") for cell in grid(kind, devices)))
         kept.simulate(cells, [name for name in names if name not in STATIC], arguments.processes)
         shown_cells = [cell for cell in cells if cell[2:] == SHOWN]
         kept.simulate(shown_cells, [name for name in names if name in STATIC], arguments.processes)
         numbers |= summary(kept, devices)
-        lines = [row for size in devices for queue in (False, True) if (row := line(kept, size, queue, seeds))]
+        lines = [row for size in devices for queue in (False, True) if (row := line(kept, size, queue))]
         print(table(HEADER, lines))
     if "speed" in parts:
         numbers["simulated_seconds_10000_workers"] = simulated_seconds()

@@ -1,8 +1,8 @@
 """MarginalGain against RASDA and ASHA on the whole grid, where nothing is claimed: where it wins and where it does not.
 
-128 settings on each size of cluster (`grid.py`), those of the bands with 30 seeds up to 1,024 devices, others with 5. A
-setting is a miss where the mean ratio is above 1.02. Where RASDA as published stalls (it wants more devices than there
-are) there is nothing to compare. Finished cells are kept and reused, so it can be stopped and run again.
+128 settings on each size of cluster (`grid.py`), those of the bands with 30 seeds, others with 5. A setting is a miss
+where the mean ratio is above 1.02. Where RASDA as published stalls (it wants more devices than there are) there is
+nothing to compare. Finished cells are kept and reused, so it can be stopped and run again.
 
     python benchmarks/schedule/whole.py --json [--devices 64,256] [--results FILE]
 """
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Simulate what is missing, print the table, keep the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="sizes of clusters")
-    parser.add_argument("--seeds", type=int, default=30, help="studies of a setting of the bands, up to 1,024 devices")
+    parser.add_argument("--seeds", type=int, default=30, help="studies of a setting of the bands")
     parser.add_argument("--few", type=int, default=5, help="studies of all others")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--cells", type=Path, default=RESULTS / "schedule", help="where finished cells are kept")
