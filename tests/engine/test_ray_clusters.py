@@ -169,7 +169,8 @@ def test_a_cluster_that_stops(clusters, tmp_path):
     cluster.stop()
     _, errors = driver.communicate(timeout=120)
     assert driver.returncode != 0
-    assert "tw.Ray: the cluster is gone" in errors
+    # its nodes may be gone for a moment before its head is
+    assert any(text in errors for text in ("tw.Ray: the cluster is gone", "engine: 2 of its 2 slots are gone")), errors
     assert within(60, lambda: not any(map(alive, workers)))
     finish(drive(clusters(2), directory, 6))
     assert sum(trial.status is Status.COMPLETE for trial in look(directory)) == 6

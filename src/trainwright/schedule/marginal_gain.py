@@ -28,7 +28,7 @@ class MarginalGain(Resizing):
     complete ones come as early as without growth.
 
     When new work comes while others have grown, a trial gives half of its devices back at a checkpoint if the start is
-    worth `theta` times what that costs it. With `deadline_seconds` (from the study's start) nothing starts whose first
+    worth `theta` times what that costs it. With `deadline_seconds` (from the run's start) nothing starts whose first
     rung would be later, and trials grow only as much as they need to be complete by then. With `device_hours` nothing
     starts or grows that would go beyond them before its next rung.
 
