@@ -12,7 +12,7 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
 - Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
   bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
 - The temporaries of a backward may be negative: one that frees what it has read while it makes its gradients needs
-  less than all of it together.
+  less than all of it together, and its output has gone before unless its own graph holds it.
 - What does not change during a step (parameters, gradients that are there when it begins, buffers, optimizer state,
   constants shared by stages, a reserve for libraries) is `fixed`, bytes by owner, and part of every budget.
 """
@@ -217,7 +217,8 @@ _BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_by
 
 def _check_stage(place: int, stage: Stage, below: int) -> None:
     where = f"chain, stage {place}" + (f" ({stage.name})" if stage.name else "")
-    least = -(below + stage.parameter_gradient_bytes) if isinstance(stage.parameter_gradient_bytes, int) else 0
+    given = below, stage.parameter_gradient_bytes, stage.output_bytes
+    least = -sum(each for each in given if isinstance(each, int))
     _check_fields(where, stage, least)
     if stage.saved_bytes < stage.output_bytes:
         raise ChainError(

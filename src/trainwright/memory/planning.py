@@ -16,6 +16,7 @@ from trainwright.memory.offload import lower_bound, plan_offload
 from trainwright.memory.operations import Operation
 from trainwright.memory.persistent import lowest_plan, solve_persistent
 from trainwright.memory.plan_record import Plan
+from trainwright.memory.simplify import simplified
 from trainwright.memory.simulate import simulate
 
 __all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
@@ -94,9 +95,11 @@ def plan_chain(
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
         lower = max(least, lower_bound(chain, budget_bytes, link))
         if joint is not None and joint != operations:
+            joint = simplified(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=lower, link=link)
     if operations is None:
         raise _infeasible(chain, budget_bytes)
+    operations = simplified(chain, operations)
     return Plan.of(chain, operations, budget_bytes=budget_bytes, solver=found, lower_seconds=lower)
 
 

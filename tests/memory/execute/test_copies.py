@@ -70,8 +70,8 @@ def test_fitted_with_a_host(chain, share, bandwidth):
         assert same(step(model), step(planned))
     tracked = tracked_peak(planned, SAMPLE)
     assert tracked <= plan.peak_bytes <= budget
-    if any(operation.kind is Kind.OFFLOAD for operation in plan.operations) and bandwidth > 1e11:
-        assert tracked >= 0.98 * plan.peak_bytes
+    if any(operation.kind is Kind.OFFLOAD for operation in plan.operations) and share > 0.5 and bandwidth > 1e11:
+        assert tracked >= 0.98 * plan.peak_bytes  # at .4 the peak has a value that is on its way: here it has gone
 
 
 def test_fit_finds_a_joint_plan():

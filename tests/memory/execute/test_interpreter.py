@@ -8,8 +8,18 @@ from torch import nn
 
 from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.memory.execute.interpreter import carried_out
+from trainwright.memory.execute.program import arranged
 from trainwright.memory.execute.stages import split
-from trainwright.memory.operations import Value, backward, delete, forward_all, forward_drop, forward_keep, prefetch
+from trainwright.memory.operations import (
+    Value,
+    backward,
+    delete,
+    forward_all,
+    forward_drop,
+    forward_keep,
+    offload,
+    prefetch,
+)
 
 
 class Net(nn.Module):
@@ -244,6 +254,78 @@ def test_dropped_graphs_go():
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.parametrize("plan", [keep_all, keep_outputs])
+def test_a_second_backward(plan):
+    """A graph that is retained can be walked again, and its gradients add up as the plain model's do."""
+    plain, planned, arguments, _ = both("convolutions", plan)
+    found = []
+    for model in (plain, planned):
+        torch.manual_seed(0)
+        loss = model(*arguments).pow(2).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found.append([p.grad for p in model.parameters()])
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    assert same(*found)
+
+
+class Counted(nn.Linear):
+    """A layer that counts its runs to the end, and those that were begun."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.begun = self.ended = 0
+
+    def forward(self, x):
+        self.begun += 1
+        out = super().forward(x).tanh()
+        out = torch.cat([out, out], 1)  # saves nothing
+        self.ended += 1
+        return out[:, :4]
+
+
+class TestUnits:
+    def test_segments_are_units(self):
+        """What is kept or run again together is one unit; a run that nobody reads ends with what is saved last."""
+        model = nn.Sequential(*(Counted() for _ in range(6)))
+        listed = [forward_keep(1), forward_drop(2), forward_drop(3), *map(forward_all, (4, 5, 6, 7)), backward(7)]
+        listed += [*map(backward, (6, 5, 4)), delete(Value.OUTPUT, 3), *map(forward_all, (1, 2, 3))]
+        listed += map(backward, (3, 2, 1))
+        script = arranged(listed, 6)
+        assert script.units == [range(1, 4), range(4, 7)]
+        assert [str(act) for act in script.acts] == ["Fck 1", "Fall 2", "B 2", "Del a1", "Fall 1", "B 1"]
+        assert script.turn == 2
+        assert script.kept == {2}
+        carried_out(model, split(model), listed)(torch.randn(3, 4)).sum().backward()
+        assert [layer.begun for layer in model] == [2, 2, 2, 1, 1, 1]
+        assert [layer.ended for layer in model] == [2, 2, 1, 1, 1, 1]
+
+    def test_what_is_told_apart(self):
+        """A value that is kept between two stages, or moves, is a border."""
+        stages = range(1, 5)
+        assert arranged(keep_all(4), 4).units == [range(1, 5)]
+        assert arranged(keep_outputs(4), 4).units == [range(each, each + 1) for each in stages]
+        moving = [*map(forward_all, (1, 2)), offload(Value.SAVED, 2), *map(forward_all, (3, 4, 5)), backward(5)]
+        moving += [backward(4), prefetch(Value.SAVED, 2), *map(backward, (3, 2, 1))]
+        assert arranged(moving, 4).units == [range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
+
+    def test_runs_that_differ(self):
+        """A stage that saves another number of values when it is run again is an error."""
+
+        class Fickle(nn.Linear):
+            turns = 0
+
+            def forward(self, x):
+                self.turns += 1
+                return super().forward(x).tanh() if self.turns == 1 else super().forward(x)
+
+        model = nn.Sequential(Fickle(4, 4), nn.Linear(4, 4))
+        loss = carried_out(model, split(model), keep_outputs(2))(torch.randn(3, 4)).sum()
+        with pytest.raises(UnsupportedModel, match="another number"):
+            loss.backward()
+
+
 class TestRefusals:
     def test_second_derivatives(self):
         _, planned, (x,), _ = both("sequence", keep_outputs)
@@ -251,9 +333,8 @@ class TestRefusals:
         with pytest.raises(UnsupportedModel, match="create_graph=True"):
             torch.autograd.grad(planned(x).sum(), x, create_graph=True)
 
-    def test_a_second_backward(self):
-        """The store is empty after the first."""
-        _, planned, arguments, _ = both("sequence", keep_outputs)
+    def test_a_second_backward_of_what_has_gone(self):
+        _, planned, arguments, _ = both("convolutions", keep_nothing)
         loss = planned(*arguments).sum()
         loss.backward(retain_graph=True)
         with pytest.raises(UnsupportedModel, match="second pass"):
@@ -286,5 +367,6 @@ class TestRefusals:
                 return y * x.mul_(2.0)
 
         model = nn.Sequential(nn.Linear(4, 4), Writes())
-        with pytest.raises((UnsupportedModel, RuntimeError)):
-            carried_out(model, split(model), keep_all(2))(torch.randn(3, 4)).sum().backward()
+        for plan, error in ((keep_all, RuntimeError), (keep_outputs, UnsupportedModel)):
+            with pytest.raises(error, match=r"in-?place| in place"):
+                carried_out(model, split(model), plan(2))(torch.randn(3, 4)).sum().backward()

@@ -179,7 +179,7 @@ def test_a_larger_batch_is_planned_anew():
 @pytest.mark.parametrize(
     ("error", "match", "settings"),
     [
-        (InfeasibleBudget, "allowed: at least .* raise the budget or shrink the batch", {"memory": "1 kB"}),
+        (InfeasibleBudget, "allowed: at least .* raise the budget(,| or) shrink the batch", {"memory": "1 kB"}),
         (TrialError, r"memory='1 GiB' and slots=2; give one of them", {"memory": "1 GiB", "slots": 2}),
     ],
 )

@@ -1,31 +1,33 @@
-"""The interpreter: a plan's operations carried out stage by stage, with the gradients of plain autograd to the bit.
+"""The interpreter: a plan's operations carried out inside autograd's own graph, with its gradients to the bit.
 
-Each stage is one node of autograd. Its forward does the operations up to the stage's first forward, its backward those
-up to the stage's own; so a gradient lives no longer than the plan says. Parameters are inputs of the node: their
-gradients come out of it as out of any other, so that hooks (those of DDP too) fire once, in order. What is kept lies in
-the step's store, from which nothing goes but by an operation. Reruns see the random numbers, autocast and buffers of
-the first run. What skips stages (see `stages`) lies in the store until all that read it have run backward, its gradient
-until its maker does.
+The first forward of every stage is plain: what is kept until its backward costs nothing. Of stages that are run again,
+the graph holds empty slots in the place of saved tensors. When its walk comes to a stage, the operations up to that
+stage's backward are done, and the last run with gradients fills the slots. There is one walk, so gradients live, add
+up and reach hooks (those of DDP too) as without a plan. What reruns read lies in the step's store, from which nothing
+goes but by an operation; what skips stages (see `stages`) until all that read it have run backward. Reruns see the
+random numbers, autocast and buffers of the first run. Stages in a row that are always treated alike are one unit (see
+`program`): work in Python goes with the units that are run again, not with the stages.
 """
 
 import contextlib
 import copy
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_unflatten
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
 
 from trainwright.errors import UnsupportedModel
 from trainwright.memory.execute.copies import Copies, copies_for
-from trainwright.memory.execute.program import FORWARDS, Act, Leave, lent, moved, sorted_to_nodes
+from trainwright.memory.execute.counted import tensors_of
+from trainwright.memory.execute.program import FORWARDS, Act, Leave, arranged, lent, moved
 from trainwright.memory.execute.stages import Row
-from trainwright.memory.execute.surroundings import Autocast, Buffers, Place, Seen, swapped
+from trainwright.memory.execute.surroundings import Autocast, Buffers, Seen
 from trainwright.memory.execute.values import (
     Away,
     Block,
@@ -33,11 +35,12 @@ from trainwright.memory.execute.values import (
     Borrowed,
     Boundary,
     Saved,
+    Slot,
     View,
-    differentiable,
-    flat,
     movable,
+    saving_nothing,
     storage_key,
+    written,
 )
 from trainwright.memory.operations import Kind, Value
 
@@ -74,7 +77,7 @@ def carried_out(
         values = row.bind(*args, **kwargs)
         if check is not None:
             check(values)
-        return plain(module, *args, **kwargs) if program is None else result(program.run(values))
+        return plain(module, *args, **kwargs) if program is None else result(program.run([values]))
 
     planned.forward = forward
     return planned
@@ -85,112 +88,198 @@ class _Step:
     """The store of one forward and backward pass."""
 
     autocast: Autocast
-    wants: list[bool]  # whether a gradient is wanted of each tensor of the input
+    devices: tuple[int, ...]
+    inputs: set[int]  # storages of inputs that want no gradient, wherever they ride to
+    left: int  # units whose backward is to come
+    done: int = 0  # acts
     bare: dict[int, Boundary] = field(default_factory=dict)
     saved: dict[int, Saved] = field(default_factory=dict)
+    slots: dict[int, list[weakref.ref[Slot]]] = field(default_factory=dict)  # a node that has run lets go of its own
     away: dict[tuple[Value, int], Away] = field(default_factory=dict)
-    skips: dict[str, Boundary] = field(default_factory=dict)  # values that skip stages, without graphs
-    skip_gradients: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)  # of their tensors
+    skips: dict[str, Boundary] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
-    made: dict[int, torch.Tensor] = field(default_factory=dict)  # gradients not handed out yet, by id of the parameter
-    gradient: list[torch.Tensor | None] | None = None  # of the output of the stage whose backward comes next
-    left: int = 0  # stages whose backward is to come
-    devices: tuple[int, ...] = ()
-    inputs: set[int] = field(default_factory=set)  # storages of inputs that want no gradient, wherever they ride to
 
     def clear(self) -> None:
-        self.bare.clear()
-        self.saved.clear()
-        self.away.clear()
-        self.skips.clear()
-        self.skip_gradients.clear()
-        self.made.clear()
-        self.gradient = None
+        for held in (self.bare, self.saved, self.slots, self.away, self.skips):
+            held.clear()
+
+
+class _Full(BaseException):
+    """All slots are filled: what is left of a stage's forward makes an output that nobody reads.
+
+    No Exception: a stage is free to catch those, and torch.fx looks for their origin at length.
+    """
 
 
 class _Program:
-    """Acts sorted to the nodes that do them, and what is known of each stage."""
+    """Acts on units of stages, and what is known of each unit."""
 
     def __init__(self, row: Row, acts: Sequence[Act]) -> None:
         self.row = row
-        count = len(row.stages)
-        self.forwards, self.backwards = sorted_to_nodes(acts, count)
-        runs = Counter(act.stage for act in acts if not isinstance(act, Leave) and act.kind in FORWARDS)
-        self.reruns = {stage for stage, times in runs.items() if times > 1}
-        self.lent, self.moved = lent(acts), moved(acts)
-        self.first_reader = {name: number for number, names in enumerate(row.first_reads, 1) for name in names}
+        self.script = arranged(acts, len(row.stages))
+        self.reruns = {unit for unit, times in self.script.runs.items() if times > 1}
+        self.lent, self.moved = lent(self.script.acts), moved(self.script.acts)
+        self.copying = any(isinstance(act, Leave) for act in self.script.acts)
         self.copies: Copies | None = None  # its pool is that of all steps
-        self.buffers = [Buffers(stage) for stage in row.stages]
-        trained = [[p for p in stage.parameters() if p.requires_grad] for stage in row.stages]
-        first: dict[int, int] = {}
-        for number, own in enumerate(trained, start=1):
-            for parameter in own:
-                first.setdefault(id(parameter), number)
-        self.places: list[list[tuple[Place, nn.Parameter]]] = [_places(stage) for stage in row.stages]
-        # The last backward that makes a gradient hands it out: of tied parameters that of the first stage.
-        self.returned = [[p for p in own if first[id(p)] == number] for number, own in enumerate(trained, 1)]
-        self.trains = [bool(own) for own in trained]
-        self.anchor = torch.zeros((), requires_grad=True)  # makes every stage a node, whatever its input
-        self.copying = any(isinstance(act, Leave) for act in acts)
+        units = self.script.units
+        self.stages = [[row.stages[stage - 1] for stage in unit] for unit in units]
+        self.buffers = [Buffers(stages) for stages in self.stages]
+        self.reads = [_outside(row, unit) for unit in units]
+        self.first_reader: dict[str, int] = {}  # its backward is the last to need it
+        for number, names in enumerate(self.reads, 1):
+            self.first_reader |= {name: number for name in names if name not in self.first_reader}
+        self.last_reads = [
+            [name for name in names if self.first_reader[name] == number] for number, names in enumerate(self.reads, 1)
+        ]
+        self.lasting = {name for unit in self.reruns for name in self.reads[unit - 1]}
+        # The units whose output somebody will read again: a rerun, a graph that has borrowed it, or a copy.
+        self.read_again = {unit - 1 for unit in self.reruns | self.lent}
+        self.read_again |= {act.stage for act in self.script.acts if isinstance(act, Leave)}
 
-    def run(self, values: tuple[Any, ...]) -> Any:
-        boundary = flat(values)
+    def run(self, held: list[Any]) -> Any:
+        """Run all units on the arguments, which are the list's only element: it is emptied."""
+        boundary = Boundary.of(held[0])
         tensors = boundary.tensors()
-        devices = tuple({t.device.index for t in tensors if t.device.type == "cuda"})
-        step = _Step(Autocast.now(), [t.requires_grad for t in tensors], left=len(self.row.stages), devices=devices)
-        step.bare[0] = boundary.with_tensors([t.detach() for t in tensors])
-        step.inputs = {storage_key(t) for t in tensors if not t.requires_grad}
+        step = _Step(
+            Autocast.now(),
+            devices=tuple({t.device.index for t in tensors if t.device.type == "cuda"}),
+            inputs={storage_key(t) for t in tensors if not t.requires_grad},
+            left=len(self.script.units),
+        )
+        if 0 in self.read_again:
+            step.bare[0] = boundary
         if self.copying:
             self.copies = self.copies or copies_for(_device(self.row, tensors))
             weakref.finalize(step, self.copies.join).atexit = False  # before the step's tensors go, whatever happened
-        out: list[Boundary] = []
-        for number in range(1, len(self.row.stages) + 1):
-            returned = self.returned[number - 1]
-            tensors = list(_Node.apply(self, step, number, out, self.anchor, *returned, *tensors))
-        result = out[0].with_tensors(tensors)
-        return tree_unflatten(result.leaves, result.spec)
+        skips: dict[str, Any] = {}
+        first = 1
+        with step.autocast.entered():
+            for place, act in enumerate(self.script.acts[: self.script.turn]):
+                step.done = place + 1
+                if act.kind in FORWARDS and act.stage == first:
+                    self._first(step, act, held, skips)
+                    first += 1
+                else:
+                    self._do(step, place)
+        return held.pop()
 
-    def forward(self, step: _Step, number: int) -> Boundary:
-        """Do what comes up to the first forward of a stage; return its output."""
-        out = None
-        for act in self.forwards[number - 1]:
-            made = self.do(step, act)
-            out = made if act.stage == number and made is not None else out
-        assert out is not None  # noqa: S101  the segment holds the stage's forward
-        return out
+    def _first(self, step: _Step, act: Act, held: list[Any], skips: dict[str, Any]) -> None:
+        """Run a unit in autograd's own graph, from the value that is held to the one that is held then."""
+        number = act.stage
+        if act.kind is Kind.FORWARD_DROP:
+            step.bare.pop(number - 1, None)
+        blocks = Blocks()
+        with contextlib.ExitStack() as stack:
+            if number not in self.script.kept:
+                slots = step.slots[number] = []
+                given = [held[0], *(skips[name] for name in self.reads[number - 1])]
+                pack = self._packer(number, given, blocks) if act.kind is Kind.FORWARD_ALL else None
+                del given
+                empty, fill = partial(_emptied, slots, pack), partial(self._filled, step, number)
+                stack.enter_context(saved_tensors_hooks(empty, fill))
+            if number in self.reruns:
+                seen = step.seen[number] = Seen()
+                seen.keep_random(step.devices)
+                stack.enter_context(self.buffers[number - 1].watched(seen))
+                stack.callback(seen.forget_undrawn)
+            value, made = self._through(number, held, skips, read=_apart_in_backward)
+        skips |= made
+        step.skips |= {name: Boundary.of(each) for name, each in made.items() if name in self.lasting}
+        output = Boundary.of(value) if number in self.read_again else None
+        if act.kind is Kind.FORWARD_ALL:
+            step.saved[number] = Saved(output, blocks)
+        elif output is not None:
+            step.bare[number] = output
+        for tensor in tensors_of(value):
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(lambda _: self._reached(step, number))
+        held.append(value)
 
-    def backward(self, step: _Step, number: int, gradient: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Do what comes up to the backward of a stage; return the gradients of its input."""
-        step.gradient = gradient
-        for act in self.backwards[number - 1]:
-            self.do(step, act)
-        found, step.gradient = step.gradient, None
-        return found
+    def _through(
+        self, number: int, held: list[Any], skips: dict[str, Any], read: Callable[[Any], Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Run a unit's stages on the value that is held, and let go of it with the first; return what they make."""
+        value, known = held.pop(), dict(skips)
+        made: dict[str, Any] = {}
+        for stage in self.script.units[number - 1]:
+            value, more = self.row.run(stage, value, [read(known[name]) for name in self.row.reads[stage - 1]])
+            known |= more
+            made |= more
+        return value, made
 
-    def do(self, step: _Step, act: Act) -> Boundary | None:
-        """Do one act; return the output of a forward."""
+    def _reached(self, step: _Step, number: int) -> None:
+        """Do what comes before a unit's backward: autograd's walk is there."""
+        if torch.is_grad_enabled():
+            raise UnsupportedModel(
+                "backward: got create_graph=True; allowed: first derivatives; take second ones of the plain model"
+            )
+        until = self.script.until[number]
+        if step.done >= until:
+            return
+        try:
+            with step.autocast.entered():
+                while step.done < until:
+                    step.done += 1
+                    self._do(step, step.done - 1)
+        except BaseException:
+            step.clear()
+            raise
+
+    def _do(self, step: _Step, place: int) -> None:
+        """Do one act, but the first forward of a unit."""
+        act = self.script.acts[place]
         number = act.stage
         if isinstance(act, Leave):
             self._leave(step, act.value, number)
-        elif act.kind is Kind.FORWARD_ALL:
-            self._arrive(step, number - 1)
-            return self._with_graph(step, number)
         elif act.kind in FORWARDS:
             self._arrive(step, number - 1)
-            with torch.no_grad(), self._surrounded(step, number):
-                out, skips = self._call(number, self._value(step, number - 1), self._read(step, number))
-            step.skips = self._still_read(step, skips) | step.skips
-            step.bare[number] = flat(out)
-            if act.kind is Kind.FORWARD_DROP:
-                step.bare.pop(number - 1, None)
-            return step.bare[number]
+            self._again(step, act.kind, number, graph_only=place in self.script.graphs_only)
         elif act.kind is Kind.BACKWARD:
             self._arrive(step, number - 1)
             self._arrive(step, number)
-            self._backward(step, number)
+            step.saved.pop(number, None)
+            step.left = number - 1
+            for name in self.last_reads[number - 1]:
+                step.skips.pop(name, None)
         elif act.value is not None:
             self._move(step, act.kind, act.value, number)
-        return None
+
+    def _again(self, step: _Step, kind: Kind, number: int, *, graph_only: bool) -> None:
+        """Run a unit once more, out of autograd's graph; with gradients, fill its slots there."""
+        where = f"stage {self.script.units[number - 1][0]}"
+        held = [self._value(step, number - 1).tree(where)]
+        skips = {name: step.skips[name].tree(where) for name in self.reads[number - 1]}
+        if kind is Kind.FORWARD_DROP:
+            step.bare.pop(number - 1, None)
+        blocks, slots, seen = Blocks(), step.slots[number], step.seen[number]
+        filling = kind is Kind.FORWARD_ALL
+        if filling and graph_only and not slots:
+            return
+        pack = self._packer(number, [held[0], *skips.values()], blocks)
+        fill = _Filling(slots, pack, where=where, stop=graph_only) if filling else None
+        try:
+            with (
+                torch.enable_grad(),
+                saving_nothing() if fill is None else saving_nothing(fill),
+                seen.again(),
+                Buffers.scratch(seen),
+            ):
+                value, made = self._through(number, held, skips, read=lambda skip: skip)
+        except _Full:
+            step.saved[number] = Saved(None, blocks)
+            return
+        output = Boundary.of(value)
+        if fill is not None:
+            if fill.left:
+                raise fill.other()
+            step.saved[number] = Saved(output, blocks)
+            step.skips |= {
+                name: Boundary.of(each)
+                for name, each in made.items()
+                if name in self.lasting and step.left >= self.first_reader[name]
+            }
+        else:
+            step.bare[number] = output
 
     def _move(self, step: _Step, kind: Kind, value: Value, number: int) -> None:
         """Do what takes no time: begin a copy, or drop a value, wherever it is."""
@@ -212,7 +301,13 @@ class _Program:
             elif boundary is not None:
                 step.bare[number] = boundary
         else:
-            (step.bare if value is Value.OUTPUT else step.saved).pop(number, None)
+            if value is Value.SAVED:
+                step.saved.pop(number, None)
+                for slot in (reference() for reference in step.slots[number]):
+                    if slot is not None:
+                        slot.held = None
+            else:
+                step.bare.pop(number, None)
             away = step.away.pop(key, None)
             for block in away.blocks if away is not None else ():
                 block.drop(self.copies)  # type: ignore[arg-type]  # it was sent
@@ -227,7 +322,9 @@ class _Program:
             step.saved[number].output = None
 
     def _arrive(self, step: _Step, number: int) -> None:
-        """Wait for the values of a stage that have been asked back."""
+        """Wait for the values of a unit that have been asked back."""
+        if not step.away:
+            return
         for value, held in ((Value.OUTPUT, step.bare), (Value.SAVED, step.saved)):
             away = step.away.get((value, number))
             if away is None or number not in held or not away.fetched:
@@ -236,81 +333,22 @@ class _Program:
             for block in away.blocks:
                 block.arrive(self.copies)  # type: ignore[arg-type]  # it was sent
 
-    def _still_read(self, step: _Step, skips: dict[str, Boundary]) -> dict[str, Boundary]:
-        return {name: each for name, each in skips.items() if step.left >= self.first_reader[name]}
-
-    def _read(self, step: _Step, number: int) -> list[Boundary]:
-        return [step.skips[name] for name in self.row.reads[number - 1]]
-
     def _value(self, step: _Step, number: int) -> Boundary:
-        if number in step.bare:
-            return step.bare[number]
+        """Return what a unit has handed on."""
         saved = step.saved.get(number)
-        if saved is not None and saved.output is not None:
-            return saved.output
-        raise UnsupportedModel(
-            "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
-        )
+        boundary = step.bare.get(number) or (saved.output if saved is not None else None)
+        if boundary is None:
+            raise _passed()
+        return boundary
 
-    def _call(self, number: int, value: Boundary, read: list[Boundary]) -> tuple[Any, dict[str, Boundary]]:
-        given = [tree_unflatten(each.leaves, each.spec) for each in (value, *read)]
-        out, skips = self.row.run(number, given[0], given[1:])
-        return out, {name: flat(skip) for name, skip in skips.items()}
-
-    def _with_graph(self, step: _Step, number: int) -> Boundary:
-        value, read = self._value(step, number - 1), self._read(step, number)
-        own = value.tensors()
-        tensors = [*own, *(tensor for each in read for tensor in each.tensors())]
-        below = any(self.trains[: number - 1]) or any(step.wants)
-        wanted = (
-            step.wants
-            if number == 1
-            else [below and differentiable(t) and storage_key(t) not in step.inputs for t in tensors]
-        )
-        places = self.places[number - 1]
-        aliases = {id(parameter): (parameter, _alias(parameter)) for _, parameter in places}
-        found: list[torch.Tensor | None] = [None] * len(tensors)
-        blocks = Blocks()
-        with (
-            torch.enable_grad(),
-            self._surrounded(step, number),
-            swapped([(place, aliases[id(parameter)][1]) for place, parameter in places], "_parameters"),
-            self._packing(step, number, own, tensors, blocks),
-        ):
-            inputs = iter(_Door.apply(found, wanted, self.anchor, *tensors))
-            entered = [each.with_tensors([next(inputs) for _ in each.tensors()]) for each in (value, *read)]
-            result, skips = self._call(number, entered[0], entered[1:])
-            out = flat(result)
-        del own, tensors, inputs, entered, result
-        results = out.tensors()
-        output = out.with_tensors([t.detach() for t in results])
-        bare = {name: each.with_tensors([t.detach() for t in each.tensors()]) for name, each in skips.items()}
-        step.skips |= self._still_read(step, bare)
-        step.saved[number] = Saved(
-            found=found,
-            edges=[(place, get_gradient_edge(t)) for place, t in enumerate(results) if t.requires_grad],
-            skips=[
-                ((name, place), get_gradient_edge(t))
-                for name, each in skips.items()
-                for place, t in enumerate(each.tensors())
-                if t.requires_grad
-            ],
-            output=output if number < len(self.row.stages) else None,
-            aliases=list(aliases.values()),
-            blocks=blocks,
-        )
-        return output
-
-    def _packing(
-        self, step: _Step, number: int, own: list[torch.Tensor], tensors: list[torch.Tensor], blocks: Blocks
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Return hooks by which a graph holds what moves as views of blocks, and looks its input up if that goes."""
+    def _packer(self, number: int, given: list[Any], blocks: Blocks) -> Callable[[torch.Tensor], Any]:
+        """Return how a unit's saved tensors are held: views of blocks if they move, an input that goes by its place."""
         borrows, moves = number in self.lent, number in self.moved
         if not borrows and not moves:
-            return contextlib.nullcontext()
-        places = {storage_key(tensor): place for place, tensor in enumerate(own)} if borrows else {}
-        stage = self.row.stages[number - 1]
-        constant = {storage_key(t) for t in (*tensors, *stage.parameters(), *stage.buffers())} if moves else set()
+            return torch.Tensor.detach  # with its graph, an output that its own node holds would never go
+        places = {storage_key(tensor): place for place, tensor in enumerate(tensors_of(given[0]))} if borrows else {}
+        own = [each for stage in self.stages[number - 1] for each in (*stage.parameters(), *stage.buffers())]
+        constant = {storage_key(t) for t in (*tensors_of(given), *own)} if moves else set()
 
         def pack(tensor: torch.Tensor) -> Any:
             key = storage_key(tensor) if movable(tensor) else None
@@ -318,132 +356,91 @@ class _Program:
             if place is not None:
                 return Borrowed.of(tensor, place)
             if not moves or key is None or key in constant:
-                return tensor.detach()  # an output that its own node holds would never go
+                return tensor.detach()
             block = blocks.get(key)
             if block is None or block.key() != key:
                 block = blocks[key] = Block(tensor)
             return View.of(tensor, block)
 
-        def unpack(packed: Any) -> torch.Tensor:
-            if isinstance(packed, View):
-                return packed.tensor()
-            if isinstance(packed, Borrowed):
-                return packed.of_input(number, self._value(step, number - 1).tensors())
-            return packed  # type: ignore[no-any-return]  # what pack has returned
+        return pack
 
-        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
-    @contextlib.contextmanager
-    def _surrounded(self, step: _Step, number: int) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(step.autocast.entered())
-            seen = step.seen.get(number)
-            if seen is not None:
-                stack.enter_context(seen.again())
-                stack.enter_context(Buffers.scratch(seen))
-            elif number in self.reruns:
-                seen = step.seen[number] = Seen()
-                seen.keep_random(step.devices)
-                stack.enter_context(self.buffers[number - 1].watched(seen))
-                stack.callback(seen.forget_undrawn)
-            yield
-
-    def _backward(self, step: _Step, number: int) -> None:
-        saved = step.saved.pop(number, None)
-        if saved is None:
-            self._value(step, -1)
-        assert saved is not None  # noqa: S101  the line above has raised
-        gradient, step.gradient = step.gradient or [], None
-        pairs = [(edge, gradient[place]) for place, edge in saved.edges]
-        pairs += [(edge, step.skip_gradients.pop(key, None)) for key, edge in saved.skips]
-        pairs = [(edge, given) for edge, given in pairs if given is not None]
-        del gradient
-        if pairs:
-            torch.autograd.backward([edge for edge, _ in pairs], [given for _, given in pairs])
-        for parameter, alias in saved.aliases:
-            if alias.grad is not None:  # summed as autograd does, in the order of arrival
-                before = step.made.get(id(parameter))
-                step.made[id(parameter)] = alias.grad if before is None else before + alias.grad
-        keys = [
-            (name, place) for name in self.row.reads[number - 1] for place in range(len(step.skips[name].tensors()))
-        ]
-        count = len(saved.found) - len(keys)
-        for key, arrived in zip(keys, saved.found[count:], strict=True):
-            if arrived is not None:
-                before = step.skip_gradients.get(key)
-                step.skip_gradients[key] = _alone(arrived) if before is None else before + arrived
-        step.left = number - 1
-        for name in self.row.first_reads[number - 1]:
-            del step.skips[name]
-        step.gradient = saved.found[:count]
+    def _filled(self, step: _Step, number: int, slot: Slot) -> torch.Tensor:
+        """Return what a node has saved, for its backward."""
+        if slot.held is None:
+            self._reached(step, number)  # the walk came by what skips stages
+        held = slot.held
+        if isinstance(held, torch.Tensor):
+            if held._version != slot.version:  # noqa: SLF001  autograd's own check sees no packed tensors
+                raise written("backward", "a value that a stage needs for it")
+            return held
+        if held is None:
+            raise _passed()
+        return held.tensor() if isinstance(held, View) else held.of_input(self._value(step, number - 1).tensors())
 
 
-class _Node(torch.autograd.Function):
-    """One stage in autograd's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, program: _Program, step: _Step, number: int, result: list[Boundary], *_: Any) -> Any:
-        ctx.set_materialize_grads(False)
-        ctx.program, ctx.step, ctx.number = program, step, number
-        result[:] = [program.forward(step, number)]
-        out = tuple(tensor.detach() for tensor in result[0].tensors())
-        ctx.mark_non_differentiable(*(t for t in out if not differentiable(t)))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        if torch.is_grad_enabled():
-            raise UnsupportedModel(
-                "backward: got create_graph=True; allowed: first derivatives; take second ones of the plain model"
-            )
-        program, step, number = ctx.program, ctx.step, ctx.number
-        try:
-            found = program.backward(step, number, list(gradients))
-        except BaseException:
-            step.clear()
-            raise
-        made = [step.made.pop(id(parameter), None) for parameter in program.returned[number - 1]]
-        return None, None, None, None, None, *made, *found
+def _emptied(slots: list[weakref.ref[Slot]], pack: Callable[[torch.Tensor], Any] | None, tensor: torch.Tensor) -> Slot:
+    """Put a slot in the place of a tensor; it holds the tensor only if there is a way to."""
+    slot = Slot()
+    slots.append(weakref.ref(slot))
+    if pack is not None:
+        slot.keep(pack(tensor))
+    return slot
 
 
-class _Door(torch.autograd.Function):
-    """The way into a stage's graph: it keeps no tensor, and catches the gradients that come out."""
+class _Filling:
+    """Puts what a run saves into slots, in order."""
 
-    @staticmethod
-    def forward(ctx: Any, found: list[torch.Tensor | None], wanted: list[bool], _: Any, *tensors: torch.Tensor) -> Any:
-        ctx.set_materialize_grads(False)
-        ctx.found = found
-        out = tuple(tensor.detach() for tensor in tensors)
-        ctx.mark_non_differentiable(*(t for t, want in zip(out, wanted, strict=True) if not want))
-        return out
+    def __init__(
+        self, slots: list[weakref.ref[Slot]], pack: Callable[[torch.Tensor], Any], *, where: str, stop: bool
+    ) -> None:
+        self.left = slots[::-1]
+        self.pack, self.where, self.stop = pack, where, stop
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        ctx.found[:] = gradients
-        return None, None, None, *(None for _ in gradients)
+    def __call__(self, tensor: torch.Tensor) -> None:
+        """Fill the next slot; raise _Full after the last if nothing else of the run is wanted."""
+        if not self.left:
+            raise self.other()
+        slot = self.left.pop()()
+        if slot is not None:
+            slot.keep(self.pack(tensor))
+        if self.stop and not self.left:
+            raise _Full
+
+    def other(self) -> UnsupportedModel:
+        """Return the error that says that a second run differed."""
+        return UnsupportedModel(
+            f"{self.where}: got another number of saved values from another run; allowed: stages that always do "
+            "the same"
+        )
 
 
-def _alone(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient that is not a part of a larger one's storage: that would live as long."""
-    return gradient.clone() if gradient.untyped_storage().nbytes() > gradient.nbytes else gradient
+def _passed() -> UnsupportedModel:
+    return UnsupportedModel(
+        "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
+    )
+
+
+def _apart_in_backward(value: Any) -> Any:
+    """Return a value whose gradient is never a part of a larger one's storage: that would live as long."""
+
+    def view(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        seen = tensor.view_as(tensor)
+        seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
+        return seen
+
+    return tree_map_only(torch.Tensor, view, value)
+
+
+def _outside(row: Row, unit: range) -> list[str]:
+    """Return what stages read that others before them have made to skip stages."""
+    made = {name for stage in unit for name in row.makes[stage - 1]}
+    read = [name for stage in unit for name in row.reads[stage - 1]]
+    return [name for name in dict.fromkeys(read) if name not in made]
 
 
 def _device(row: Row, tensors: Sequence[torch.Tensor]) -> torch.device:
     """Return the device that computes."""
     of_stages = (parameter.device for stage in row.stages for parameter in stage.parameters())
     return next(of_stages, tensors[0].device if tensors else torch.device("cpu"))
-
-
-def _places(stage: nn.Module) -> list[tuple[Place, nn.Parameter]]:
-    """Return where a stage's trained parameters stand, each as often as it does."""
-    return [
-        ((module, name), parameter)
-        for module in stage.modules()
-        for name, parameter in module._parameters.items()  # noqa: SLF001  named_parameters would leave out the second use
-        if parameter is not None and parameter.requires_grad
-    ]
-
-
-def _alias(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a leaf of the same storage, whose gradient is its own."""
-    return nn.Parameter(parameter.detach())

@@ -21,7 +21,7 @@ from trainwright.memory.execute.counted import rounded, storages, tensors_of, to
 from trainwright.memory.execute.skipping import Skipping
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, swapped
-from trainwright.memory.execute.values import storage_key
+from trainwright.memory.execute.values import saving_nothing, storage_key
 from trainwright.profile.storages import StorageTracker
 
 __all__ = ["OPTIMIZERS", "Call", "call", "granule_of", "measured", "tracked_peak", "untouched"]
@@ -54,9 +54,7 @@ def measured(
     granule = granule_of(model)
     fixed = {
         "parameters": total_bytes(model.parameters(), granule),
-        # Reruns of a stage begin with what its first run began with, and write to a copy of that.
-        "buffers": 2 * total_bytes(model.buffers(), granule)
-        + max(total_bytes(stage.buffers(), granule) for stage in row.stages),
+        "buffers": 2 * total_bytes(model.buffers(), granule),  # and what they held when a step's first runs began
         "reserve": reserve_bytes,
     }
     gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
@@ -83,12 +81,14 @@ def measured(
         value: Any = tuple(arguments)
         skips: dict[str, Any] = {}
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
-            state = torch.get_rng_state()
+            state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
             told, value, made = _told(
                 number, name, stage, _caller(row, number), (value, [skips[each] for each in row.reads[number - 1]]),
                 constant=constant, granule=granule, repeats=repeats, last=number == len(row.stages),
             )  # fmt: skip
             draws += not torch.equal(state, torch.get_rng_state())
+            written = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
+            fixed["buffers"] += total_bytes(written, granule)  # reruns write to copies
             told |= _gradients(
                 row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
             )
@@ -100,7 +100,7 @@ def measured(
                 f"model: got a result without a floating tensor ({type(value).__name__}); allowed: one for a loss"
             )
         fixed["output"] = total_bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
-        # Of the executor: the node that makes stages differentiable, a loss, the states of generators for reruns.
+        # Of the executor: a loss, the states of generators for reruns.
         state_bytes = -(-state.nbytes // granule) * granule if granule == _CPU_GRANULE else 0
         fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
         if loss is not None:
@@ -223,12 +223,12 @@ def _measured_stage(
     what skips stages: `Skipping` counts it, and here it is a temporary of the forward.
     """
 
-    def plain() -> tuple[Any, dict[str, Any]]:
-        with torch.no_grad():
-            return call(value)
-
     def opened() -> Any:
         return tree_map_only(torch.Tensor, lambda t: _leaf(t, fixed), value)
+
+    def plain() -> tuple[Any, dict[str, Any]]:
+        with saving_nothing():
+            return call(opened())
 
     tracker = StorageTracker(granule_bytes=granule)
     tracker.watch(stage.parameters(), "fixed")
@@ -257,21 +257,25 @@ def _measured_stage(
         }
 
     ends = [t for t in tensors_of(result) if t.requires_grad]
-    deltas = [torch.ones_like(t) for t in ends]
+    deltas, edges = [torch.ones_like(t) for t in ends], []
     tracker.watch(deltas, "gradient")
     told["gradient_bytes"] = sum(rounded(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
-        tracker.restart_peak()
         start = tracker.live_bytes
+        edges = [get_gradient_edge(t) for t in ends]
+        if not last:  # by then the graph alone has the output, if it needs that at all
+            result = (None, result[1])
+            ends.clear()
+        tracker.restart_peak()
         before_gradients = _gradient_bytes(stage, granule)
         with tracker:
-            torch.autograd.backward(ends, deltas, retain_graph=False)
+            torch.autograd.backward(edges, deltas)
         gradients = _gradient_bytes(stage, granule) - before_gradients
         below = sum(rounded(t.grad, granule) for t in tensors_of(entered) if t.grad is not None)
         told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
     else:
         told["backward_temporary_bytes"] = 0
-    del result, entered, ends, deltas
+    del result, entered, ends, edges, deltas
     _forget_gradients(stage)
 
     told["plain_forward_seconds"] = _least(plain, repeats, value)
@@ -289,6 +293,8 @@ def _measured_stage(
             backwards.append(_now(value) - started)
         _forget_gradients(stage)
     told |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
+    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
+    told["plain_forward_seconds"] = min(told["plain_forward_seconds"], told["forward_seconds"])
     return told, out, skips
 
 
@@ -347,7 +353,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
         stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
-        stack.enter_context(swapped(places, "_buffers"))
+        stack.enter_context(swapped(places))
         try:
             _forget_gradients(model)
             yield

@@ -1,14 +1,16 @@
-"""A plan's operations as the interpreter does them: copies where the simulator has them, sorted to autograd's nodes."""
+"""A plan's operations as the interpreter does them: copies where the simulator has them, stages put together."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Final
 
 from trainwright.errors import ChainError
 from trainwright.memory.operations import Kind, Operation, Value
 from trainwright.memory.plan_record import Plan
 
-__all__ = ["FORWARDS", "Act", "Leave", "lent", "moved", "placed", "sorted_to_nodes"]
+__all__ = ["FORWARDS", "Act", "Leave", "Script", "arranged", "lent", "moved", "placed"]
 
 FORWARDS: Final = frozenset({Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP})
 
@@ -19,9 +21,53 @@ class Leave:
 
     stage: int
     value: Value
+    kind: ClassVar[None] = None
 
 
 Act = Operation | Leave
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What to do, with units in the place of stages: stages in a row that are always treated alike, done as one."""
+
+    units: list[range]
+    acts: list[Act]
+    """Their stages are units, counted from 1."""
+    turn: int
+    """How many acts belong to the forward pass."""
+    until: dict[int, int]
+    """Of each unit, how many acts come before the end of its backward; of the first, all."""
+
+    @cached_property
+    def runs(self) -> Counter[int]:
+        """How often each unit runs forward."""
+        return Counter(act.stage for act in self.acts if act.kind in FORWARDS)
+
+    @cached_property
+    def kept(self) -> set[int]:
+        """The units that run once, and whose saved values lie untouched until their backward."""
+        acts = self.acts
+        once = {act.stage for act in acts if act.kind is Kind.FORWARD_ALL}
+        once -= {unit for unit, times in self.runs.items() if times > 1}
+        return once - lent(acts) - {act.stage for act in acts if act.value is Value.SAVED}
+
+    @cached_property
+    def graphs_only(self) -> set[int]:
+        """The places of forwards with gradients whose output nobody reads: their backward is what comes next."""
+        found = set()
+        for place, act in enumerate(self.acts):
+            own, above = act.stage, act.stage + 1
+            if act.kind is Kind.FORWARD_ALL:
+                uses = (
+                    later
+                    for later in self.acts[place + 1 :]
+                    if (later.stage == own and later.value is not Value.OUTPUT)
+                    or (later.stage == above and later.value is None)
+                )
+                if next(uses) == Operation(Kind.BACKWARD, own):
+                    found.add(place)
+        return found
 
 
 def placed(plan: Plan) -> tuple[Act, ...]:
@@ -104,30 +150,59 @@ def moved(acts: Iterable[Act]) -> set[int]:
     return {act.stage for act in acts if isinstance(act, Leave) and act.value is Value.SAVED}
 
 
-def sorted_to_nodes(acts: Sequence[Act], count: int) -> tuple[list[list[Act]], list[list[Act]]]:
-    """Return what each stage's node does, forward and backward; the loss stage's computations are the caller's."""
-    forwards: list[list[Act]] = []
-    backwards: list[list[Act]] = [[] for _ in range(count)]
-    segment: list[Act] = []
-    below = count
+def arranged(acts: Sequence[Act], count: int) -> Script:
+    """Return what to do with `count` stages; raise ChainError if a forward or backward of one is missing.
+
+    The loss stage's computations are the caller's: they only say where the forward pass ends.
+    """
+    units = _units(acts, count)
+    ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}  # where a forward begins
+    ends |= {(unit[-1], False): number for number, unit in enumerate(units, 1)}
+    ours: list[Act] = []
+    turn: int | None = None
+    first, below = 1, len(units)  # whose first forward and whose backward come next
+    until: dict[int, int] = {}
     for act in acts:
-        if isinstance(act, Leave):
-            segment.append(act)
+        forward = act.kind in FORWARDS
+        if act.stage > count and forward:
+            turn = len(ours)
+        if (act.stage, forward) not in ends:
             continue
-        if act.stage > count:
-            if act.kind is Kind.FORWARD_ALL and forwards:
-                forwards[-1] += segment
-                segment = []
-            continue
-        segment.append(act)
-        if len(forwards) < count and act.kind in FORWARDS and act.stage == len(forwards) + 1:
-            forwards.append(segment)
-            segment = []
-        elif act.kind is Kind.BACKWARD and act.stage == below:
-            backwards[below - 1] = segment
-            segment, below = [], below - 1
-    if below or len(forwards) < count:
-        missing = f"backward of stage {below}" if below else f"forward of stage {len(forwards) + 1}"
+        number = ends[act.stage, forward]
+        ours.append(replace(act, stage=number))
+        if forward and number == first:
+            first += 1
+            turn = len(ours)
+        elif act.kind is Kind.BACKWARD and number == below:
+            until[number], below = len(ours), below - 1
+    if below or first <= len(units):
+        missing = f"backward of stage {units[below - 1][-1]}" if below else f"forward of stage {units[first - 1][0]}"
         raise ChainError(f"operations: got no {missing}; allowed: a forward and a backward of each of {count} stages")
-    backwards[0] += segment
-    return forwards, backwards
+    until[1] = len(ours)
+    return Script(units=units, acts=ours, turn=turn or 0, until=until)
+
+
+def _units(acts: Sequence[Act], count: int) -> list[range]:
+    """Return rows of stages of which nothing moves, and each computation comes right beside the same of the next."""
+    begins = {1}
+    for before, act, after in zip((None, *acts), acts, (*acts[1:], None), strict=False):
+        stage = act.stage
+        if act.value is Value.SAVED or act.kind in {None, Kind.OFFLOAD, Kind.PREFETCH}:
+            begins |= {stage, stage + 1}
+        elif act.kind is Kind.DELETE:
+            begins.add(stage + 1)
+        else:
+            ahead, behind = (stage, stage + 1) if act.kind is Kind.BACKWARD else (stage + 1, stage)
+            begins |= {place for place, pair in ((behind, (before, act)), (ahead, (act, after))) if not _go_on(*pair)}
+    starts = sorted(begins & set(range(1, count + 1)))
+    return [range(first, stop) for first, stop in zip(starts, [*starts[1:], count + 1], strict=True)]
+
+
+def _go_on(one: Act | None, other: Act | None) -> bool:
+    """Return whether a computation is done to the next stage as it was to the one before, in its own direction."""
+    if one is None or other is None:
+        return False
+    if one.kind is Kind.BACKWARD:
+        return other.kind is Kind.BACKWARD and other.stage == one.stage - 1
+    same = Kind.FORWARD_ALL if one.kind is Kind.FORWARD_ALL else Kind.FORWARD_DROP
+    return one.kind in FORWARDS and other.kind is same and other.stage == one.stage + 1

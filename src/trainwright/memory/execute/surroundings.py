@@ -1,7 +1,7 @@
 """What a stage sees beside its input: random numbers, autocast, buffers; kept at its first run, for its reruns."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,11 +41,12 @@ class Autocast:
 
 
 class Buffers:
-    """The buffers that a stage's forward writes; which they are is learned when it runs first."""
+    """The buffers that stages' forwards write; which they are is learned when these run first."""
 
-    def __init__(self, stage: nn.Module) -> None:
+    def __init__(self, stages: Iterable[nn.Module]) -> None:
         self._all: list[Place] = [
             (module, name)
+            for stage in stages
             for module in stage.modules()
             for name, buffer in module._buffers.items()  # noqa: SLF001  named_buffers would give paths
             if buffer is not None
@@ -70,32 +71,29 @@ class Buffers:
 
         Copying back instead would change buffers that a graph has saved, and autograd would refuse its backward.
         """
-        with swapped([(place, clone.clone()) for place, clone in seen.buffers], "_buffers"):
+        with swapped([(place, clone.clone()) for place, clone in seen.buffers]):
             yield
 
 
 @contextlib.contextmanager
-def swapped(tensors: list[tuple[Place, torch.Tensor]], kind: str) -> Iterator[None]:
-    """Put tensors in the place of buffers or parameters, and those back at the end."""
-    places = [place for place, _ in tensors]
-    own = [getattr(module, kind)[name] for module, name in places]
-    _put(places, [tensor for _, tensor in tensors], kind)
+def swapped(tensors: list[tuple[Place, torch.Tensor]]) -> Iterator[None]:
+    """Put tensors in the place of buffers, and those back at the end."""
+    own = [(place, _get(place)) for place, _ in tensors]
+    _put(tensors)
     try:
         yield
     finally:
-        _put(places, own, kind)
+        _put(own)
 
 
-def _put(places: list[Place], tensors: list[torch.Tensor], kind: str) -> None:
-    for (module, name), tensor in zip(places, tensors, strict=True):
-        getattr(module, kind)[name] = tensor
-    for module in {id(module): module for module, _ in places if isinstance(module, nn.RNNBase)}.values():
-        module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]  # noqa: SLF001  its own list
+def _put(tensors: list[tuple[Place, torch.Tensor]]) -> None:
+    for (module, name), tensor in tensors:
+        module._buffers[name] = tensor  # noqa: SLF001  setattr would ask every parameter first
 
 
 @dataclass(slots=True)
 class Seen:
-    """What one stage saw at its first run of a step."""
+    """What a unit of stages saw at its first run of a step."""
 
     random: torch.Tensor | None = None
     device_random: dict[int, torch.Tensor] = field(default_factory=dict)

@@ -1,14 +1,14 @@
 """What stages leave behind: boundaries between them, the graphs of their runs, and either of them on the host."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from trainwright.errors import UnsupportedModel
 from trainwright.memory.execute.copies import Copies, Packet
@@ -20,29 +20,44 @@ __all__ = [
     "Borrowed",
     "Boundary",
     "Saved",
+    "Slot",
     "View",
     "differentiable",
-    "flat",
     "movable",
+    "saving_nothing",
     "storage_key",
+    "written",
 ]
 
 
 @dataclass(slots=True)
 class Boundary:
-    """What one stage hands to the next: the leaves of a tree."""
+    """What one stage hands to the next: the leaves of a tree, its tensors out of the graph."""
 
     leaves: list[Any]
     spec: TreeSpec
+    versions: list[int]
+    """How often each tensor had been written; empty for those that came from the host, which nobody else has seen."""
+
+    @classmethod
+    def of(cls, value: Any) -> "Boundary":
+        """Return a tree of tensors as a boundary."""
+        leaves, spec = tree_flatten(value)
+        leaves = [_apart(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        made = cls(leaves, spec, [])
+        made.versions = [tensor._version for tensor in made.tensors()]  # noqa: SLF001  nothing else counts writes
+        return made
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the leaves that are tensors."""
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
-    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> "Boundary":
-        """Return the same tree with other tensors."""
-        new = iter(tensors)
-        return Boundary([next(new) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves], self.spec)
+    def tree(self, where: str) -> Any:
+        """Return the tree; raise UnsupportedModel if one of its tensors has been written since."""
+        for tensor, version in zip(self.tensors(), self.versions, strict=False):
+            if tensor._version != version:  # noqa: SLF001  as above
+                raise written(where, "what it reads")
+        return tree_unflatten(self.leaves, self.spec)
 
 
 class Block:
@@ -111,26 +126,24 @@ class View(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     version: int
+    wants: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, block: Block) -> "View":
-        """Return the view that a tensor is."""
+    def of(cls, tensor: torch.Tensor, block: Block, *, wants: bool = False) -> "View":
+        """Return the view that a tensor is, and whether it shall want a gradient."""
         return cls(
             block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
-            tensor._version,  # noqa: SLF001  autograd's own check sees no packed tensors
+            tensor._version, wants,  # noqa: SLF001  autograd's own check sees no packed tensors
         )  # fmt: skip
 
     def tensor(self) -> torch.Tensor:
         """Return the tensor; raise UnsupportedModel if its storage has been written since."""
         version = self.block.version()
         if version is not None and version != self.version:
-            raise UnsupportedModel(
-                "backward: a value that a stage needs for it was changed in place; allowed: stages that write no value "
-                "that another has made; let the layer return a new tensor (inplace=False)"
-            )
+            raise written("backward", "a value that a stage needs for it")
         storage = self.block.storage()
         made = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return made.set_(storage, self.offset, self.size, self.stride)
+        return made.set_(storage, self.offset, self.size, self.stride).requires_grad_(self.wants)
 
 
 class Borrowed(NamedTuple):
@@ -153,27 +166,36 @@ class Borrowed(NamedTuple):
             ref(tensor.untyped_storage()),
         )  # fmt: skip
 
-    def of_input(self, number: int, tensors: list[torch.Tensor]) -> torch.Tensor:
+    def of_input(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return the view of what is the input now: the same storage, or one that was made again or brought back."""
         tensor = tensors[self.place]
         same = self.storage() is tensor.untyped_storage()
         if same and tensor._version != self.version:  # noqa: SLF001  as above
-            raise UnsupportedModel(
-                f"stage {number}: its input was changed in place after it was read; allowed: stages that write no "
-                "value that another has made; let the layer return a new tensor (inplace=False)"
-            )
-        return tensor.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+            raise written("backward", "a stage's input")
+        return tensor.detach().view(self.dtype).as_strided(self.size, self.stride, self.offset)
+
+
+class Slot:
+    """What a graph has in the place of a tensor that one of its nodes needs for its backward: nothing, between runs."""
+
+    __slots__ = ("__weakref__", "held", "version")
+
+    def __init__(self) -> None:
+        self.held: torch.Tensor | View | Borrowed | None = None
+        self.version = 0
+
+    def keep(self, packed: torch.Tensor | View | Borrowed) -> None:
+        """Hold what a run has saved."""
+        self.held = packed
+        if isinstance(packed, torch.Tensor):
+            self.version = packed._version  # noqa: SLF001  autograd's own check sees no packed tensors
 
 
 @dataclass(slots=True)
 class Saved:
-    """The graph of one run of a stage with gradients."""
+    """What a run with gradients has left beside its graph."""
 
-    found: list[torch.Tensor | None]  # gradients of its input, once its backward has run
-    edges: list[tuple[int, GradientEdge]]  # place among the output's tensors
-    skips: list[tuple[tuple[str, int], GradientEdge]]  # of the tensors that skip stages
-    output: Boundary | None  # without the graph; of the last stage nobody but the caller reads it
-    aliases: list[tuple[nn.Parameter, torch.Tensor]]
+    output: Boundary | None  # if anybody reads it again
     blocks: Blocks  # of what the graph has saved, if that is to move
 
 
@@ -196,12 +218,12 @@ class Away:
             if isinstance(leaf, torch.Tensor) and movable(leaf) and not stays(leaf):
                 key = storage_key(leaf)
                 block = known[key] = known.get(key) or Block(leaf)
-                leaves.append(View.of(leaf, block))
+                leaves.append(View.of(leaf, block, wants=leaf.requires_grad))
             else:
                 leaves.append(leaf)
         for block in known.values():
             block.send(copies)
-        return cls(None if boundary is None else Boundary(leaves, boundary.spec), list(known.values()))
+        return cls(None if boundary is None else Boundary(leaves, boundary.spec, []), list(known.values()))
 
     def back(self, copies: Copies) -> Boundary | None:
         """Begin to copy everything back; return the boundary."""
@@ -211,12 +233,20 @@ class Away:
         if self.boundary is None:
             return None
         leaves = [leaf.tensor() if isinstance(leaf, View) else leaf for leaf in self.boundary.leaves]
-        return Boundary(leaves, self.boundary.spec)
+        return Boundary(leaves, self.boundary.spec, [])
 
 
-def flat(value: Any) -> Boundary:
-    """Return a tree of tensors as a boundary."""
-    return Boundary(*tree_flatten(value))
+def written(where: str, what: str) -> UnsupportedModel:
+    """Return the error that says that a value was changed in place."""
+    return UnsupportedModel(
+        f"{where}: {what} was changed in place after it was read; allowed: stages that write no value that another has "
+        "made; let the layer return a new tensor (inplace=False)"
+    )
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its graph, which wants a gradient if the tensor did."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def movable(tensor: torch.Tensor) -> bool:
@@ -226,6 +256,15 @@ def movable(tensor: torch.Tensor) -> bool:
         and type(tensor) in {torch.Tensor, nn.Parameter}
         and not (tensor.is_conj() or tensor.is_neg())
     )
+
+
+def saving_nothing(told: Callable[[torch.Tensor], None] = lambda _: None) -> saved_tensors_hooks:
+    """Return a context in which autograd's nodes save no tensor, but tell of it: so do stages run that are not kept."""
+    return saved_tensors_hooks(told, _nothing)
+
+
+def _nothing(_: Any) -> torch.Tensor:
+    raise AssertionError("no backward goes through a graph that saves nothing")
 
 
 def storage_key(tensor: torch.Tensor) -> int:
