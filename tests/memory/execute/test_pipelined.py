@@ -2,6 +2,8 @@
 
 import multiprocessing
 import traceback
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from trainwright import memory
 from trainwright.errors import PipelineError
 from trainwright.memory.execute.pipelined import part_operations
 from trainwright.memory.operations import Kind
+from trainwright.memory.subject import as_chain
 
 pytestmark = [pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
 MICROBATCHES, SIZE = 4, 32
@@ -57,13 +60,29 @@ def tight():
     return plan_of(model_of(), 0.7)
 
 
+def placed_plan(model):
+    """Return a plan in which the first device has the ends of the model: the second layer takes half of all time."""
+    chain = as_chain(model, data()[0][:SIZE], skips=False)
+    stages = tuple(
+        replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, plain_forward_seconds=None)
+        for stage, seconds in zip(chain.stages, (3, 8, 1, 1, 1, 1, 1, 0), strict=True)
+    )
+    plan = memory.pipeline(
+        replace(chain, stages=stages), stages=2, microbatches=MICROBATCHES, memory="1 GiB", schedule="madpipe"
+    )
+    assert plan.devices == (0, 1, 0)
+    assert plan.partition.load_seconds == pytest.approx(8, rel=1e-5)
+    return plan
+
+
 def train(rank, plan, schedule, folder, results):
     try:
         dist.init_process_group("gloo", store=dist.FileStore(str(folder / schedule), 2), rank=rank, world_size=2)
         model = model_of()
         x, y = data()
         made = memory.scheduled(model, plan, x[:SIZE], loss=nn.functional.cross_entropy, schedule=schedule)
-        made.step(x) if rank == 0 else made.step(target=y)
+        last = plan.devices[-1] if schedule == "madpipe" else 1
+        made.step(*([x] if rank == 0 else []), **({"target": y} if rank == last else {}))
         found = {name: p.grad.tolist() for name, p in model.named_parameters() if p.grad is not None}
         found |= {name: b.tolist() for name, b in model.named_buffers()}
         results.put((rank, found))
@@ -75,10 +94,11 @@ def train(rank, plan, schedule, folder, results):
             dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedule", ["1f1b", "madpipe", pytest.param("gpipe", marks=pytest.mark.slow)])
 def test_two_ranks_train_as_one_process(tight, tmp_path, schedule):
     """The mean of the micro-batches' gradients, and what batch normalisation counts."""
-    plan = tight if schedule == "1f1b" else plan_of(model_of(), 4.0)
+    made = {"madpipe": placed_plan, "gpipe": partial(plan_of, least=4.0)}
+    plan = made[schedule](model_of()) if schedule in made else tight
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     ranks = [context.Process(target=train, args=(rank, plan, schedule, tmp_path, results)) for rank in range(2)]

@@ -7,12 +7,15 @@ plans of the stage's layers at several memories, as they are and with everything
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from trainwright.errors import PipelineError
 from trainwright.memory.baselines import keep_all
@@ -22,7 +25,7 @@ from trainwright.memory.execute.measure import call, untouched
 from trainwright.memory.execute.stages import Row, split
 from trainwright.memory.operations import Kind, Operation, Value
 from trainwright.memory.persistent import lowest_plan, solve_persistent
-from trainwright.memory.pipelines.memory import in_flight, input_bytes, weight_bytes
+from trainwright.memory.pipelines.memory import PATTERNS, in_flight, input_bytes, weight_bytes
 from trainwright.memory.pipelines.planning import PipelinePlan
 from trainwright.memory.simulate import simulate
 
@@ -48,9 +51,10 @@ def scheduled(
     model: nn.Module, plan: PipelinePlan, sample: Any, *, loss: Loss, schedule: str = "1f1b", group: Any = None
 ) -> Any:
     """Return torch's schedule of this rank's stage. See `trainwright.memory.scheduled`."""
-    kinds = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-    if schedule not in kinds:
-        raise PipelineError(f"schedule: got {schedule!r}; allowed to run: {', '.join(kinds)}")
+    kinds = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, **dict.fromkeys(PATTERNS, _PipelineScheduleRuntime)}
+    if schedule not in kinds or (schedule in PATTERNS and schedule != plan.schedule):
+        allowed = [name for name in kinds if name not in PATTERNS or name == plan.schedule]
+        raise PipelineError(f"schedule: got {schedule!r}; allowed to run with this plan: {', '.join(allowed)}")
     if schedule == "gpipe" and plan.partition.way != "none":
         # GPipe holds all micro-batches on every stage: more than a plan for 1F1B has counted.
         flying = [in_flight("gpipe", stage=0, stages=1, microbatches=plan.microbatches)] * len(plan.partition.parts)
@@ -58,14 +62,29 @@ def scheduled(
         plan = replace(plan, partition=replace(plan.partition, parts=parts))
     pieces = staged(model, plan)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    if ranks != len(pieces):
-        raise PipelineError(f"group: got {ranks} ranks for {len(pieces)} stages; allowed: a rank for each")
+    places = plan.devices if schedule in PATTERNS else tuple(range(len(pieces)))
+    if ranks != len({*places}):
+        raise PipelineError(
+            f"group: got {ranks} ranks for {len(pieces)} stages on {len({*places})} devices; allowed: a rank for each "
+            "device"
+        )
     shapes = _boundaries(model, pieces, sample)
     device = next(model.parameters()).device
-    stage = PipelineStage(
-        pieces[rank], rank, ranks, device, input_args=shapes[rank], output_args=shapes[rank + 1], group=group
-    )
-    return kinds[schedule](stage, n_microbatches=plan.microbatches, loss_fn=loss)
+    own = [
+        PipelineStage(
+            pieces[number], number, len(pieces), device, input_args=shapes[number], output_args=shapes[number + 1],
+            group=group,
+        )
+        for number, place in enumerate(places) if place == rank
+    ]  # fmt: skip
+    if schedule not in PATTERNS:
+        return kinds[schedule](own[0], n_microbatches=plan.microbatches, loss_fn=loss)
+    made = _PipelineScheduleRuntime(own, n_microbatches=plan.microbatches, loss_fn=loss)
+    with TemporaryDirectory() as folder:
+        order = Path(folder) / "order.csv"
+        order.write_text(plan.to_csv(), encoding="utf-8")
+        made._load_csv(str(order))  # noqa: SLF001  torch has no public loader; the test of two ranks pins it
+    return made
 
 
 def part_operations(chain: Chain, plan: PipelinePlan, number: int) -> tuple[Operation, ...]:

@@ -36,7 +36,7 @@ _LABELS = ((0, 1 << 12), (0, 1 << 16), (0, 1 << 19), (200, 1 << 19), (50, 1 << 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A stage: layers first..last of the chain, from 1, on a device (the special one is the last)."""
+    """A stage: layers first..last of the chain, from 1, on a device, counted in the order of the stages."""
 
     first: int
     last: int
@@ -143,14 +143,14 @@ class Search:
         return [self._stages(rows, end) for end in ends]
 
     def _stages(self, rows: Ints, label: int) -> tuple[Placed, ...]:
-        found, free = [], 0
+        found: list[Placed] = []
+        used: dict[int, int] = {}
         while rows[label, 0] >= 0:
             parent, first, last, special, flying = (int(each) for each in rows[label, :5])
             plain = float(self.tables.plain[last] - self.tables.plain[first])
             most = self.tables.normal.shape[2]
             seconds = plain if special else float(self.tables.normal[first, last - 1, min(flying, most) - 1])
-            device = self.devices - 1 if special else free
-            free += not special
+            device = used.setdefault(0 if special else last, len(used))
             found.append(Placed(first=first + 1, last=last, device=device, seconds=seconds, flying=flying))
             label = parent
         return tuple(found)
