@@ -36,8 +36,8 @@ from trainwright.memory.pipelines.special import Placed, Placement, Search, cont
 
 _LINK = 12e9
 _SHARES = (1.0, 0.5, 0.25, 0.1)
-_HEADER = ("graph, devices", "memory", "1F1B*", "MadPipe", "its bound", "1F1B*, again", "MadPipe, again", "GPipe", "1F1B",
-           "zero-bubble", "interleaved", "1F1B, again", "MadPipe, again")  # fmt: skip
+_HEADER = ("graph, devices", "memory", "1F1B*", "MadPipe", "its bound", "1F1B*, again", "MadPipe, again", "GPipe",
+           "1F1B", "zero-bubble", "interleaved", "1F1B, again", "MadPipe, again")  # fmt: skip
 
 
 def main() -> None:

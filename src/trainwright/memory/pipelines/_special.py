@@ -27,14 +27,16 @@ class Tables(NamedTuple):
 
 
 @compiled
-def placements(z: Tables, period: float, limits: tuple[int, int, int], cells: int, capacity: int) -> tuple[Ints, Ints]:
+def placements(
+    z: Tables, period: float, limits: tuple[int, int, int, int], cells: int, capacity: int
+) -> tuple[Ints, Ints]:
     """Return labels (parent, first, last, special, in flight, ..) of stages first..last - 1, and the complete ones.
 
     `limits` are the normal devices, by how many micro-batches the special device is taken to hold less than g of a
-    stage (-1: there is no such device), and the micro-batches of a step. Load and bytes of the special device are
+    stage (-1: there is no such device), the micro-batches of a step, and by how many labels one that goes is beaten. Load and bytes of the special device are
     rounded down to `cells` (0: not at all). There are `capacity` labels if that was too few.
     """
-    normals, spare, microbatches = limits
+    normals, spare, microbatches, beaten = limits
     n, flying = z.link.size, z.normal.shape[2]
     top = period * (1 + 1e-12)
     # Label 0 is the end of the chain. Lists of labels by (layers left, normal devices left, next stage is special).
@@ -88,21 +90,21 @@ def placements(z: Tables, period: float, limits: tuple[int, int, int], cells: in
                                     group, fill = group + 1, 0.0
                                 fill += z.link[first]
                             # Is a label as good in everything there?
-                            worse = False
+                            better = 0
                             for more in range(free, normals + 1):
                                 for side in range(kind + 1):
                                     other = heads[first, more, side]
-                                    while other >= 0 and not worse:
+                                    while other >= 0 and better < beaten:
                                         behind = row[other, 5] + 1
-                                        worse = (
+                                        better += (
                                             load[other, 0] <= own
                                             and load[other, 1] <= held
                                             and (behind < group or (behind == group and load[other, 2] <= fill))
                                         )
                                         other = row[other, 6]
-                            if worse:
+                            if better == beaten:
                                 continue
-                            before, other = -1, heads[first, free, kind]
+                            before, other = -1, heads[first, free, kind] if beaten == 1 else -1
                             while other >= 0:
                                 behind, after = row[other, 5] + 1, row[other, 6]
                                 if (

@@ -30,6 +30,8 @@ __all__ = ["Placed", "Placement", "Search", "contiguous", "madpipe"]
 
 _CLOSE = 1e-6
 _TARGETS = 8
+_BEATEN = 3
+"""Labels beaten by fewer than so many others are placed too: what beats one may have the longer valid period."""
 _LABELS = ((0, 1 << 12), (0, 1 << 16), (0, 1 << 19), (200, 1 << 19), (50, 1 << 20))
 """Cells of the grid of the special device's load and bytes (0: none), and labels: the next where they are too few."""
 
@@ -83,7 +85,7 @@ def madpipe(search: "Search", known: Placement | None, *, limit_seconds: float =
         high = search.alone if known is None else known.pattern.period_seconds
         target = low * (1 + 2 * _CLOSE) + max(0.0, high - low) * (step / _TARGETS) ** 2
         for spare in (1, 0):
-            for stages in search.placements(target, spare):
+            for stages in search.placements(target, spare, _BEATEN):
                 if stages not in tried:
                     tried.add(stages)
                     known = search.better(stages, known, limit_seconds)
@@ -132,11 +134,11 @@ class Search:
         self.alone = max(float(self.tables.plain[-1]), devices * longest) + float(self.tables.link.sum())
         """Seconds in which one micro-batch is through, whatever the placement."""
 
-    def placements(self, period: float, spare: int) -> list[tuple[Placed, ...]]:
+    def placements(self, period: float, spare: int, beaten: int = 1) -> list[tuple[Placed, ...]]:
         """Return what the programme places for a period; without a special device if `spare` is -1."""
         normals = self.devices - (spare >= 0)
         for cells, capacity in _LABELS:
-            limits = (normals, spare, self.microbatches)
+            limits = (normals, spare, self.microbatches, beaten)
             rows, ends = placements(self.tables, period, limits, cells, capacity)
             if len(rows) < capacity:
                 break
