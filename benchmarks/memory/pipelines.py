@@ -49,8 +49,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [row for path in sorted(arguments.data.glob("*.txt")) for row in graph(path)]
     small = optimality(arguments.chains)
-    shown = {"header": _HEADER, "rows": [_shown(row) for row in rows]}
-    print(table(shown["header"], shown["rows"]))
+    shown = [_shown(row) for row in rows]
+    print(table(_HEADER, shown))
     print(f"\n{small['chains']} random chains: {small['optimal_share']:.1%} of MadPipe's placements are optimal, "
           f"{small['worst_gap']:.2%} above the optimum at worst")  # fmt: skip
     both = [row for row in rows if row["contiguous"] and row["madpipe"]]
@@ -68,7 +68,7 @@ def main() -> None:
         "short_chains": small,
     }
     finish({"benchmark": "memory_pipelines", "environment": environment(), "summary": summary, "rows": rows,
-            "table": shown}, arguments)  # fmt: skip
+            "table": {"header": _HEADER, "rows": shown}}, arguments)  # fmt: skip
 
 
 def graph(path: Path) -> Iterator[dict[str, Any]]:
@@ -81,7 +81,12 @@ def graph(path: Path) -> Iterator[dict[str, Any]]:
         for share in _SHARES:
             progress(f"{path.stem}, {devices} devices, {share:.0%}")
             memory = least + int(share * (full - least))
-            settings = {"stages": devices, "microbatches": microbatches, "memory": memory, "bandwidth": _LINK}
+            settings: dict[str, Any] = {
+                "stages": devices,
+                "microbatches": microbatches,
+                "memory": memory,
+                "bandwidth": _LINK,
+            }
             plan = pipeline(chain, **settings, schedule="madpipe")
             steps = {name: ideal * microbatches / each.seconds for name, each in plan.timelines.items()}
             planned = plan.placements

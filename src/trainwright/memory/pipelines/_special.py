@@ -33,8 +33,9 @@ def placements(
     """Return labels (parent, first, last, special, in flight, ..) of stages first..last - 1, and the complete ones.
 
     `limits` are the normal devices, by how many micro-batches the special device is taken to hold less than g of a
-    stage (-1: there is no such device), the micro-batches of a step, and by how many labels one that goes is beaten. Load and bytes of the special device are
-    rounded down to `cells` (0: not at all). There are `capacity` labels if that was too few.
+    stage (-1: there is no such device), the micro-batches of a step, and how many labels beat one that goes. Load and
+    bytes of the special device are rounded down to `cells` (0: not at all). There are `capacity` labels if that was
+    too few.
     """
     normals, spare, microbatches, beaten = limits
     n, flying = z.link.size, z.normal.shape[2]

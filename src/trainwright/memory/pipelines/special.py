@@ -83,7 +83,9 @@ def madpipe(search: "Search", known: Placement | None, *, limit_seconds: float =
     tried = set()
     for step in range(_TARGETS):
         high = search.alone if known is None else known.pattern.period_seconds
-        target = low * (1 + 2 * _CLOSE) + max(0.0, high - low) * (step / _TARGETS) ** 2
+        if high <= low * (1 + 3 * _CLOSE):
+            break
+        target = low * (1 + 2 * _CLOSE) + (high - low) * (step / _TARGETS) ** 2
         for spare in (1, 0):
             for stages in search.placements(target, spare, _BEATEN):
                 if stages not in tried:
