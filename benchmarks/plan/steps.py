@@ -4,19 +4,21 @@ The two ranks calibrate this machine together, profile the model both at once, a
 every rank's steps the least counts, of the ranks the slowest. On a loaded machine the numbers say little: the load is
 kept with them.
 
-    python benchmarks/plan/steps.py --json [--results FILE]
+    python benchmarks/plan/steps.py --json [--models wide,narrow,...] [--results FILE]
 """
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -26,26 +28,73 @@ import torch.distributed as dist
 from benchmarks._report import add_arguments, environment, finish, progress, table
 from torch import nn
 
+from trainwright.cluster import Cluster
 from trainwright.plan import Degrees, Oracle
 from trainwright.profile import Profile
 from trainwright.profile.calibrating import Place, calibrate, joined
 from trainwright.train import parallelise
 
-BATCH, WIDTH, DEPTH, STEPS = 256, 768, 8, 15
+STEPS, MICROBATCHES = 15, 8
 CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "data": ({"data": 2}, {}),
     "fsdp": ({"data": 2}, {"zero": 3}),
-    "gpipe": ({"pipeline": 2}, {"micro": BATCH // 8, "schedule": "gpipe"}),
-    "1f1b": ({"pipeline": 2}, {"micro": BATCH // 8, "schedule": "1f1b"}),
+    "gpipe": ({"pipeline": 2}, {"schedule": "gpipe"}),
+    "1f1b": ({"pipeline": 2}, {"schedule": "1f1b"}),
 }
 
 
-def measure(*, steps: int = STEPS, repeats: int = 25) -> list[dict[str, Any]]:
-    """Return a row for each case: predicted and measured seconds of an iteration, and their relative difference."""
+class _Block(nn.Module):
+    """A transformer's block of this width, with heads of 32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.queries, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.queries(self.norms[0](x)).view(batch, length, 3, -1, 32).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(found.transpose(1, 2).reshape(batch, length, width))
+        return cast("torch.Tensor", x + self.inner(self.norms[1](x)))
+
+
+def _perceptron(width: int) -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(width, width), nn.ReLU())))
+
+
+def _convolutions() -> nn.Module:
+    sizes = (3, 32, 64, 64, 128)
+    layers = [
+        layer
+        for before, after in itertools.pairwise(sizes)
+        for layer in (nn.Conv2d(before, after, 3, stride=1 + (after > before), padding=1), nn.ReLU())
+    ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 10))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, ...]]] = {
+    "wide": (lambda: _perceptron(768), (256, 768), (256, 768)),
+    "narrow": (lambda: _perceptron(256), (256, 256), (256, 256)),
+    "wider": (lambda: _perceptron(1024), (128, 1024), (128, 1024)),
+    "convolutions": (_convolutions, (64, 3, 32, 32), (64, 10)),
+    "transformer": (lambda: nn.Sequential(*(_Block(192) for _ in range(4))), (16, 64, 192), (16, 64, 192)),
+}
+"""How each is made, and the shapes of its batch and targets."""
+
+
+def measure(models: Sequence[str], *, steps: int = STEPS, repeats: int = 25) -> list[dict[str, Any]]:
+    """Return a row for each model and case: predicted and measured seconds of an iteration, and how far these differ.
+
+    All models are planned with one calibration.
+    """
     ports = [_free_port() for _ in range(2)]  # a group each: one that joins anew could still meet the old one
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[Any] = context.Queue()
-    members = [context.Process(target=_member, args=(rank, steps, repeats, ports, results)) for rank in range(2)]
+    members = [
+        context.Process(target=_member, args=(rank, models, steps, repeats, (ports, results))) for rank in range(2)
+    ]
     for process in members:
         process.start()
     rows: list[dict[str, Any]] = results.get(timeout=1800)
@@ -60,42 +109,58 @@ def _free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def _member(rank: int, steps: int, repeats: int, ports: list[str], results: Any) -> None:
+def _member(rank: int, models: Sequence[str], steps: int, repeats: int, links: tuple[list[str], Any]) -> None:
+    ports, results = links
     torch.set_num_threads(1)
     os.environ["MASTER_PORT"] = ports[0]
     here = Place(rank=rank, world=2, local_rank=rank, on_node=2, address="127.0.0.1")
     cluster = calibrate(here, repeats=repeats)
     os.environ["MASTER_PORT"] = ports[1]
     with joined(here, "gloo"):
-        sample = _batch()
-        profile = Profile.measured(_model(), sample, loss=_loss, optimizer="sgd")
         told: list[Any] = [cluster]
         dist.broadcast_object_list(told, 0)
-        rows = []
-        for name, (degrees, settings) in CASES.items():
-            plan = Oracle(told[0]).estimate(
-                profile, batch=BATCH, degrees=Degrees(**degrees), optimizer="sgd", **settings
-            )
-            seconds = _seconds(replace(plan, stages=()), sample, steps)
-            predicted = plan.seconds_per_iteration
-            rows.append(
-                {
-                    "case": name,
-                    "predicted_seconds": predicted,
-                    "measured_seconds": seconds,
-                    "error": predicted / seconds - 1,
-                    "load": os.getloadavg()[0],
-                }
-            )
-            if not rank:
-                progress(f"{name}: predicted {1e3 * predicted:.1f} ms, measured {1e3 * seconds:.1f} ms")
+        rows = [row for name in models for row in _rows(name, told[0], steps)]
     if not rank:
         results.put(rows)
 
 
-def _seconds(plan: Any, sample: Any, steps: int) -> float:
+def _rows(name: str, cluster: Cluster, steps: int) -> list[dict[str, Any]]:
+    sample = _batch(name)
+    batch = len(sample[0])
+    profile = Profile.measured(_model(name), sample, loss=_loss, optimizer="sgd")
+    rows = []
+    for case, (degrees, settings) in CASES.items():
+        micro = {"micro": batch // MICROBATCHES} if "pipeline" in degrees else {}
+        plan = Oracle(cluster).estimate(
+            profile, batch=batch, degrees=Degrees(**degrees), optimizer="sgd", **settings, **micro
+        )
+        told = [plan]
+        dist.broadcast_object_list(told, 0)  # a profile of each rank, but one plan
+        plan = told[0]
+        seconds = _seconds(name, replace(plan, stages=()), sample, steps)
+        low, high = plan.interval
+        rows.append(
+            {
+                "model": name,
+                "case": case,
+                "predicted_seconds": plan.seconds_per_iteration,
+                "interval": plan.interval,
+                "breakdown": asdict(plan.breakdown),
+                "measured_seconds": seconds,
+                "error": plan.seconds_per_iteration / seconds - 1,
+                "inside": low <= seconds <= high,
+                "load": os.getloadavg()[0],
+            }
+        )
+        if not dist.get_rank():
+            predicted = f"{1e3 * plan.seconds_per_iteration:.1f} ({1e3 * low:.1f} to {1e3 * high:.1f})"
+            progress(f"{name}, {case}: predicted {predicted} ms, measured {1e3 * seconds:.1f} ms")
+    return rows
+
+
+def _seconds(name: str, plan: Any, sample: Any, steps: int) -> float:
     """Return what a step takes: the least of this many, on the slowest rank."""
-    model = parallelise(_model(), plan)
+    model = parallelise(_model(name), plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     own = tuple(each.chunk(model.data_ranks)[model.data_rank] for each in sample)
     times = []
@@ -111,14 +176,15 @@ def _seconds(plan: Any, sample: Any, steps: int) -> float:
     return float(least)
 
 
-def _model() -> nn.Module:
+def _model(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+    return MODELS[name][0]()
 
 
-def _batch() -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(BATCH, WIDTH, generator=generator), torch.randn(BATCH, WIDTH, generator=generator)
+    _, inputs, targets = MODELS[name]
+    return torch.randn(inputs, generator=generator), torch.randn(targets, generator=generator)
 
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -130,21 +196,38 @@ def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
 def main() -> None:
     """Measure, and say how far off the predictions are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS), help="which, with commas")
     add_arguments(parser)
     arguments = parser.parse_args()
-    rows = measure()
+    models = arguments.models.split(",")
+    unknown = [name for name in models if name not in MODELS]
+    if unknown:
+        parser.error(f"--models: got {unknown[0]!r}; allowed: {', '.join(MODELS)}")
+    rows = measure(models)
+    header = ["model", "plan on two ranks", "predicted ms", "interval", "measured ms", "difference"]
     shown = [
         [
+            row["model"],
             row["case"],
             f"{1e3 * row['predicted_seconds']:.1f}",
+            "{:.1f} to {:.1f}".format(*(1e3 * end for end in row["interval"])),
             f"{1e3 * row['measured_seconds']:.1f}",
             f"{row['error']:+.1%}",
         ]
         for row in rows
     ]
-    print(table(["plan on two ranks", "predicted ms", "measured ms", "difference"], shown))
-    summary = {f"step_error_{row['case']}": row["error"] for row in rows}
-    finish({"summary": summary, "rows": rows, "environment": environment()}, arguments)
+    print(table(header, shown))
+    summary: dict[str, Any] = {f"step_error_{row['model']}_{row['case']}": row["error"] for row in rows}
+    summary["step_error_worst"] = max(abs(row["error"]) for row in rows)
+    summary["step_within_15_percent"] = sum(abs(row["error"]) <= 0.15 for row in rows) / len(rows)
+    summary["step_interval_coverage"] = sum(row["inside"] for row in rows) / len(rows)
+    result = {
+        "summary": summary,
+        "rows": rows,
+        "table": {"header": header, "rows": shown},
+        "environment": environment(),
+    }
+    finish(result, arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.plan.exposure import StageTimes, events_of, exposed_seconds, span_without_slowdown
+from trainwright.plan.exposure import StageTimes, events_of, exposed_seconds, span_at_full_speed
 from trainwright.plan.overlap import makespan
 
 SECONDS = st.floats(min_value=0.0, max_value=10.0, allow_subnormal=False)
@@ -36,11 +36,11 @@ def stages(draw):
 def test_two_clocks_equal_the_events(stage, shards):
     """To the bit, with weights that are gathered and without, whatever the numbers of runs and buckets."""
     events = events_of(stage, shards=shards, buckets=stage.buckets)
-    assert span_without_slowdown(stage, shards=shards, buckets=stage.buckets) == makespan(events)
+    assert span_at_full_speed(stage, shards=shards, buckets=stage.buckets) == makespan(events)
 
 
 @given(stages())
-def test_a_slowdown_costs_time(stage):
+def test_less_speed_beside_a_collective_costs_time(stage):
     """It is followed by the list of events, and nothing that is exposed gets less by it."""
     stage = replace(stage, microbatches=1)
-    assert exposed_seconds(stage, 1.5) >= exposed_seconds(stage, 1.0) - 1e-9
+    assert exposed_seconds(stage, 0.0) + 1e-9 >= exposed_seconds(stage, 0.6) >= exposed_seconds(stage, 1.0) - 1e-9

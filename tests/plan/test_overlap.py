@@ -19,12 +19,12 @@ def event_lists(draw):
     return events
 
 
-def by_ticks(events, slowdown):
-    """Go through time in thirds of a second: what integers and a slowdown of 1, 1.5 or 3 need at most."""
+def by_ticks(events, beside):
+    """Go through time in small ticks: what integers and speeds of 1, 2/3, 1/3 or 0 beside a collective need at most."""
     left = [round(event.seconds * 6) * 2 for event in events]
     total = 0
     done = [False] * len(events)
-    rate = {1.0: 6, 1.5: 4, 3.0: 2}[slowdown]  # sixths of compute a tick beside a collective
+    rate = round(6 * beside)  # sixths of compute a tick beside a collective
     while not all(done):
         heads = {}
         for number, event in enumerate(events):
@@ -45,7 +45,7 @@ def by_ticks(events, slowdown):
 
 @given(event_lists())
 def test_between_the_bounds(events):
-    """max(compute, communication) <= makespan <= their sum, without a slowdown."""
+    """max(compute, communication) <= makespan <= their sum, at full speed."""
     sums = {
         stream: sum(each.seconds for each in events if each.stream == stream) for stream in ("compute", "communication")
     }
@@ -53,25 +53,26 @@ def test_between_the_bounds(events):
     assert max(sums.values()) - 1e-9 <= found <= sum(sums.values()) + 1e-9
 
 
-@given(event_lists(), st.sampled_from([1.0, 1.5, 3.0]))
-def test_equals_a_clock(events, slowdown):
+@given(event_lists(), st.sampled_from([1.0, 2 / 3, 1 / 3, 0.0]))
+def test_equals_a_clock(events, beside):
     """The same as a clock that moves in small ticks, to within the ticks that an event can lose."""
-    ticks = by_ticks(events, slowdown)
-    assert makespan(events, slowdown=slowdown) == pytest.approx(ticks / 2, abs=len(events))
+    ticks = by_ticks(events, beside)
+    assert makespan(events, beside=beside) == pytest.approx(ticks / 2, abs=len(events))
 
 
 @given(event_lists())
-def test_no_slowdown_is_a_slowdown_of_one(events):
-    """The way through time that slowdowns need gives the same as the short one, in the limit."""
-    assert makespan(events, slowdown=1 + 1e-12) == pytest.approx(makespan(events))
+def test_full_speed_is_a_limit(events):
+    """The way through time that lower speeds need gives the same as the short one, in the limit."""
+    assert makespan(events, beside=1 - 1e-12) == pytest.approx(makespan(events))
 
 
 def test_known_cases():
-    """A bucket hides behind the next layer; with nothing to hide behind, the sum; a slowdown stretches."""
+    """A bucket hides behind the next layer; with nothing to hide behind, the sum; a lower speed stretches."""
     layers = [Event("compute", 4.0), Event("communication", 3.0, (0,)), Event("compute", 4.0)]
     assert makespan(layers) == 8.0
     assert makespan([*layers, Event("communication", 3.0, (2,))]) == 11.0
     assert makespan([Event("compute", 4.0), Event("communication", 3.0, (0,))]) == 7.0
     # Beside the 3 seconds of the bucket only 1.5 of 4 are computed.
-    assert makespan(layers, slowdown=2.0) == pytest.approx(4 + 3 + 2.5)
+    assert makespan(layers, beside=0.5) == pytest.approx(4 + 3 + 2.5)
+    assert makespan(layers, beside=0.0) == pytest.approx(4 + 3 + 4)
     assert makespan([]) == 0.0

@@ -52,6 +52,10 @@ class Figures:
     host_copies: Sequence[Row] = ()
     launch_seconds: float
     levels: tuple[Level, ...] = ()
+    overlap: float = 1.0
+    overlap_spread: float = 0.0
+    runtime_seconds: Mapping[str, float] = field(default_factory=dict)
+    runtime_spread: float = 0.0
     storage: Storage = field(default_factory=Storage)
     storage_spread: float = 0.0
     conditions: Mapping[str, str] = field(default_factory=dict)
@@ -103,6 +107,10 @@ def fitted(figures: Figures) -> Cluster:
         residuals[level.name] = link.residuals
         # Where only measured exchanges will be asked for, their times count and not the fit: how well they repeat.
         errors[level.name] = _rms(level.spreads) if level.only_these_sizes and level.spreads else link.error
+    if figures.levels and figures.overlap_spread:
+        errors["overlap"] = figures.overlap_spread
+    if figures.runtime_seconds:
+        errors["framework"] = figures.runtime_spread
     if figures.storage != Storage():
         errors["storage"] = figures.storage_spread
     return Cluster(
@@ -114,6 +122,8 @@ def fitted(figures: Figures) -> Cluster:
         device=device,
         tiers=tuple(tiers),
         measured=tuple(each for level in figures.levels for each in level.exchanges),
+        overlap=figures.overlap,
+        runtime_seconds=figures.runtime_seconds,
         storage=figures.storage,
         errors=errors,
         residuals=residuals,

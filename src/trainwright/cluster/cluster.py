@@ -8,7 +8,10 @@ from trainwright.cluster._checks import at_least, one_of, refuse, whole
 from trainwright.cluster.device import Device, Failure, Storage
 from trainwright.cluster.tier import ExchangeTimes, Tier
 
-__all__ = ["Cluster"]
+__all__ = ["RUNTIMES", "Cluster"]
+
+RUNTIMES = ("fsdp", "pipeline")
+"""What has code of its own that takes time in every micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,14 @@ class Cluster:
     failure: Failure = field(default_factory=Failure, kw_only=True)
     overhead_seconds: float = field(default=0.0, kw_only=True)
     """Framework seconds of an iteration that no layer explains."""
+    overlap: float = field(default=1.0, kw_only=True)
+    """Speed of computation while a collective is under way, as a share of its speed alone, 0 to 1.
+
+    1: exchanges hide behind computation; 0: one waits for the other, as where the same cores do both.
+    """
+    runtime_seconds: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    """Seconds of torch's own code beyond computation and exchanges: of "fsdp" for a block in a micro-batch, of
+    "pipeline" for a micro-batch in a stage. On devices that work beside their host it is hidden: none."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
     residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
@@ -45,6 +56,11 @@ class Cluster:
         whole("Cluster.nodes", self.nodes)
         whole("Cluster.devices_per_node", self.devices_per_node)
         at_least("Cluster.overhead_seconds", self.overhead_seconds)
+        if not 0 <= self.overlap <= 1:
+            raise refuse("Cluster.overlap", self.overlap, "a number from 0 to 1")
+        for name, seconds in self.runtime_seconds.items():
+            one_of(f"Cluster.runtime_seconds.{name}", name, RUNTIMES)
+            at_least(f"Cluster.runtime_seconds.{name}", seconds)
         for name, error in self.errors.items():
             at_least(f"Cluster.errors.{name}", error)
         self._check_tiers()

@@ -28,10 +28,10 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
     stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
     breakdown = Breakdown(
         compute=float(prices.compute[row]),
-        communication=float(prices.exchange[row] + prices.transfer[row]) + exposed,
+        communication=float(prices.exchange[row] + prices.transfer[row] + prices.alone[row]) + exposed,
         bubble=float(prices.bubble[row]),
         update=float(prices.update[row]),
-        framework=pricer.cluster.overhead_seconds + pricer.work.profile.framework_seconds,
+        framework=float(prices.framework[row]),
     )
     listed = prices.all_exchanges(row)
     waited, saved, factor = request.around(mesh.take(np.array([row])), np.array([breakdown.total]))

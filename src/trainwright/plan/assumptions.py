@@ -18,15 +18,12 @@ class Assumptions:
     """Share of the device's memory bandwidth that layers reach."""
     whole: Mapping[str, float] = field(default_factory=dict)
     """Share of a measured layer's time, by kind, that stays however far it is divided: f (c + (1 - c) / p)."""
-    slowdown: float = 1.0
-    """How much longer computation takes beside a collective, >= 1."""
     fragmentation: float = 1.0
     """Reserved bytes over those that blocks of the allocator round to, >= 1."""
 
     def __post_init__(self) -> None:
-        for name in ("slowdown", "fragmentation"):
-            if not getattr(self, name) >= 1:
-                raise InputError(f"Assumptions.{name}: got {getattr(self, name)!r}; allowed: a number >= 1")
+        if not self.fragmentation >= 1:
+            raise InputError(f"Assumptions.fragmentation: got {self.fragmentation!r}; allowed: a number >= 1")
         shares = {"bandwidth": self.bandwidth}
         shares |= {f"efficiency[{kind!r}]": share for kind, share in self.efficiency.items()}
         for name, share in shares.items():

@@ -53,7 +53,7 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
     forward, backward = layer_seconds(work, cluster, assumptions, samples=samples, share=share, weights=weights)
     took = all_seconds(cluster, exchanges)
     ahead, back = (
-        _exposed(exchanges, took, phase, seconds)
+        _exposed(exchanges, took, phase, seconds, beside=cluster.overlap)
         for phase, seconds in (("forward", work.per_block(forward)), ("backward", work.per_block(backward)))
     )
     bytes_kept = kept * work.saved * samples[:, None]
@@ -77,14 +77,14 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
     )
 
 
-def _exposed(exchanges: list[Exchange], seconds: list[Floats], phase: str, compute: Floats) -> Floats:
+def _exposed(exchanges: list[Exchange], seconds: list[Floats], phase: str, compute: Floats, *, beside: float) -> Floats:
     """Return the seconds of a phase's exchanges that its computation does not hide."""
     open_, hidden = np.zeros_like(compute), np.zeros_like(compute)
     for exchange, took in zip(exchanges, seconds, strict=True):
         if exchange.phase == phase and exchange.block is not None:
             into = hidden if exchange.overlaps else open_
             into[:, exchange.block] += exchange.count * took
-    found: Floats = open_ + np.maximum(0.0, hidden - compute)
+    found: Floats = open_ + np.maximum((1 - beside) * hidden, hidden - compute)
     return found
 
 

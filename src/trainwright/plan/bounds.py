@@ -12,6 +12,7 @@ import numpy as np
 from trainwright.plan.blocks import BlockCosts
 from trainwright.plan.mesh import RECOMPUTE, Bools, Floats, Mesh
 from trainwright.plan.pricing import Pricer
+from trainwright.plan.roofline import framework_seconds
 from trainwright.plan.strategies.pipeline import bubble_slots, in_flight, most_in_flight
 
 __all__ = ["Bounds", "bounds_of", "least_bytes"]
@@ -74,7 +75,10 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
         found.append((slowest, waits, (without.weights.T * runs).sum(axis=0), most[fullest]))
     slot, waiting, elements, flying = (np.concatenate(each, axis=-1)[..., place] for each in zip(*found, strict=True))
     slots = mesh.microbatches
-    slot *= _SAFE * (slots + bubble_slots(mesh))
+    passes = slots + bubble_slots(mesh)
+    slot *= _SAFE * passes
+    # A step that takes less than its operations alone: what is measured of it, at most of all layers, comes off.
+    slot += passes * np.minimum(0.0, framework_seconds(pricer.work, mesh.micro.astype(np.float64)))
     for number, (sequence, _) in enumerate(choices):
         if sequence:
             slot[number, ~tensor] = np.inf

@@ -7,7 +7,7 @@ import numpy as np
 from trainwright.plan.mesh import Floats
 from trainwright.plan.overlap import Event, makespan
 
-__all__ = ["StageTimes", "events_of", "exposed_seconds", "span_without_slowdown"]
+__all__ = ["StageTimes", "events_of", "exposed_seconds", "span_at_full_speed"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -32,25 +32,25 @@ class StageTimes:
     """Whether buckets travel in every micro-batch and not in the last alone."""
 
 
-def exposed_seconds(stage: StageTimes, slowdown: float) -> float:
-    """Return the seconds of an iteration beyond those of computation."""
+def exposed_seconds(stage: StageTimes, beside: float) -> float:
+    """Return the seconds of an iteration beyond those of computation, which goes on `beside` times as fast."""
     plain = float(stage.runs @ (stage.forward + stage.backward))
     shards = bool((stage.gather_forward + stage.gather_backward + stage.scatter).any())
-    last = _span(stage, shards=shards, buckets=stage.buckets, slowdown=slowdown) - plain
+    last = _span(stage, shards=shards, buckets=stage.buckets, beside=beside) - plain
     if stage.microbatches == 1 or not (shards or stage.every):
         return max(0.0, last)
     buckets = stage.buckets if stage.every else 0
-    other = _span(stage, shards=shards, buckets=buckets, slowdown=slowdown) - plain
+    other = _span(stage, shards=shards, buckets=buckets, beside=beside) - plain
     return max(0.0, last + (stage.microbatches - 1) * other)
 
 
-def _span(stage: StageTimes, *, shards: bool, buckets: int, slowdown: float) -> float:
-    if slowdown == 1:
-        return span_without_slowdown(stage, shards=shards, buckets=buckets)
-    return makespan(events_of(stage, shards=shards, buckets=buckets), slowdown=slowdown)
+def _span(stage: StageTimes, *, shards: bool, buckets: int, beside: float) -> float:
+    if beside == 1:
+        return span_at_full_speed(stage, shards=shards, buckets=buckets)
+    return makespan(events_of(stage, shards=shards, buckets=buckets), beside=beside)
 
 
-def span_without_slowdown(stage: StageTimes, *, shards: bool, buckets: int) -> float:
+def span_at_full_speed(stage: StageTimes, *, shards: bool, buckets: int) -> float:
     """Return the makespan of `events_of` where computation is not slowed down: two clocks, without a list."""
     forward, backward, gather_forward, gather_backward, scatter, gradients = _columns(stage)
     compute = before = communication = 0.0

@@ -28,11 +28,15 @@ def interval_of(breakdown: Breakdown, cluster: Cluster) -> tuple[float, float]:
     """Return the 5 and 95 % points of an iteration's seconds over 200 draws, the same draws for every plan.
 
     Each group of parts errs by a lognormal factor of its own with the relative error that the calibration found (of
-    links the largest of the tiers'); a cluster that nobody has measured errs by 30 % at least, all parts together.
+    links the largest of the tiers', and that of what hides behind computation); a cluster that nobody has measured errs
+    by 30 % at least, all parts together.
     """
     errors = {
         "compute": cluster.errors.get("compute", 0.0),
-        "links": max((cluster.errors.get(tier.name, 0.0) for tier in cluster.tiers), default=0.0),
+        "links": math.hypot(
+            max((cluster.errors.get(tier.name, 0.0) for tier in cluster.tiers), default=0.0),
+            cluster.errors.get("overlap", 0.0),
+        ),
         "storage": cluster.errors.get("storage", 0.0),
         "framework": cluster.errors.get("framework", 0.0),
     }

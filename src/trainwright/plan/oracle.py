@@ -192,7 +192,7 @@ class Oracle:
             work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=degrees.pipeline * chunks
         )
         prices = pricer.price(mesh)
-        exposed = max(float(prices.exposed[0]), exposed_seconds(prices.stage_times(0), self.assumptions.slowdown))
+        exposed = max(float(prices.exposed[0]), exposed_seconds(prices.stage_times(0), self.cluster.overlap))
         mode = ("data", "zero1", "zero2", "fsdp")[zero]
         return assemble(pricer, prices, 0, exposed=exposed, mode=mode, request=request)
 

@@ -1,9 +1,11 @@
 """Overlap: the makespan of a small list of events on streams that run beside each other.
 
-A stream works through its events in order; an event starts when those that it waits for have ended. Computation takes
-`slowdown` times as long while a collective is under way.
+A stream works through its events in order; an event starts when those that it waits for have ended. While a collective
+is under way computation goes on at `beside` times its speed: 1 on devices that do both at once, 0 where one waits for
+the other.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -20,9 +22,9 @@ class Event(NamedTuple):
     after: tuple[int, ...] = ()
 
 
-def makespan(events: Sequence[Event], *, slowdown: float = 1.0) -> float:
+def makespan(events: Sequence[Event], *, beside: float = 1.0) -> float:
     """Return when the last event ends; an event may wait only for earlier ones of the list. O(n) steps."""
-    return _in_order(events) if slowdown == 1 else _with_slowdown(events, slowdown)
+    return _in_order(events) if beside == 1 else _slowed(events, beside)
 
 
 def _in_order(events: Sequence[Event]) -> float:
@@ -38,7 +40,7 @@ def _in_order(events: Sequence[Event]) -> float:
     return max(ends, default=0.0)
 
 
-def _with_slowdown(events: Sequence[Event], slowdown: float) -> float:
+def _slowed(events: Sequence[Event], beside: float) -> float:
     """Go from one end of an event to the next, for speeds change there."""
     queues: dict[str, list[int]] = {}
     for number, event in enumerate(events):
@@ -53,15 +55,20 @@ def _with_slowdown(events: Sequence[Event], slowdown: float) -> float:
                 event = events[queue[heads[stream]]]
                 if all(done[number] for number in event.after):
                     left[stream] = event.seconds
-        slow = slowdown if "communication" in left and left["communication"] > 0 else 1.0
-        rates = {stream: slow if stream == "compute" else 1.0 for stream in left}
-        step = min(seconds * rates[stream] for stream, seconds in left.items())
+        slow = beside if left.get("communication", 0.0) > 0 else 1.0
+        speeds = {stream: slow if stream == "compute" else 1.0 for stream in left}
+        needs = {stream: _quotient(seconds, speeds[stream]) for stream, seconds in left.items()}
+        step = min(needs.values())
         now += step
-        for stream in list(left):
-            if left[stream] * rates[stream] <= step:
+        for stream, needed in needs.items():
+            if needed <= step:
                 done[queues[stream][heads[stream]]] = True
                 heads[stream] += 1
                 del left[stream]
             else:
-                left[stream] -= step / rates[stream]
+                left[stream] -= step * speeds[stream]
     return now
+
+
+def _quotient(seconds: float, speed: float) -> float:
+    return seconds / speed if speed else math.inf if seconds else 0.0

@@ -43,8 +43,10 @@ class Breakdown:
     input: float = 0.0
     """Exposed."""
     update: float = 0.0
+    """Of the weights, and adding up the gradients of micro-batches."""
     checkpoint: float = 0.0
     framework: float = 0.0
+    """What takes time beyond layers and exchanges, as it was measured."""
 
     @property
     def total(self) -> float:

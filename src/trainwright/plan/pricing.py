@@ -15,7 +15,7 @@ from trainwright.plan.exposure import StageTimes
 from trainwright.plan.footprint import Footprint, footprint
 from trainwright.plan.links import all_seconds
 from trainwright.plan.mesh import SCHEDULES, Floats, Ints, Mesh
-from trainwright.plan.roofline import layer_seconds
+from trainwright.plan.roofline import framework_seconds, layer_seconds
 from trainwright.plan.stages import Stages, cuts, stages_of
 from trainwright.plan.state import Optimizer
 from trainwright.plan.strategies import Exchange, Load
@@ -36,10 +36,14 @@ class Prices:
     """Exposed exchanges inside blocks."""
     transfer: Floats
     """Between stages."""
+    alone: Floats
+    """Exchanges of weights that nothing runs beside."""
     exposed: Floats
     """Of gradients and divided weights, at least."""
     bubble: Floats
     update: Floats
+    """Of the weights, and adding up the gradients of micro-batches."""
+    framework: Floats
     memory: Footprint
     costs: BlockCosts
     place: Ints
@@ -55,7 +59,16 @@ class Prices:
     @property
     def total(self) -> Floats:
         """Seconds of an iteration, at least."""
-        found: Floats = self.compute + self.exchange + self.transfer + self.exposed + self.bubble + self.update
+        found: Floats = (
+            self.compute
+            + self.exchange
+            + self.transfer
+            + self.alone
+            + self.exposed
+            + self.bubble
+            + self.update
+            + self.framework
+        )
         return found
 
     def stage_times(self, row: int) -> StageTimes:
@@ -161,18 +174,24 @@ class Pricer:
         slots = mesh.microbatches.astype(np.float64)
         compute = slots * (slowest * ((costs.forward + costs.backward)[place] + again)).sum(axis=1)
         work_ahead, work_back = (slowest * ahead).sum(axis=1), (slowest * back).sum(axis=1)
-        transfer, exposed = _exposed(mesh, exchanges, seconds, load=load, ahead=work_ahead, back=work_back)
+        transfer, alone, exposed = _exposed(mesh, exchanges, seconds, load=load, ahead=work_ahead, back=work_back)
         memory = Footprint.join(parts, mesh.rows)
         updated = memory.updated_elements * self.optimizer.moved_bytes(self.work.precision)
+        # The gradients of a micro-batch but the first are added to those there are: two read, one written.
+        shards = np.where(mesh.zero >= 2, mesh.shard, 1)
+        added = 3 * self.work.precision.gradient_bytes * (heaviest * weights).sum(axis=1) / shards
+        updated += (slots - 1) * added
         bandwidth = self.cluster.device.memory_bandwidth * self.assumptions.bandwidth
         return Prices(
             mesh=mesh,
             compute=compute,
             exchange=np.maximum(0.0, slots * (work_ahead + work_back) - compute),
             transfer=transfer,
+            alone=alone,
             exposed=exposed,
             bubble=bubble_slots(mesh) * waiting,
             update=updated / bandwidth if bandwidth else np.zeros(mesh.rows),
+            framework=self._framework(mesh, slowest, weights),
             memory=memory,
             costs=costs,
             place=place,
@@ -181,6 +200,19 @@ class Pricer:
             exchanges=tuple(exchanges),
             seconds=tuple(seconds),
         )
+
+    def _framework(self, mesh: Mesh, runs: Floats, weights: Floats) -> Floats:
+        """Return the seconds of an iteration that neither layers nor exchanges explain."""
+        work, runtime = self.work, self.cluster.runtime_seconds
+        launches = work.per_block(work.launches)
+        share = runs @ launches / max(1.0, float(work.counts @ launches))
+        passes = mesh.microbatches + bubble_slots(mesh)
+        a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
+        a_pass += np.where(mesh.axis("pipeline") > 1, runtime.get("pipeline", 0.0), 0.0)
+        gathered = (runs * (weights > 0)).sum(axis=1)
+        a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), gathered * runtime.get("fsdp", 0.0), 0.0)
+        found: Floats = self.cluster.overhead_seconds + passes * a_pass
+        return found
 
     def by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:
         """Return candidates by how they cut the chain."""
@@ -193,9 +225,9 @@ class Pricer:
 
 def _exposed(
     mesh: Mesh, exchanges: list[Exchange], seconds: list[Floats], *, load: Load, ahead: Floats, back: Floats
-) -> tuple[Floats, Floats]:
-    """Return seconds of transfers between stages, and those of gradients and weights that nothing can hide."""
-    transfer, exposed, once = np.zeros(mesh.rows), np.zeros(mesh.rows), np.zeros(mesh.rows)
+) -> tuple[Floats, Floats, Floats]:
+    """Return seconds of transfers between stages, of weights alone, and of gradients that nothing can hide."""
+    transfer, alone, once = np.zeros(mesh.rows), np.zeros(mesh.rows), np.zeros(mesh.rows)
     hidden = {"forward": np.zeros(mesh.rows), "backward": np.zeros(mesh.rows), "gradient": np.zeros(mesh.rows)}
     sends = np.maximum(1, mesh.microbatches * mesh.chunks)
     for exchange, took in zip(exchanges, seconds, strict=True):
@@ -208,10 +240,10 @@ def _exposed(
         elif exchange.overlaps:
             once += each
         else:
-            exposed += each
+            alone += each
     slots = mesh.microbatches.astype(np.float64)
     every = np.maximum(0.0, hidden["forward"] - ahead)
     every += np.maximum(0.0, hidden["backward"] + hidden["gradient"] - back)
     # Gradients of a whole iteration are complete during the last backward pass only (of ZeRO-2 during each).
     windows = np.where(mesh.zero == 2, slots, 1.0)
-    return transfer, exposed + np.maximum(0.0, once - windows * back) + slots * every
+    return transfer, alone, np.maximum(0.0, once - windows * back) + slots * every

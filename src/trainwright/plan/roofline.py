@@ -8,8 +8,9 @@ from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.mesh import Floats
 from trainwright.plan.work import Work
+from trainwright.profile import Layer
 
-__all__ = ["device_flops", "launch_seconds", "layer_seconds"]
+__all__ = ["device_flops", "framework_seconds", "launch_seconds", "layer_seconds"]
 
 
 def device_flops(cluster: Cluster, work: Work) -> float:
@@ -33,19 +34,47 @@ def layer_seconds(
 ) -> tuple[Floats, Floats]:
     """Return forward and backward seconds of `share` of each layer on `samples` samples: (candidates, layers).
 
-    `weights` is the share of the layer's weights that is read. Times of a measured layer are scaled from the batch
-    that was measured; the whole share of `Assumptions` stays.
+    `weights` is the share of the layer's weights that is read. Times of a measured layer are read off those of the
+    batches that were measured; the whole share of `Assumptions` stays.
     """
     measured = np.array([layer.forward_seconds is not None for layer in work.layers])
     forward = _roofline(work, cluster, assumptions, samples=samples, share=share, weights=weights, backward=False)
     backward = _roofline(work, cluster, assumptions, samples=samples, share=share, weights=weights, backward=True)
     if measured.any():
         whole = np.array([assumptions.whole.get(layer.kind, 0.0) for layer in work.layers])
-        part = np.where(share < 1, whole + (1 - whole) * share, 1.0) * samples[:, None] / work.profile.batch
-        ahead = np.array([layer.forward_seconds or 0.0 for layer in work.layers])
-        back = np.array([layer.backward_seconds or 0.0 for layer in work.layers])
+        part = np.where(share < 1, whole + (1 - whole) * share, 1.0)
+        batches = work.profile.smaller_batches
+        different, place = np.unique(samples, return_inverse=True)
+        ahead, back = (
+            np.stack([_at(different, work.profile.batch, batches, *times) for times in both], axis=1)[place]
+            for both in zip(*(_times(layer) for layer in work.layers), strict=True)
+        )
         forward, backward = np.where(measured, part * ahead, forward), np.where(measured, part * back, backward)
     return forward, backward
+
+
+def framework_seconds(work: Work, samples: Floats) -> Floats:
+    """Return the seconds beyond its layers' of a pass of the whole model over so many samples, and back."""
+    profile, whole = work.profile, work.profile.framework_seconds
+    if profile.smaller_batches:
+        return _at(samples, profile.batch, profile.smaller_batches, whole, profile.smaller_framework_seconds)
+    found: Floats = np.maximum(whole, whole * samples / profile.batch)  # launching takes as long for fewer samples
+    return found
+
+
+def _times(layer: Layer) -> tuple[tuple[float, tuple[float, ...]], tuple[float, tuple[float, ...]]]:
+    return (
+        (layer.forward_seconds or 0.0, layer.smaller_forward_seconds),
+        (layer.backward_seconds or 0.0, layer.smaller_backward_seconds),
+    )
+
+
+def _at(samples: Floats, batch: int, smaller: tuple[int, ...], seconds: float, less: tuple[float, ...]) -> Floats:
+    """Return the seconds of so many samples: on straight lines between the batches measured, else in proportion."""
+    if len(less) != len(smaller) or not less:
+        return seconds * samples / batch
+    found: Floats = np.interp(samples, (*smaller, batch), (*less, seconds)) * np.maximum(1.0, samples / batch)
+    return found
 
 
 def launch_seconds(work: Work, cluster: Cluster) -> Floats:

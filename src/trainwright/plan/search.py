@@ -139,7 +139,7 @@ def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows
     for row in rows[np.argsort(bound[rows], kind="stable")]:
         if bound[row] > found.score:
             break
-        exposed = exposed_seconds(prices.stage_times(row), pricer.assumptions.slowdown)
+        exposed = exposed_seconds(prices.stage_times(row), pricer.cluster.overlap)
         exposed = max(exposed, float(prices.exposed[row]))
         seconds = float(prices.total[row] - prices.exposed[row]) + exposed
         size = prices.memory.peak[row : row + 1]

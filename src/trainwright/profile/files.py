@@ -16,7 +16,10 @@ from trainwright.profile.profile import Profile
 __all__ = ["SCHEMA", "document_of", "hash_of", "load", "profile_from", "save"]
 
 SCHEMA = 1
-_TIMES = {"forward_seconds", "backward_seconds", "update_seconds", "framework_seconds", "origin", "torch_version"}
+_TIMES = {
+    "forward_seconds", "backward_seconds", "update_seconds", "framework_seconds", "origin", "torch_version",
+    "smaller_batches", "smaller_forward_seconds", "smaller_backward_seconds", "smaller_framework_seconds",
+}  # fmt: skip
 _RETRACE = "trace the model again: Profile.trace(model, sample).save(path)"
 
 

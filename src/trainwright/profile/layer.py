@@ -35,6 +35,9 @@ class Layer:
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     update_seconds: float | None = None
+    smaller_forward_seconds: tuple[float, ...] = ()
+    """Of each of the profile's `smaller_batches`, where these were measured."""
+    smaller_backward_seconds: tuple[float, ...] = ()
     channels: int = 0
     """Input channels (convolution) or features (linear), C; 0 where it means nothing."""
     filters: int = 0

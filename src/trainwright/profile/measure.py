@@ -1,11 +1,12 @@
 """Profiles of models: traced without running them, or recorded and timed while they run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from trainwright.errors import ProfileError
 from trainwright.profile.failures import Untraceable
@@ -93,6 +94,20 @@ def measured(request: Request, *, warmup: int = 3, repeats: int = 10) -> Profile
     for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ProfileError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
+    profile = _measured(request, warmup, repeats)
+    batch = profile.batch
+    smaller = []
+    for size in sorted({batch // 64, batch // 16, batch // 4} - {0, batch}):
+        try:
+            found = _measured(replace(request, sample=_narrowed(request.sample, batch, size)), warmup, repeats)
+        except ProfileError:  # a batch norm of one sample, a shape that is written into the model
+            continue
+        if found.batch == size and _chain(found) == _chain(profile):
+            smaller.append(found)
+    return _with_smaller(profile, smaller)
+
+
+def _measured(request: Request, warmup: int, repeats: int) -> Profile:
     try:
         step = request.step(fake=True)
         recording = record(step, granule_bytes=request.granule_bytes)
@@ -100,29 +115,64 @@ def measured(request: Request, *, warmup: int = 3, repeats: int = 10) -> Profile
         step = request.step(fake=False)
         recording = record(step, granule_bytes=request.granule_bytes)
     clock: Clock = cuda_clock if request.place.type == "cuda" else wall_clock
-    _, end = recording.parts["update"]
+    end, past = recording.parts["update"]
     with torch.random.fork_rng(devices=_cuda(request.place)):
         seconds, failed = seconds_of_operations(
-            recording.operations, range(end), device=request.place, warmup=warmup, repeats=repeats, clock=clock
+            recording.operations, range(past), device=request.place, warmup=warmup, repeats=repeats, clock=clock
         )
         whole = _whole(request, warmup, repeats, clock)
     profile = request.profile(step, recording, seconds)
     return replace(
         profile,
         origin="measured",
-        framework_seconds=whole - sum(seconds.values()),
+        framework_seconds=whole - sum(taken for place, taken in seconds.items() if place < end),
         uncounted=tuple(sorted({*profile.uncounted, *failed})),
     )
 
 
+def _narrowed(sample: Any, batch: int, size: int) -> Any:
+    """Return the first `size` samples: of every tensor whose first dimension is the batch."""
+
+    def first(leaf: Any) -> Any:
+        batched = isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == batch
+        return leaf[:size].clone() if batched else leaf
+
+    return tree_map(first, sample)
+
+
+def _chain(profile: Profile) -> list[tuple[int, list[tuple[str, str]]]]:
+    return [(block.count, [(layer.name, layer.kind) for layer in block.layers]) for block in profile.blocks]
+
+
+def _with_smaller(profile: Profile, smaller: Sequence[Profile]) -> Profile:
+    """Return a profile with the seconds of those of smaller batches, whose chains are equal."""
+    blocks = []
+    for place, block in enumerate(profile.blocks):
+        others = [other.blocks[place].layers for other in smaller]
+        layers = tuple(
+            replace(
+                layer,
+                smaller_forward_seconds=tuple(other[i].forward_seconds or 0.0 for other in others),
+                smaller_backward_seconds=tuple(other[i].backward_seconds or 0.0 for other in others),
+            )
+            for i, layer in enumerate(block.layers)
+        )
+        blocks.append(replace(block, layers=layers))
+    return replace(
+        profile,
+        blocks=tuple(blocks),
+        smaller_batches=tuple(other.batch for other in smaller),
+        smaller_framework_seconds=tuple(other.framework_seconds for other in smaller),
+    )
+
+
 def _whole(request: Request, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]) -> float:
+    """Return the seconds of a forward and backward pass of the whole model, without an update."""
     step = request.step(fake=False)
-    step.fill_state()
 
     def once() -> None:
         step.forward()
         step.backward()
-        step.update()
         step.finish()
 
     return fastest(once, warmup=warmup, repeats=repeats, clock=clock)

@@ -53,7 +53,11 @@ class Profile:
     origin: str = "traced"
     """"traced", "measured" or "described" (from a shape, without a module)."""
     framework_seconds: float = 0.0
-    """Measured seconds of a whole iteration that its layers do not explain."""
+    """Measured seconds of a forward and backward pass of the whole model that its layers do not explain."""
+    smaller_batches: tuple[int, ...] = ()
+    """Smaller numbers of samples, rising, of which the seconds were measured too: they do not fall in proportion."""
+    smaller_framework_seconds: tuple[float, ...] = ()
+    """`framework_seconds` of passes over these."""
     uncounted: tuple[str, ...] = ()
     """Operations whose work is not known and counts as none."""
     torch_version: str = ""
@@ -114,9 +118,12 @@ class Profile:
         """Return the profile of `trace` with the seconds of every layer on this machine (or its CUDA device).
 
         Each operation is run alone on tensors like the model's, once for all of equal shapes, dtypes and strides: the
-        least of `repeats` times after `warmup`. Whole steps of a copy of the model are timed too; what these take more
-        than the sum (or less, if negative: caches) is `framework_seconds`. Operations that cannot be run alone are
-        listed in `uncounted`. Raises ProfileError as `trace` does, and for clocks that stand still or go back.
+        least of `repeats` times after `warmup`. Passes through a copy of the model are timed too: what these take more
+        than the sum (weights and gradients that no cache holds; or less, if negative) is `framework_seconds`. All this
+        is measured of a quarter, a sixteenth and a sixty-fourth of the batch too, where the model takes them, for small
+        operations use a device less well: the oracle reads the seconds of a micro-batch off straight lines between
+        them. Operations that cannot be run alone are listed in `uncounted`. Raises ProfileError as `trace` does, and
+        for clocks that stand still or go back.
         """
         from trainwright.profile.measure import Request, measured
 

@@ -15,6 +15,7 @@ from trainwright.errors import InputError
 from trainwright.profile.calibrating import compute
 from trainwright.profile.calibrating.links import measure_links
 from trainwright.profile.calibrating.ranks import Place, joined
+from trainwright.profile.calibrating.runtime import measure_overlap, measure_runtime
 from trainwright.profile.calibrating.storage import measure_storage
 
 __all__ = ["calibrate"]
@@ -38,8 +39,9 @@ def calibrate(
     """Measure this machine and return it as a cluster, on rank 0; None on the others. Every rank must call it.
 
     Compute and memory are measured on all ranks at once, as in a training that uses them all, and the slowest counts.
-    Links need two ranks at least; storage is measured in `folder`, if one is given. Processors that several ranks
-    share (`devices` "cpu") give times for the sizes of groups that were measured and no others.
+    Links need two ranks at least, as does what computation and exchanges do to each other; storage is measured in
+    `folder`, if one is given. Processors that several ranks share (`devices` "cpu") give times for the sizes of groups
+    that were measured and no others; of them what torch's own code takes is measured too.
     """
     if devices not in {"cpu", "cuda"}:
         raise InputError(f"devices: got {devices!r}; allowed: cpu, cuda")
@@ -73,6 +75,11 @@ def _figures(
     host_copies = _slowest(here, compute.host_copies(timer))
     launch = _slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
+    overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
+    runtime: dict[str, float] = {}
+    runtime_spread = 0.0
+    if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
+        runtime, runtime_spread = measure_runtime(levels[-1].exchanges, repeats=repeats)
     storage, spread = Storage(), 0.0
     if folder is not None and here.rank == 0:
         storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
@@ -91,6 +98,10 @@ def _figures(
         host_copies=host_copies,
         launch_seconds=launch,
         levels=levels,
+        overlap=overlap,
+        overlap_spread=overlap_spread,
+        runtime_seconds=runtime,
+        runtime_spread=runtime_spread,
         storage=storage,
         storage_spread=spread,
         conditions=_conditions(device, load, repeats, levels),

@@ -17,6 +17,7 @@ __all__ = ["group_sizes", "measure_links", "message_sizes"]
 
 _FLOAT = 4
 _LEAST_BYTES = 256
+_RUNS, _TOGETHER = 8, 32 * 2**20  # exchanges that are timed together, and their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
     All ranks must call it.
 
     Every size of message is timed in turn, `repeats` times over, so that what disturbs a machine for a while does not
-    fall on one size; of each the shortest counts, on the rank that takes longest.
+    fall on one size; of each the shortest counts, on the rank that takes longest. A time is that of several exchanges
+    one after the other, each of its own memory, as a training has them: one alone finds its message in the caches and
+    ends before the other rank's has.
     """
     levels = []
     inside = [(ranks, 1) for ranks in group_sizes(here.on_node)]
@@ -110,7 +113,7 @@ def _timed(
     group: _Group, operation: str, sizes: list[int], repeats: int, *, among: dist.ProcessGroup | None = None
 ) -> list[list[float]]:
     """Return this rank's seconds of every repeat, by size; all ranks `among` which it is done start together."""
-    works = [_exchange(group, operation, size) for size in sizes]
+    works = [_Exchanges(group, operation, size) for size in sizes]
     for work in works:
         work()
     times: list[list[float]] = [[] for _ in works]
@@ -119,7 +122,7 @@ def _timed(
             dist.barrier(
                 among or group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None
             )
-            series.append(_once(work, group.device))
+            series.append(_once(work, group.device) / work.runs)
     return times
 
 
@@ -148,6 +151,18 @@ def _slowest(series: list[list[list[float]]]) -> tuple[float, ...]:
 def _rounded(size: int, ranks: int) -> int:
     """Return the bytes of the smallest message of at least `size` that falls into equal parts for all ranks."""
     return -(-size // (_FLOAT * ranks)) * _FLOAT * ranks
+
+
+class _Exchanges:
+    """`runs` exchanges of `size` bytes, one after the other."""
+
+    def __init__(self, group: _Group, operation: str, size: int) -> None:
+        self.runs = max(1, min(_RUNS, _TOGETHER // size))
+        self._works = [_exchange(group, operation, size) for _ in range(self.runs)]
+
+    def __call__(self) -> None:
+        for work in self._works:
+            work()
 
 
 def _exchange(group: _Group, operation: str, size: int) -> Callable[[], object]:
