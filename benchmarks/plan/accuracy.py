@@ -20,10 +20,11 @@ from benchmarks.plan.abci import Network, Run, paradl_seconds
 
 from trainwright.cluster import Cluster, Device, Tier
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.fit import Constant, Fit, leave_out
+from trainwright.plan.fit import Constant, Fit, Predict, leave_out
 from trainwright.plan.fit_iteration import Iteration, Machine, Terms, iteration_terms
 from trainwright.plan.fit_plan import iteration_of
 from trainwright.profile import Block, Profile
+from trainwright.randomness import rng
 
 __all__ = ["MOST_DEVICES", "Scores", "data_parallel_mean", "machine", "score"]
 
@@ -66,6 +67,9 @@ class Scores:
     """Accuracy on the runs that were only predicted."""
     crossed: Mapping[str, float]
     """Accuracy on runs with 32 or 64 devices if constants are fitted on at most 16."""
+    coverage: Mapping[str, float]
+    """Share of the runs left out of a fit that lie in its 90 % interval: of a fifth of the runs in turn, and of runs
+    with more devices than any that was fitted. Runs in managed memory are not among them."""
     rows: Sequence[Mapping[str, Any]]
 
 
@@ -88,6 +92,13 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
         series[series_of(run)].append(place)
         if run.strategy == "data" and run.model == "resnet50" and run.devices <= MOST_DEVICES:
             series[f"{series_of(run)} up to {MOST_DEVICES}"].append(place)
+    usual = np.array([not managed(run) for run in runs])
+    # How wrong a fit is on more devices than it saw is learnt from the fit on at most 16.
+    further = np.log(crossing / measured)[fitting & ~few]
+    coverage = {
+        "more devices": _inside(fit.interval(predicted, errors=further), measured, usual & ~fitting),
+        "a fifth": _fifths(predict, runs, measured, usual),
+    }
     ours = 1 - np.abs(predicted / measured - 1)
     cross = 1 - np.abs(crossing / measured - 1)
     theirs = np.array([_paradl_accuracy(models[run.model], run) for run in runs])
@@ -116,8 +127,29 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
         counts={name: (len(places) - len(held[name]), len(held[name])) for name, places in series.items()},
         held_out={name: float(ours[places].mean()) for name, places in held.items() if places},
         crossed={name: float(cross[places].mean()) for name, places in next_sizes.items() if places},
+        coverage=coverage,
         rows=[row(run, float(predicted[i]), terms, i, float(theirs[i])) for i, run in enumerate(runs)],
     )
+
+
+def _inside(interval: tuple[np.ndarray, np.ndarray], measured: np.ndarray, held: np.ndarray) -> float:
+    low, high = interval
+    return float(((low <= measured) & (measured <= high))[held].mean())
+
+
+def _fifths(predict: Predict, runs: Sequence[Run], measured: np.ndarray, usual: np.ndarray, *, folds: int = 5) -> float:
+    """Return the coverage of runs by fits on the others: a fifth of the configurations is left out in turn."""
+    keys = [(run.model, run.strategy, run.devices, run.batch) for run in runs]
+    names = sorted(set(keys))
+    order = rng(0, "folds", 0).permutation(len(names))
+    fold = np.array([int(order[names.index(key)]) % folds for key in keys])
+    found = np.zeros(len(runs))
+    for number in range(folds):
+        held = usual & (fold == number)
+        fit, predicted = leave_out(CONSTANTS, predict, measured, ~usual | held, starts=2)
+        low, high = fit.interval(predicted)
+        found[held] = ((low <= measured) & (measured <= high))[held]
+    return float(found[usual].mean())
 
 
 def data_parallel_mean(values: Mapping[str, float]) -> float:

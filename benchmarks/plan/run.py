@@ -53,6 +53,7 @@ def abci_part(data: Path) -> Part:
         "abci_noise": dict(scores.noise),
         "abci_repeated_runs": {name: dict(found) for name, found in scores.repeated.items()},
         "abci_accuracy_fitted_to_16": dict(scores.crossed),
+        **{f"interval_coverage_abci, {name}": share for name, share in scores.coverage.items()},
         "abci_data_parallel": accuracy.data_parallel_mean(scores.ours),
         "abci_data_parallel_noise": accuracy.data_parallel_mean(scores.noise),
     }
@@ -75,6 +76,10 @@ def abci_part(data: Path) -> Part:
             f"{found['runs']:.0f}",
         )
         for name, found in scores.repeated.items()
+    ]
+    rows += [
+        (f"ABCI in the 90 % interval, left out: {name}", _percent(share), "85 %", "", "")
+        for name, share in scores.coverage.items()
     ]
     kept: dict[str, Any] = {
         "constants": dict(scores.fit.values),
@@ -117,6 +122,8 @@ def vtrain_part(data: Path) -> Part:
     for name, part, bar in bars:
         held = f"{part.folds} folds of {len(part.measured)}"
         rows.append((f"vTrain, {name}: mean error", _percent(float(part.errors.mean())), bar, "", held))
+        numbers[f"interval_coverage_vtrain, {name}"] = float(part.inside.mean())
+        rows.append((f"vTrain, {name}: in the 90 % interval", _percent(float(part.inside.mean())), "85 %", "", held))
     rows.append(("vTrain: Kendall's tau", f"{numbers['kendall_tau']:.3f}", "0.9", "", ""))
     kept: dict[str, Any] = {
         name: {"constants": dict(part.constants), "median": float(median(part.errors))} for name, part, _ in bars

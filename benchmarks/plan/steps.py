@@ -130,9 +130,9 @@ def _rows(name: str, cluster: Cluster, steps: int) -> list[dict[str, Any]]:
     profile = Profile.measured(_model(name), sample, loss=_loss, optimizer="sgd")
     rows = []
     for case, (degrees, settings) in CASES.items():
-        micro = {"micro": batch // MICROBATCHES} if "pipeline" in degrees else {}
+        micro = batch // (MICROBATCHES if "pipeline" in degrees else 2)
         plan = Oracle(cluster).estimate(
-            profile, batch=batch, degrees=Degrees(**degrees), optimizer="sgd", **settings, **micro
+            profile, batch=batch, degrees=Degrees(**degrees), optimizer="sgd", micro=micro, **settings
         )
         told = [plan]
         dist.broadcast_object_list(told, 0)  # a profile of each rank, but one plan

@@ -39,6 +39,8 @@ class Part:
     measured: Floats
     predicted: Floats
     """Of each row by the fit that had not seen it."""
+    inside: NDArray[np.bool_]
+    """Whether the measurement lies in the 90 % interval of that fit."""
     constants: Mapping[str, float]
     folds: int
 
@@ -88,15 +90,19 @@ def _part(
     def predict(values: Mapping[str, float]) -> Floats:
         return transformer_seconds({**fixed, **values}, runs)
 
-    predicted = np.zeros(len(measured))
+    predicted, inside = np.zeros(len(measured)), np.zeros(len(measured), dtype=np.bool_)
     for number in np.unique(fold):
         held = fold == number
-        predicted[held] = leave_out(constants, predict, measured, held, starts=2)[1][held]
+        fit, every = leave_out(constants, predict, measured, held, starts=2)
+        predicted[held] = every[held]
+        low, high = fit.interval(every)
+        inside[held] = ((low <= measured) & (measured <= high))[held]
     everything = fit_constants(constants, predict, measured, starts=2)
     return Part(
         runs=runs,
         measured=measured,
         predicted=predicted,
+        inside=inside,
         constants=everything.values,
         folds=len(np.unique(fold)),
     )

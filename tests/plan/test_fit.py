@@ -40,6 +40,25 @@ class TestFit:
         assert fit.values == pytest.approx(truth, rel=0.05)
         assert max(np.abs(fit.residuals)) == pytest.approx(np.log(10), rel=0.05)
 
+    def test_intervals_hold_what_they_say(self):
+        """Of new measurements with 10 % of noise nine of ten lie inside; other errors may be given."""
+        truth = {"alpha": 2e-5, "beta": 1e-10}
+        noise = np.exp(0.1 * np.random.default_rng(0).standard_normal((400, len(SIZES))))
+
+        def repeated(values):
+            return np.tile(line(values), 200)
+
+        fit = fit_constants((ALPHA, BETA), repeated, (line(truth) * noise[:200]).ravel(), starts=1)
+        low, high = fit.interval(line(fit.values))
+        inside = (low <= line(truth) * noise[200:]) & (line(truth) * noise[200:] <= high)
+        assert 0.85 < inside.mean() < 0.95
+        narrow, wide = (np.ptp(fit.interval([1.0], level=level)) for level in (0.5, 0.95))
+        assert narrow < high[0] / line(fit.values)[0] - low[0] / line(fit.values)[0] < wide
+        further = fit.interval([1.0], errors=[0.5, -0.7, 0.1])
+        assert further == (pytest.approx([np.exp(-0.7)]), pytest.approx([np.exp(0.7)]))
+        with pytest.raises(InputError, match="level: got 1; allowed: a number between 0 and 1"):
+            fit.interval([1.0], level=1)
+
     def test_what_measurements_do_not_say_is_named(self):
         """A constant that nothing depends on is uncertain; one that wants to leave its range is at a bound."""
         idle = Constant(name="idle", start=1.0, low=0.1, high=10.0)

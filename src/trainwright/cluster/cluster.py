@@ -43,8 +43,8 @@ class Cluster:
     1: exchanges hide behind computation; 0: one waits for the other, as where the same cores do both.
     """
     runtime_seconds: Mapping[str, float] = field(default_factory=dict, kw_only=True)
-    """Seconds of torch's own code beyond computation and exchanges: of "fsdp" for a block in a micro-batch, of
-    "pipeline" for a micro-batch in a stage. On devices that work beside their host it is hidden: none."""
+    """Seconds of torch's own code beyond computation and exchanges: of "fsdp" for a layer with weights in a
+    micro-batch, of "pipeline" for a micro-batch in a stage. None on devices that work beside their host."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
     residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)

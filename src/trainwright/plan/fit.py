@@ -5,6 +5,7 @@ of 10 % counts the same for a second and for an hour, under a loss that grows li
 pulls no more than any other (soft L1; Huber 1964). Least squares by trust regions with bounds, from several starts.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,25 @@ class Fit:
     def error(self) -> float:
         """Median relative error over the measurements."""
         return float(np.median(np.abs(np.expm1(self.residuals))))
+
+    def interval(self, predicted: ArrayLike, *, level: float = 0.9, errors: ArrayLike = ()) -> tuple[Floats, Floats]:
+        """Return the low and high end between which a measurement lies with this probability, for each prediction.
+
+        A factor to both sides: of the absolute residuals that of rank ceil((n + 1) level), as if the next measurement
+        were one more of them (conformal prediction: Vovk, Gammerman and Shafer 2005), wider by sqrt(n / (n - k)) for
+        the k constants that were fitted to the n. So it holds for measurements like those of the fit, on the whole and
+        not for each kind of them. For predictions that go beyond them (more devices) give `errors` in place of the
+        residuals: log(predicted / measured) of measurements that a fit without them had to reach as far for.
+        """
+        if not 0 < level < 1:
+            raise InputError(f"level: got {level!r}; allowed: a number between 0 and 1")
+        known: Floats = np.asarray(errors, dtype=np.float64)
+        free = known.size or len(self.residuals) - len(self.values)
+        ordered = np.sort(np.abs(known if known.size else self.residuals))
+        rank = min(len(ordered), math.ceil((len(ordered) + 1) * level))
+        factor = math.exp(ordered[rank - 1] * math.sqrt(len(ordered) / max(1, free)))
+        seconds = np.asarray(predicted, dtype=np.float64)
+        return seconds / factor, seconds * factor
 
 
 def fit_constants(

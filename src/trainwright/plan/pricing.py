@@ -177,10 +177,11 @@ class Pricer:
         transfer, alone, exposed = _exposed(mesh, exchanges, seconds, load=load, ahead=work_ahead, back=work_back)
         memory = Footprint.join(parts, mesh.rows)
         updated = memory.updated_elements * self.optimizer.moved_bytes(self.work.precision)
-        # The gradients of a micro-batch but the first are added to those there are: two read, one written.
+        # The gradients of a micro-batch but the first are added to those there are: two read, one written. A measured
+        # pass does that.
         shards = np.where(mesh.zero >= 2, mesh.shard, 1)
         added = 3 * self.work.precision.gradient_bytes * (heaviest * weights).sum(axis=1) / shards
-        updated += (slots - 1) * added
+        updated += (slots - 1) * added * (self.work.profile.origin != "measured")
         bandwidth = self.cluster.device.memory_bandwidth * self.assumptions.bandwidth
         return Prices(
             mesh=mesh,
@@ -191,7 +192,7 @@ class Pricer:
             exposed=exposed,
             bubble=bubble_slots(mesh) * waiting,
             update=updated / bandwidth if bandwidth else np.zeros(mesh.rows),
-            framework=self._framework(mesh, slowest, weights),
+            framework=self._framework(mesh, slowest),
             memory=memory,
             costs=costs,
             place=place,
@@ -201,7 +202,7 @@ class Pricer:
             seconds=tuple(seconds),
         )
 
-    def _framework(self, mesh: Mesh, runs: Floats, weights: Floats) -> Floats:
+    def _framework(self, mesh: Mesh, runs: Floats) -> Floats:
         """Return the seconds of an iteration that neither layers nor exchanges explain."""
         work, runtime = self.work, self.cluster.runtime_seconds
         launches = work.per_block(work.launches)
@@ -209,7 +210,7 @@ class Pricer:
         passes = mesh.microbatches + bubble_slots(mesh)
         a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
         a_pass += np.where(mesh.axis("pipeline") > 1, runtime.get("pipeline", 0.0), 0.0)
-        gathered = (runs * (weights > 0)).sum(axis=1)
+        gathered = runs @ work.per_block((work.weights > 0).astype(np.float64))
         a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), gathered * runtime.get("fsdp", 0.0), 0.0)
         found: Floats = self.cluster.overhead_seconds + passes * a_pass
         return found

@@ -53,7 +53,10 @@ class Profile:
     origin: str = "traced"
     """"traced", "measured" or "described" (from a shape, without a module)."""
     framework_seconds: float = 0.0
-    """Measured seconds of a forward and backward pass of the whole model that its layers do not explain."""
+    """Measured seconds of a forward and backward pass of the whole model that its layers do not explain.
+
+    The pass adds to gradients that are there, as that of a micro-batch does.
+    """
     smaller_batches: tuple[int, ...] = ()
     """Smaller numbers of samples, rising, of which the seconds were measured too: they do not fall in proportion."""
     smaller_framework_seconds: tuple[float, ...] = ()

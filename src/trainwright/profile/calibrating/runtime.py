@@ -55,8 +55,8 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
 def measure_runtime(exchanges: Iterable[ExchangeTimes], *, repeats: int) -> tuple[dict[str, float], float]:
     """Return `Cluster.runtime_seconds` for processors, and how far two halves of the repeats lay apart, relatively.
 
-    Of models too small to compute: what a block of FSDP takes more than the block, its two gathers and its scatter;
-    what a further micro-batch of a pipeline with a stage on every rank takes more than its layer and two messages.
+    Of models too small to compute: what a layer under FSDP takes more than the layer, two gathers and a scatter; what
+    a further micro-batch of a pipeline with a stage on every rank takes more than its layer and two messages.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
