@@ -24,7 +24,7 @@ demo: $(VENV)/.base  ## Search 60 small CNNs, select an ensemble, take a picture
 	@echo "to see it:  $(BIN)/trainwright ui $(DEMO)"
 
 test: $(VENV)/.dev  ## Run the fast tests
-	@echo "== test: the fast suite, a process per processor"
+	@echo "== test: the fast suite, a process per processor and one more"
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test-all: $(VENV)/.more  ## Run all tests, the slow ones too

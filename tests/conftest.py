@@ -15,6 +15,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Return one process more than processors: nearly half of the suite's time its tests wait for others."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish():
     """Keep what is loaded from the garbage collector: with torch and all tests, each collection takes long."""
     gc.collect()

@@ -13,11 +13,15 @@ images = images.float() / 16
 training = TensorDataset(images[:1400], labels[:1400])
 
 
+def network(config):
+    hidden = config["width"]
+    return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(config["dropout"]), nn.Linear(hidden, 10))
+
+
 def train(trial):
     config = trial.params
-    hidden, rate = config["width"], config["rate"]
-    model = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(config["dropout"]), nn.Linear(hidden, 10))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    model = network(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config["rate"])
     loader = trial.prepare(model, optimizer, DataLoader(training, batch_size=32, shuffle=True)).loader
     for epoch in trial.epochs():
         model.train()
@@ -27,7 +31,8 @@ def train(trial):
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            val_loss = cross_entropy(model(images[1400:]), labels[1400:]).item()
+            scores = model(images[1400:1600])
+        val_loss = cross_entropy(scores, labels[1400:1600]).item()
         print(f"epoch {epoch}: {val_loss:.4f}")
         trial.report(val_loss=val_loss)
 

@@ -5,6 +5,7 @@ A page is Markdown. Its fenced blocks mean:
     ```python       runs, all of a page in one namespace; with a `__main__` guard: as a script of its own
     ```text         right after a python block: what that printed, and the sentence of the error that ended it
     ```console      lines after "$ " run in a shell; the lines below them are what they print, errors too
+    ```diff         is applied to a file that the page has shown before; the result is the file of its second line
     `name.py`:      alone on the line before a block: the block is that file; if examples/ has one, they must be equal
     <!-- not run: reason -->        on the line before a block: it is left alone
     <!-- numbers vary: reason -->   on the line before an output: any numbers will do where it shows one or a list
@@ -120,12 +121,29 @@ class Runner:
                 self._compare(following, got)
         elif block.kind == "console":
             self._console(block)
+        elif block.kind == "diff":
+            self._patch(block)
 
     def _save(self, block):
         example = ROOT / "examples" / block.file
         if example.is_file() and example.read_text(encoding="utf-8") != block.body:
             raise Mismatch(self.page, block.line, block.body, f"which differs from examples/{block.file}")
         (self.folder / block.file).write_text(block.body, encoding="utf-8")
+
+    def _patch(self, block):
+        old, new = (line.split()[1] for line in block.body.splitlines()[:2])
+        lines, result, at = (self.folder / old).read_text(encoding="utf-8").splitlines(), [], 0
+        for line in block.body.splitlines()[2:]:
+            if line.startswith("@@"):
+                start = int(re.match(r"@@ -(\d+)", line)[1]) - 1
+                result, at = result + lines[at:start], start
+            elif line.startswith("+"):
+                result.append(line[1:])
+            elif lines[at] != line[1:]:
+                raise Mismatch(self.page, block.line, line[1:], lines[at])
+            else:
+                result, at = result + ([] if line.startswith("-") else [lines[at]]), at + 1
+        (self.folder / new).write_text("\n".join([*result, *lines[at:], ""]), encoding="utf-8")
 
     def _execute(self, block, namespace):
         out, error = io.StringIO(), None
