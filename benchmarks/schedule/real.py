@@ -2,10 +2,10 @@
 
 Processes, groups, checkpoints and moves are real; an epoch on m devices sleeps 1 / m^0.9 of one on a single device, so
 that any machine will do, and the loss is a formula of the trial and the epoch, so that the simulator knows the curves
-of trials that were stopped. It is told how long a move took on average in the real study. Trials are as many as
-devices, or four times as many.
+of trials that were stopped. It is told how long a start and a move took on average in the real study. Epochs are long
+because the policy counts with restarts of 30 seconds until it has measured some.
 
-    python benchmarks/schedule/real.py --json [--seeds 3] [--epoch-seconds 4]
+    python benchmarks/schedule/real.py --json [--seeds 3] [--epoch-seconds 32] [--trials 4,16]
 """
 
 import argparse
@@ -94,8 +94,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run both policies with each seed, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epoch-seconds", type=float, default=4.0, help="of an epoch on one device")
-    parser.add_argument("--trials", default=f"{DEVICES},{4 * DEVICES}", help="sizes of studies, with commas")
+    parser.add_argument("--epoch-seconds", type=float, default=32.0, help="of an epoch on one device")
+    parser.add_argument("--trials", default=str(DEVICES), help="of a study, or several with commas")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     engine = tw.Local(workers=DEVICES)

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from benchmarks.schedule import real, whole
 from benchmarks.schedule import run as schedule
-from benchmarks.schedule import whole
 from benchmarks.schedule.grid import Cell, Seeds
 
 
@@ -52,3 +52,12 @@ def test_the_whole_grid_names_misses_and_stalls(capsys: pytest.CaptureFixture, t
         ["4", "0.7", "at once", "4", "stalls"],
         ["4", "0.7", "queue", "4", "stalls"],
     ]
+
+
+@pytest.mark.slow
+def test_real_studies_beside_their_forecasts(capsys: pytest.CaptureFixture):
+    real.main(["--seeds", "1", "--epoch-seconds", "0.2", "--json"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row[:3] for row in result["table"]["rows"]] == [["4", "0", "asha"], ["4", "0", "marginal-gain"]]
+    assert all(float(row[3]) > 0 < int(row[5]) for row in result["table"]["rows"])
+    assert result["summary"]["ours_over_asha_makespan_measured"] > 0

@@ -15,7 +15,7 @@ class Estimates:
     """Speed with `m` times the devices is `m**alpha`, a restart takes `restart_seconds`, until enough was measured.
 
     Then they are the median of the measured speed-ups at that `m`, and the 0.9-quantile of measured restarts onto so
-    many devices (or of all, while there are few of them).
+    many devices (or of all, while there are few of them). In a study the start of a new trial counts as one.
     """
 
     alpha: float = 0.9

@@ -34,7 +34,7 @@ class Seats:
         self._answers: list[tuple[int, bool]] = []  # those of them that are to go on (there), and that are to move
         self._kept = kept
         self._launches: list[Launch] = []
-        self._left: dict[int, tuple[int, float]] = {}  # trials under way to other devices: their epoch, and since when
+        self._left: dict[int, tuple[int, float]] = {}  # trials under way to their devices: their epoch, and since when
         self._arrived: dict[int, tuple[int, float]] = {}  # those that have reported there: what they took so far
 
     @property
@@ -138,5 +138,6 @@ class Seats:
         for action in actions:
             if isinstance(action, Start):
                 self._launches.append(Launch(action.work.trial, action.block))
+                self._left[action.work.trial] = action.work.epoch, time.monotonic()
             elif isinstance(action, Go | Move | Rest):
                 self._answer(action.trial, goes_on=isinstance(action, Go))
