@@ -47,6 +47,7 @@ from trainwright.memory.operations import Kind, Value
 __all__ = ["carried_out"]
 
 Check = Callable[[tuple[Any, ...]], None]
+_Pack = Callable[[torch.Tensor], torch.Tensor | View | Borrowed]
 
 
 def carried_out(
@@ -175,8 +176,8 @@ class _Program:
                 given = [held[0], *(skips[name] for name in self.reads[number - 1])]
                 pack = self._packer(number, given, blocks) if act.kind is Kind.FORWARD_ALL else None
                 del given
-                empty, fill = partial(_emptied, slots, pack), partial(self._filled, step, number)
-                stack.enter_context(saved_tensors_hooks(empty, fill))
+                fill = partial(self._filled, step, number)
+                stack.enter_context(saved_tensors_hooks(_emptying(slots, pack), fill))
             if number in self.reruns:
                 seen = step.seen[number] = Seen()
                 seen.keep_random(step.devices)
@@ -255,23 +256,21 @@ class _Program:
         filling = kind is Kind.FORWARD_ALL
         if filling and graph_only and not slots:
             return
-        pack = self._packer(number, [held[0], *skips.values()], blocks)
-        fill = _Filling(slots, pack, where=where, stop=graph_only) if filling else None
+        left = slots[::-1] if filling else []
+        hooks = saving_nothing()
+        if filling:
+            pack = self._packer(number, [held[0], *skips.values()], blocks)
+            hooks = saving_nothing(_filling(left, pack, where=where, stop=graph_only))
         try:
-            with (
-                torch.enable_grad(),
-                saving_nothing() if fill is None else saving_nothing(fill),
-                seen.again(),
-                Buffers.scratch(seen),
-            ):
+            with torch.enable_grad(), hooks, seen.again(), Buffers.scratch(seen):
                 value, made = self._through(number, held, skips, read=lambda skip: skip)
         except _Full:
             step.saved[number] = Saved(None, blocks)
             return
         output = Boundary.of(value)
-        if fill is not None:
-            if fill.left:
-                raise fill.other()
+        if left:
+            raise _differs(where)
+        if filling:
             step.saved[number] = Saved(output, blocks)
             step.skips |= {
                 name: Boundary.of(each)
@@ -341,7 +340,7 @@ class _Program:
             raise _passed()
         return boundary
 
-    def _packer(self, number: int, given: list[Any], blocks: Blocks) -> Callable[[torch.Tensor], Any]:
+    def _packer(self, number: int, given: list[Any], blocks: Blocks) -> _Pack:
         """Return how a unit's saved tensors are held: views of blocks if they move, an input that goes by its place."""
         borrows, moves = number in self.lent, number in self.moved
         if not borrows and not moves:
@@ -350,7 +349,7 @@ class _Program:
         own = [each for stage in self.stages[number - 1] for each in (*stage.parameters(), *stage.buffers())]
         constant = {storage_key(t) for t in (*tensors_of(given), *own)} if moves else set()
 
-        def pack(tensor: torch.Tensor) -> Any:
+        def pack(tensor: torch.Tensor) -> torch.Tensor | View | Borrowed:
             key = storage_key(tensor) if movable(tensor) else None
             place = None if key is None else places.get(key)
             if place is not None:
@@ -378,40 +377,41 @@ class _Program:
         return held.tensor() if isinstance(held, View) else held.of_input(self._value(step, number - 1).tensors())
 
 
-def _emptied(slots: list[weakref.ref[Slot]], pack: Callable[[torch.Tensor], Any] | None, tensor: torch.Tensor) -> Slot:
-    """Put a slot in the place of a tensor; it holds the tensor only if there is a way to."""
-    slot = Slot()
-    slots.append(weakref.ref(slot))
-    if pack is not None:
-        slot.keep(pack(tensor))
-    return slot
+def _emptying(slots: list[weakref.ref[Slot]], pack: _Pack | None) -> Callable[[torch.Tensor], Slot]:
+    """Return what puts slots in the place of tensors; they hold these only if there is a way to."""
+
+    def empty(tensor: torch.Tensor) -> Slot:
+        slot = Slot()
+        slots.append(weakref.ref(slot))
+        if pack is not None:
+            slot.held, slot.version = pack(tensor), tensor._version  # noqa: SLF001  autograd does not check what is packed
+        return slot
+
+    return empty
 
 
-class _Filling:
-    """Puts what a run saves into slots, in order."""
+def _filling(left: list[weakref.ref[Slot]], pack: _Pack, *, where: str, stop: bool) -> Callable[[torch.Tensor], None]:
+    """Return what puts the tensors that a run saves into the slots that are left, the last one first.
 
-    def __init__(
-        self, slots: list[weakref.ref[Slot]], pack: Callable[[torch.Tensor], Any], *, where: str, stop: bool
-    ) -> None:
-        self.left = slots[::-1]
-        self.pack, self.where, self.stop = pack, where, stop
+    With `stop` it raises _Full when none is left.
+    """
 
-    def __call__(self, tensor: torch.Tensor) -> None:
-        """Fill the next slot; raise _Full after the last if nothing else of the run is wanted."""
-        if not self.left:
-            raise self.other()
-        slot = self.left.pop()()
+    def fill(tensor: torch.Tensor) -> None:
+        if not left:
+            raise _differs(where)
+        slot = left.pop()()
         if slot is not None:
-            slot.keep(self.pack(tensor))
-        if self.stop and not self.left:
+            slot.held, slot.version = pack(tensor), tensor._version  # noqa: SLF001  as above
+        if stop and not left:
             raise _Full
 
-    def other(self) -> UnsupportedModel:
-        """Return the error that says that a second run differed."""
-        return UnsupportedModel(
-            f"{self.where}: got another number of saved values from another run; allowed: stages that always do "
-            "the same"
-        )
+    return fill
+
+
+def _differs(where: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{where}: got another number of saved values from another run; allowed: stages that always do the same"
+    )
 
 
 def _passed() -> UnsupportedModel:

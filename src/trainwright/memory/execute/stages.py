@@ -62,7 +62,8 @@ class Row:
     def run(self, number: int, value: Any, read: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
         """Call a stage (from 1) with what the one before returned; return its result, and what skips stages by name."""
         stage, makes = self.stages[number - 1], self.makes[number - 1]
-        out = stage(*value, *read) if self.tuples or number == 1 else stage(value)
+        # Not called: it is a container of ours without hooks, and torch.fx looks long for where an exception began.
+        out = stage.forward(*value, *read) if self.tuples or number == 1 else stage.forward(value)
         if not makes:
             return out, {}
         out, made = out

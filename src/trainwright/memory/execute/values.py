@@ -182,13 +182,7 @@ class Slot:
 
     def __init__(self) -> None:
         self.held: torch.Tensor | View | Borrowed | None = None
-        self.version = 0
-
-    def keep(self, packed: torch.Tensor | View | Borrowed) -> None:
-        """Hold what a run has saved."""
-        self.held = packed
-        if isinstance(packed, torch.Tensor):
-            self.version = packed._version  # noqa: SLF001  autograd's own check sees no packed tensors
+        self.version = 0  # how often the tensor had been written when it was saved
 
 
 @dataclass(slots=True)
