@@ -28,7 +28,9 @@ class Numpy(Deployment):
 class Runner:
     """What a member does beside its sum is in its folder's `member.json`: `params` {"seconds", "ordered"}.
 
-    `ordered` is a folder; a file `die`, `stop` or `sleep` in it is an order to the next batch, which takes it away.
+    `ordered` is a folder; a file `die in batch` in it is an order to the next batch, which takes it away. Others are
+    `stop`, `raise`, `sleep` until there is a file `go`, and `tear`: to die with half of its answer copied to shared
+    memory; or `at start`.
     """
 
     def __init__(self, told):
@@ -39,11 +41,15 @@ class Runner:
     def __call__(self, x, members):
         for k in members:
             told = self._members[k]
-            self._obey(told, "in batch")
+            word = self._obey(told, "in batch")
             time.sleep(told["params"].get("seconds", 0.0))
             if (x[:, 0] == -1).any():
                 raise IndexError("index -1 is out of range")
-            yield k, predicted(told["trial"], x)
+            found = predicted(told["trial"], x)
+            if word == "tear":
+                found = found.astype(object)
+                found[len(x) // 2, 0] = Torn()
+            yield k, found
 
     def _obey(self, told, moment):
         folder = told["params"].get("ordered")
@@ -59,6 +65,47 @@ class Runner:
                     time.sleep(0.01)
             elif word == "raise":
                 raise MemoryError("no memory left")
+            else:
+                return word
+        return None
+
+
+class Torn(float):
+    """A number that ends the process when it is copied into an array of floats."""
+
+    def __float__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def order(folder, word, moment, times=1):
+    """Have the next worker that looks do something, so often."""
+    (folder / f"{word} {moment}").write_text(str(times))
+
+
+def until(true, seconds=60.0):
+    """Wait for something that will be."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
+
+
+def pids(service):
+    """Return the processes of a service's instances; None where there is none now."""
+    return [one["pid"] for one in service.state()["instances"]]
+
+
+def running(pid):
+    """Whether a process is there and no zombie that its new parent has not fetched."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return not Path("/proc").exists()
 
 
 def predicted(trial, x):

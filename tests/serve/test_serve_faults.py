@@ -17,21 +17,9 @@ from trainwright.serve import Options, Settings, Unit
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy_members as members
+from numpy_members import order, pids, running, until
 
 FAST = Settings(hung_seconds=1.0, backoff_seconds=0.01, failures=50)
-
-
-def order(folder, word, moment, times=1):
-    """Have the next worker that looks do something, so often."""
-    (folder / f"{word} {moment}").write_text(str(times))
-
-
-def until(true, seconds=30.0):
-    """Wait for something that will be."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.01)
 
 
 def patiently(service, x):
@@ -41,10 +29,6 @@ def patiently(service, x):
             return service.submit(x)
         except Overloaded:  # or NotReady, which is one
             time.sleep(0.01)
-
-
-def pids(service):
-    return [one["pid"] for one in service.state()["instances"]]
 
 
 def descriptors():
@@ -242,19 +226,6 @@ class TestKilled:
             assert len(workers) == 2
             front.kill()
         until(lambda: not any(running(pid) for pid in workers), seconds=5.0)
-
-
-def running(pid):
-    """Whether a process is there and no zombie that its new parent has not fetched."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return not Path("/proc").exists()
 
 
 class TestRefused:

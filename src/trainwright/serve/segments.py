@@ -66,7 +66,8 @@ class Segments:
         for piece in pieces:
             request = piece.request
             rows = request.x[piece.first : piece.first + piece.rows]
-            np.copyto(inputs[piece.start : piece.start + piece.rows], rows, casting="same_kind")
+            with np.errstate(over="ignore"):  # infinite rows are for the members to refuse, not to end all requests
+                np.copyto(inputs[piece.start : piece.start + piece.rows], rows, casting="same_kind")
             request.pieces.append(piece)
             request.awaited += len(expected)
             request.missing |= {member: lost[member] for member in members if member in lost}
