@@ -22,6 +22,7 @@ from trainwright.serve.http.schema import error_responses, infer_schema
 __all__ = ["OPEN_PATHS", "application"]
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # probes have no token
+_INFER, _INFER_VERSION = "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"
 _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
     (TooLarge, 413),
     (RequestError, 400),
@@ -52,15 +53,16 @@ def application(front: Front) -> FastAPI:
 def _inference(app: FastAPI, front: Front) -> None:
     """Add what is asked most: first, for routes are tried in order, and with names as the path has them."""
     refusals = error_responses(400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
-    with_version = infer_schema("model", "version")
 
-    # FastAPI would look at each declared parameter anew with every request.
-    @app.post("/v2/models/{model}/infer", openapi_extra=infer_schema("model"), responses=refusals)  # noqa: FAST003
-    @app.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=with_version, responses=refusals)
     async def infer(request: Request) -> Response:
         """Predict: rows in, the combined prediction out, with members and uncertainty if asked for."""
         front.known(**request.path_params)
         return await front.infer(request)
+
+    # Starlette's routes answer: FastAPI's, which describe, would solve the dependencies of every request anew.
+    for path, schema in ((_INFER, infer_schema("model")), (_INFER_VERSION, infer_schema("model", "version"))):
+        app.add_route(path, infer, methods=["POST"], include_in_schema=False)
+        app.post(path, openapi_extra=schema, responses=refusals)(infer)
 
 
 def _protocol(app: FastAPI, front: Front) -> None:

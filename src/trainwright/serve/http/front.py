@@ -20,6 +20,7 @@ __all__ = ["DEGRADED", "Front", "Refused"]
 
 DEGRADED = "X-Trainwright-Degraded"
 _BINARY, _JSON = "application/octet-stream", "application/json"
+_MOMENT_SECONDS = 0.02  # that an answer may take before its client is watched, which takes a task
 _LARGE_BYTES = 2**20  # bodies from here on are parsed beside the event loop, so that others are heard meanwhile
 
 
@@ -123,20 +124,25 @@ class Front:
         }
 
     async def _answer(self, asked: Asked, request: Request) -> Answer | None:
-        """Return the service's answer, or None if the client leaves while it is waited for."""
+        """Return the service's answer, or None if the client leaves while it is waited for longer than a moment."""
         future = asyncio.wrap_future(self.service.submit(asked.x, asked.options))
-        gone: asyncio.Future[Any] = asyncio.ensure_future(
-            request.receive()
-        )  # after the body only a disconnection can come
+        gone: list[asyncio.Future[Any]] = []
+
+        def watch() -> None:
+            gone.append(asyncio.ensure_future(request.receive()))  # after the body only a disconnection can come
+            gone[0].add_done_callback(lambda _: future.cancel())
+
+        moment = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, watch)
         try:
-            waited: set[asyncio.Future[Any]] = {future, gone}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if future.done():
-                return future.result()
-            future.cancel()
-            return None
+            return await future
+        except asyncio.CancelledError:
+            if gone and gone[0].done():
+                return None
+            raise
         finally:
-            gone.cancel()
+            moment.cancel()
+            if gone:
+                gone[0].cancel()
 
     def _reply(self, answer: Answer, asked: Asked) -> Response:
         threshold = self.service.ensemble.threshold
