@@ -34,6 +34,7 @@ _SERVERS = Path(__file__).with_name("_http_servers.py")
 _CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _ROWS = 8
 _START_SECONDS = 240.0
+_WARM_UP = 0.25  # of the time that is measured
 CONTESTANTS = ("trainwright", "fastapi", "ray-serve")
 
 
@@ -53,12 +54,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for repeat in range(repeats):
             for name in chosen if repeat % 2 == 0 else reversed(chosen):
                 try:
-                    with _server(name, folder) as (url, _):
+                    with _server(name, folder) as (url, pid):
                         for count in clients:
                             for binary in (True, False) if name == "trainwright" else (True,):
+                                before = _processor_seconds(pid)
                                 told = _load(url, count, seconds, options.seed, found, binary=binary)
+                                used = (_processor_seconds(pid) - before) / seconds / (1 + _WARM_UP)
                                 wrong += told.wrong if name == "trainwright" else 0
-                                rows.append(_row(name if binary else f"{name} json", count, repeat, told))
+                                rows.append(_row(name if binary else f"{name} json", count, repeat, told, used))
                 except _NoServerError as error:
                     if name == "trainwright":
                         raise
@@ -68,16 +71,20 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     medians = {
         (name, count): {
             key: statistics.median(row[key] for row in rows if (row["name"], row["clients"]) == (name, count))
-            for key in ("rate", "p50_ms", "p99_ms")
+            for key in ("rate", "p50_ms", "p99_ms", "processor_ms")
         }
         for name in dict.fromkeys(row["name"] for row in rows)
         for count in clients
     }
     lines = [
-        [f"{name}, {count}", f"{each['rate']:.1f}", f"{each['p50_ms']:.1f}", f"{each['p99_ms']:.1f}"]
+        [
+            f"{name}, {count}",
+            *(f"{each[key]:.1f}" for key in ("rate", "p50_ms", "p99_ms")),
+            f"{each['processor_ms']:.2f}",
+        ]
         for (name, count), each in medians.items()
     ]
-    header = ["server, clients", "requests/s", "p50 ms", "p99 ms"]
+    header = ["server, clients", "requests/s", "p50 ms", "p99 ms", "processor ms"]
     print(table(header, lines))
     over = {
         f"throughput_over_{name.replace('-', '_')}": _ratio(medians, name, clients)
@@ -88,6 +95,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "summary": {**over, **long, "wrong_answers": wrong},
         "rows": rows,
         "table": {"header": header, "rows": lines},
+        "lines": _by_clients(medians, chosen, clients),
         "settings": {"clients": clients, "rows": _ROWS, "width": width, "members": 4, "seconds": seconds},
         "missing": sorted(missing),
     }
@@ -105,14 +113,15 @@ def _load(url: str, clients: int, seconds: float, seed: int, found: Any, *, bina
         clients=clients,
         rows=(_ROWS, _ROWS),
         seconds=seconds,
-        warm_up_seconds=seconds / 4,
+        warm_up_seconds=seconds * _WARM_UP,
         seed=seed,
         binary=binary,
     )
     return load.run(url, reference=found.predict)
 
 
-def _row(name: str, clients: int, repeat: int, told: Any) -> dict[str, Any]:
+def _row(name: str, clients: int, repeat: int, told: Any, used: float) -> dict[str, Any]:
+    """Return what is kept; `used` is the processor time of the server's processes in a second, busy or not."""
     latency = told.latency_ms
     if set(told.statuses) != {"200"}:
         progress(f"{name}, {clients} clients: {told.statuses}")
@@ -123,6 +132,7 @@ def _row(name: str, clients: int, repeat: int, told: Any) -> dict[str, Any]:
         "rate": told.achieved_rate,
         "p50_ms": math.nan if latency["p50"] is None else latency["p50"],
         "p99_ms": math.nan if latency["p99"] is None else latency["p99"],
+        "processor_ms": 1e3 * used / told.achieved_rate if told.achieved_rate else math.nan,
         "statuses": dict(told.statuses),
     }
 
@@ -130,6 +140,19 @@ def _row(name: str, clients: int, repeat: int, told: Any) -> dict[str, Any]:
 def _ratio(medians: dict[tuple[str, int], dict[str, float]], name: str, clients: tuple[int, ...]) -> float:
     logs = [math.log(medians["trainwright", one]["rate"] / medians[name, one]["rate"]) for one in clients]
     return round(math.exp(statistics.fmean(logs)), 3)
+
+
+def _by_clients(
+    medians: dict[tuple[str, int], dict[str, float]], chosen: list[str], clients: tuple[int, ...]
+) -> list[list[str]]:
+    """Return what the page's table says of each number of clients, contestants in their order."""
+    there = [name for name in chosen if (name, clients[0]) in medians]
+    found = []
+    for key, words in (("rate", "requests a second"), ("p50_ms", "p50, ms"), ("p99_ms", "p99, ms")):
+        for count in clients:
+            told = " / ".join(f"{medians[name, count][key]:,.0f}" for name in there)
+            found.append([f"{words}, {count} client{'s' * (count > 1)}: {', '.join(there)}", told])
+    return found
 
 
 def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -156,17 +179,33 @@ def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
+def _family(pid: int) -> Iterator[Path]:
+    """Yield the folders in /proc of a process and those below it."""
+    waiting = [pid]
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        with contextlib.suppress(OSError):
+            for task in (folder / "task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+        yield folder
+
+
 def _resident(pid: int) -> int:
     """Return the resident bytes of a process and those below it."""
-    total, waiting = 0, [pid]
-    while waiting:
-        one = waiting.pop()
+    total = 0
+    for folder in _family(pid):
         with contextlib.suppress(OSError):
-            status = Path(f"/proc/{one}/status").read_text()
-            total += 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += [int(child) for child in (task / "children").read_text().split()]
+            total += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return total
+
+
+def _processor_seconds(pid: int) -> float:
+    """Return the seconds that cores have spent on a process and those below it, theirs and the system's for them."""
+    ticks = 0
+    for folder in _family(pid):
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, (folder / "stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

@@ -45,8 +45,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 if number == len(sizes) // 10:
                     warm = _resident(pids)
 
-                def done(_: Any, number: int = number, moment: float = moment) -> None:
-                    latencies[number] = time.monotonic() - begun - moment
+                def done(answer: Any, number: int = number, moment: float = moment) -> None:
+                    if answer.exception() is None and not answer.result().degraded:
+                        latencies[number] = time.monotonic() - begun - moment
                     left.release()
 
                 try:
@@ -62,6 +63,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "summary": {
             "memory_growth_percent": round(grown, 2),
+            "endurance_minutes": round(float(due[-1]) / 60, 2),
+            "lost_requests": int(np.isnan(latencies).sum()) - refused,
             "endurance_p50_ms": round(p50, 2),
             "endurance_p99_ms": round(p99, 2),
         },

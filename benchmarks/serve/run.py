@@ -6,8 +6,9 @@ With `--results FILE` the parts that the file has and that are not run now are k
 apart: the summary and the table are of all of them.
 
 Each file beside this one that has a function `run(options)` is a part; it returns a mapping with a `summary` (numbers
-by name) and whatever else is worth keeping. Counts (whole numbers) that several parts give are added, such as
-`wrong_answers`; any other name belongs to one part. A part that needs what is not installed says so under `missing`.
+by name), perhaps `lines` for the end of the table, and whatever else is worth keeping. Counts (whole numbers) that
+several parts give are added, such as `wrong_answers`; any other name belongs to one part. A part that needs what is not
+installed says so under `missing`.
 """
 
 import argparse
@@ -34,6 +35,11 @@ _WORDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "overhead_http_json_percent_128": ("- the same over HTTP, JSON", "{:+.0f} %".format),
     "throughput_over_fastapi": ("requests a second beside plain FastAPI, mean over clients", "{:.2f} x".format),
     "throughput_over_ray_serve": ("requests a second beside Ray Serve, mean over clients", "{:.1f} x".format),
+    "http_long_p99_ms": ("- p99 at 80 % of what it can do over HTTP, open loop", "{:.0f} ms".format),
+    "http_long_memory_growth_percent": ("- growth of its memory meanwhile", "{:+.1f} %".format),
+    "memory_growth_percent": ("growth of memory in process, at 80 % of what it can do", "{:+.1f} %".format),
+    "endurance_minutes": ("- minutes that this lasted", "{:.0f}".format),
+    "endurance_p99_ms": ("- p99", "{:.0f} ms".format),
     "worst_gap": ("allocation: furthest below brute force, of 200 small cases of each size", "{:.1%}".format),
     "seconds_12_on_4": ("- 12 members on 4 simulated devices", "{:.2f} s".format),
     "median_gain_over_batch_only": (
@@ -84,7 +90,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "parts": results,
         "table": {
             "header": ["serving", "measured"],
-            "rows": [[words, form(summary[name])] for name, (words, form) in _WORDS.items() if name in summary],
+            "rows": [
+                *([words, form(summary[name])] for name, (words, form) in _WORDS.items() if name in summary),
+                *(line for part in results.values() for line in part.get("lines", ())),
+            ],
         },
         "environment": environment(),
     }
