@@ -89,8 +89,10 @@ def _case(
         for _ in range(members)
     )
     space = Space(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
-    tables_ = TimeTables(batches=batches, seconds=tables, source="drawn")
-    return space, ProfileCost(devices=found, tables=tables_, contention={"cuda": slope})
+    slower = np.repeat([[1 / (1 + slope * others)] for others in range(members)], len(batches), axis=1)
+    shared = {device.model: slower for device in found} if slope else {}
+    drawn = TimeTables(batches=batches, seconds=tables, shared=shared, source="drawn")
+    return space, ProfileCost(devices=found, tables=drawn)
 
 
 def _start(space: Space, members: int) -> Placement:

@@ -67,9 +67,10 @@ def drawn_case(seed, *, count, members, batches, contention=True):
         for _ in range(members)
     )
     space = Space(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
-    slope = {"cuda": float(draws.uniform(0, 0.3))} if contention else {}
-    cost = ProfileCost(devices=found, tables=TimeTables(batches=batches, seconds=tables), contention=slope)
-    return space, cost
+    slope = float(draws.uniform(0, 0.3)) if contention else 0.0
+    slower = np.repeat([[1 / (1 + slope * others)] for others in range(members)], len(batches), axis=1)
+    shared = {device.model: slower for device in found} if contention else {}
+    return space, ProfileCost(devices=found, tables=TimeTables(batches=batches, seconds=tables, shared=shared))
 
 
 def started(space, members):

@@ -1,5 +1,6 @@
 """tw.serve.allocate and its command: on devices that are here and on simulated ones, and what they refuse."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -20,15 +21,19 @@ from trainwright.serve import (
     Footprint,
     InjectedCost,
     MemoryModel,
+    Placement,
     Plan,
+    RealCost,
     Throughput,
     TimeTables,
     Unit,
     allocate,
+    parse_devices,
 )
 from trainwright.serve.exact import brute_force
 from trainwright.serve.neighbours import Space
 from trainwright.serve.profile_cost import ProfileCost
+from trainwright.serve.timing import measured
 from trainwright.serve.units import single_units
 
 torch = pytest.importorskip("torch")
@@ -239,6 +244,30 @@ class TestReal:
         found = cost.measure([placement])[0]
         assert found.failed is None
         assert found.value < 0
+
+
+@pytest.mark.slow
+class TestTogether:
+    """Members that sleep do as much at once as there are of them; in one lock, as much as one."""
+
+    @pytest.mark.parametrize(("locked", "gain"), [(False, 2.0), (True, 1.0)])
+    def test_expected_is_measured(self, tmp_path, locked, gain):
+        """The gain of a pair is measured, and what is expected of two on a device is what they do when they are run."""
+        import served_networks
+
+        lock = {"lock": str(tmp_path / "lock")} if locked else {}
+        found = served_networks.ensemble(tmp_path, [{"seconds": 0.04, **lock}] * 2, kind="slow")
+        here = parse_devices("cpu:0")
+        tables, _ = measured(found, here, (4, 16))
+        assert tables.shared["cpu"][0] == pytest.approx(1.0)
+        assert tables.shared["cpu"][1] == pytest.approx(gain, rel=0.25)
+        placement = Placement(single_units(2), ((16, 16),))
+        expected = ProfileCost(devices=here, tables=tables).measure([placement])[0].value
+        done = RealCost(ensemble=found, devices=here).measure([placement])[0].value
+        assert expected == pytest.approx(done, rel=0.25)
+        alone = dataclasses.replace(tables, shared={})
+        plain = ProfileCost(devices=here, tables=alone).measure([placement])[0].value
+        assert expected / plain == pytest.approx(gain, rel=0.25)
 
 
 class TestCommand:

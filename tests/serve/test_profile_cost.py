@@ -1,5 +1,6 @@
 """Time tables and what follows from them: rows a second as a linear program, latencies by simulated arrivals."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -85,7 +86,8 @@ class TestThroughput:
         tables = TimeTables(batches=(8,), seconds={"m0": np.full((2, 1), 0.5)})
         placement = Placement(single_units(2), ((8, 8),))
         free = ProfileCost(devices=space.devices, tables=tables)
-        crowded = ProfileCost(devices=space.devices, tables=tables, contention={"cuda": 0.25})
+        slower = dataclasses.replace(tables, shared={"m0": np.array([[1.0], [0.8]])})
+        crowded = ProfileCost(devices=space.devices, tables=slower)
         assert free.measure([placement])[0].value == pytest.approx(8.0)
         assert crowded.measure([placement])[0].value == pytest.approx(8.0 / 1.25)
         assert free.measure([placement])[0].per_unit == pytest.approx((16.0, 16.0))

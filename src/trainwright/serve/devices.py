@@ -44,6 +44,7 @@ class Device:
             replace(
                 self,
                 name=_group(self.cores[start:stop]),
+                model=_model(stop - start),
                 cores=self.cores[start:stop],
                 threads=stop - start,
                 capacity_bytes=self.capacity_bytes * (stop - start) // size,
@@ -136,9 +137,14 @@ def _cpu(cores: tuple[int, ...]) -> Device:
         name=_group(cores),
         kind="cpu",
         cores=cores,
+        model=_model(len(cores)),
         threads=len(cores),
         capacity_bytes=host_memory_bytes() * len(cores) // max(whole, len(cores)),
     )
+
+
+def _model(cores: int) -> str:
+    return "cpu" if cores == 1 else f"cpu x {cores}"
 
 
 def _group(cores: Sequence[int]) -> str:

@@ -60,7 +60,7 @@ class Programmed:
 def integer_program(
     units: tuple[Unit, ...], space: Space, cost: ProfileCost, *, max_seconds: float = 60.0
 ) -> Programmed:
-    """Return the placement of these units with most rows a second, without contention, by HiGHS through scipy.
+    """Return the placement of these units with most rows a second if time is shared without loss, by HiGHS.
 
     Maximise t; t <= sum_db r[u,d,b] x[u,d,b]; 0 <= x <= z, z binary; sum_b z[u,d,b] <= 1; sum_ub x[u,d,b] <= 1 for
     each d; bytes(z) <= capacity. At a fixed z this is what `ProfileCost` computes. An instance that fits no device
@@ -123,11 +123,15 @@ def integer_program(
 def upper_bound(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> float:
     """Return rows a second that no placement of these units exceeds: every device holds all, at its best batch sizes.
 
-    Memory and contention are left out. On one device it is 1 / sum over u of 1/r[u].
+    Memory is left out, and so is what instances at once lose, but not what they gain. On one device, where time is
+    shared without loss, it is 1 / sum over u of 1/r[u].
     """
     from trainwright.serve.balance import balance
 
     allowed = [cost.tables.batches.index(batch) for batch in space.batches]
     rates = np.array(space.batches) / cost.unit_seconds(units)[:, :, allowed]
+    counts = range(1, len(units) + 1)
+    gains = [np.max([cost.tables.sharing(device, count) for count in counts], axis=0) for device in space.devices]
+    rates *= np.maximum(1.0, np.array(gains)[:, None, allowed])
     best = np.nan_to_num(rates).max(axis=2)
     return float(balance(best[None], np.ones((1, len(space.devices))))[0])

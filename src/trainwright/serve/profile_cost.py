@@ -1,11 +1,12 @@
 """ProfileCost: what a placement is worth by time tables, without running it.
 
-At saturation instances share their device's time as well as can be (see `balance`); a device that runs n of them has
-1 / (1 + contention (n - 1)) of its time to share. Latencies come from simulated arrivals.
+At saturation instances share their device's time as well as can be (see `balance`); what each then does is scaled by
+what so many instances at once do there, where that was measured (`TimeTables.shared`). Latencies come from simulated
+arrivals.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +33,6 @@ class ProfileCost:
     devices: tuple[Device, ...]
     tables: TimeTables
     objective: Objective = field(default_factory=Throughput)
-    contention: Mapping[str, float] = field(default_factory=dict)  # by Device.kind; 0 if not given
     requests: int = 500  # simulated for a latency
     seed: int = 0
     _seconds: dict[tuple[Unit, ...], Array] = field(default_factory=dict, init=False, repr=False)
@@ -44,7 +44,6 @@ class ProfileCost:
         from trainwright.serve.balance import balance
 
         self._balance, self._latencies = balance, latencies
-        self._slope = np.array([self.contention.get(device.kind, 0.0) for device in self.devices])
         self._place = np.zeros(max(self.tables.batches) + 1, dtype=np.int64)  # of a batch among the batches, from 1
         self._place[list(self.tables.batches)] = np.arange(1, len(self.tables.batches) + 1)
         self._arrivals: Array = arrival_times(1.0, self.requests, self.seed)
@@ -72,18 +71,29 @@ class ProfileCost:
         """Return the rows a second [devices, units] of each instance that has its device for itself."""
         return np.asarray(self._rates(placement.units, np.array([placement.matrix]))[0])
 
+    def _sharing(self, limits: Array) -> Array:
+        """Return by what the instances [K, D, U] of a device scale each other's rates, [K, D, U]."""
+        counts = (limits > 0).sum(axis=2)
+        scale = np.ones(limits.shape)
+        for device, one in enumerate(self.devices):
+            for count in np.unique(counts[:, device]) if one.model in self.tables.shared else ():
+                mine = counts[:, device] == count
+                place = np.maximum(self._place[limits[mine, device]] - 1, 0)
+                scale[mine, device] = self.tables.sharing(one, int(count))[place]
+        return scale
+
     def _same_units(self, units: tuple[Unit, ...], placements: Sequence[Placement], floor: float) -> list[Measurement]:
         limits = np.array([placement.matrix for placement in placements])
         rates = self._rates(units, limits)
         unknown = np.isnan(rates)
-        capacity = 1.0 / (1.0 + self._slope * np.maximum(0, (limits > 0).sum(axis=2) - 1))
-        saturated = self._balance(np.nan_to_num(rates), capacity)
-        alone = np.nansum(rates * capacity[:, :, None], axis=1)
+        scale = self._sharing(limits)
+        saturated = self._balance(np.nan_to_num(rates * scale), np.ones(limits.shape[:2]))
+        alone = np.nansum(rates * scale, axis=1)
         return [
             Measurement.failure("no time is known for an instance")
             if unknown[place].any()
             else Measurement(
-                value=self._value(units, limits[place], capacity[place], float(saturated[place]), floor),
+                value=self._value(units, limits[place], scale[place], float(saturated[place]), floor),
                 per_unit=tuple(map(float, alone[place])),
             )
             for place in range(len(placements))
@@ -96,11 +106,12 @@ class ProfileCost:
         taken = seconds[devices, columns, np.maximum(place - 1, 0)]
         return np.asarray(np.where(place > 0, limits / taken, 0.0))
 
-    def _value(self, units: tuple[Unit, ...], limits: Array, capacity: Array, saturated: float, floor: float) -> float:
+    def _value(self, units: tuple[Unit, ...], limits: Array, scale: Array, saturated: float, floor: float) -> float:
         goal = self.objective
         if isinstance(goal, Throughput) and goal.slo_ms is None:
             return saturated
-        seconds = self.unit_seconds(units) / capacity[:, None, None]
+        # One batch is as fast as alone at best, whatever several at once gain together.
+        seconds = self.unit_seconds(units) / np.minimum(1.0, scale)[:, :, None]
         if isinstance(goal, P99):
             return -self._p99(goal.rate, goal.rows, limits, seconds)
         slo, rows = 1e-3 * goal.slo_ms if goal.slo_ms else math.inf, goal.rows

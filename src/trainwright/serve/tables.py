@@ -19,6 +19,9 @@ __all__ = ["TimeTables"]
 class TimeTables:
     """Seconds [members, batches] of one batch on each model of device; NaN where a member cannot run such a batch.
 
+    `shared` tells by Device.model what 1, 2, ... instances at once on a device do over what one does alone: 1 where
+    they share its time without loss, less where they slow each other; of more instances the last is taken.
+
     A `loop` takes the sum of its members. Other fused units are known only where they were measured: whether they are
     faster is never assumed.
     """
@@ -26,6 +29,7 @@ class TimeTables:
     batches: tuple[int, ...]  # rows, ascending
     seconds: Mapping[str, Array]  # by Device.model
     fused: Mapping[tuple[Unit, str], Array] = field(default_factory=dict)  # [batches] by unit and Device.model
+    shared: Mapping[str, Array] = field(default_factory=dict)  # [instances, batches], see `sharing`
     source: str = "injected"  # "measured", "roofline", ...
 
     def __post_init__(self) -> None:
@@ -36,6 +40,12 @@ class TimeTables:
                 raise AllocationError(
                     f"TimeTables.seconds[{model!r}]: got shape {np.shape(table)}; allowed: positive seconds "
                     f"[members, {len(self.batches)}]"
+                )
+        for model, table in self.shared.items():
+            if np.ndim(table) != 2 or table.shape[1] != len(self.batches) or not (table > 0).all():
+                raise AllocationError(
+                    f"TimeTables.shared[{model!r}]: got shape {np.shape(table)}; allowed: numbers above 0 "
+                    f"[instances, {len(self.batches)}]"
                 )
 
     def of_unit(self, unit: Unit, device: Device) -> Array:
@@ -56,6 +66,13 @@ class TimeTables:
         """Return the seconds [devices, units, batches]."""
         return np.array([[self.of_unit(unit, device) for unit in units] for device in devices])
 
+    def sharing(self, device: Device, instances: int) -> Array:
+        """Return what so many instances at once do over what one does alone [batches]; 1 where that is not known."""
+        known = self.shared.get(device.model)
+        if known is None or not instances:
+            return np.ones(len(self.batches))
+        return np.asarray(known[min(instances, len(known)) - 1])
+
     def fusable(self) -> tuple[Unit, ...]:
         """Return the fused units that were measured somewhere."""
         return tuple(sorted({unit for unit, _ in self.fused}))
@@ -74,6 +91,7 @@ class TimeTables:
                 {"unit": unit.to_json(), "model": model, "seconds": _plain(table)}
                 for (unit, model), table in self.fused.items()
             ],
+            "shared": {model: table.tolist() for model, table in self.shared.items()},
             "source": self.source,
         }
 
@@ -87,6 +105,7 @@ class TimeTables:
                 (Unit.from_json(one["unit"]), one["model"]): np.array(one["seconds"], dtype=float)
                 for one in told["fused"]
             },
+            shared={model: np.array(table) for model, table in told["shared"].items()},
             source=told["source"],
         )
 

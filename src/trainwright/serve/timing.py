@@ -13,16 +13,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from trainwright.ensemble import Ensemble
+from trainwright.ensemble import Ensemble, Member
+from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
 from trainwright.serve.devices import Device
 from trainwright.serve.memory import Footprint, MemoryModel
 from trainwright.serve.tables import TimeTables
+from trainwright.serve.together import shared
 from trainwright.serve.units import Unit
 
 if TYPE_CHECKING:
@@ -51,9 +54,10 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
             "whose training function gives model=, factory= and sample= to tw.ensemble.leave, or tables= of their times"
         )
     told = {device.model: _asked(ensemble, device, batches) for device in devices}
+    seconds = {model: np.array(one["seconds"], dtype=float) for model, one in told.items()}
     tables = TimeTables(
         batches=tuple(batches),
-        seconds={model: np.array(one["seconds"], dtype=float) for model, one in told.items()},
+        seconds=seconds,
         fused={
             (Unit(members=tuple(one["members"]), kind=one["kind"]), model): np.array(one["seconds"], dtype=float)
             for model, each in told.items()
@@ -68,7 +72,10 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
     context = dict(MemoryModel(footprints=()).context_bytes)
     for device in devices:
         context[device.kind] = max(context[device.kind], told[device.model]["context"])
-    return tables, MemoryModel(footprints=footprints, context_bytes=context)
+    memory = MemoryModel(footprints=footprints, context_bytes=context)
+    kinds = {device.model: device for device in devices}
+    together = {model: _shared(ensemble, device, tables, memory) for model, device in kinds.items()}
+    return replace(tables, shared=together), memory
 
 
 def can_be_timed(ensemble: Ensemble) -> bool:
@@ -88,11 +95,36 @@ def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequen
 
 
 def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
-    first = ensemble.members[0]
-    request = {
+    request = _request(ensemble.members, device, batches)
+    command = [sys.executable, "-m", "trainwright.serve.timing"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request), env=_environment(device), capture_output=True, text=True, check=True,
+            timeout=_TIMEOUT_SECONDS,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        raise ServeError(f"allocate: the members could not be timed on {device.name}: {said[-1]}") from None
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _shared(ensemble: Ensemble, device: Device, tables: TimeTables, memory: MemoryModel) -> Array:
+    """Return what instances at once do there over what one does alone, by the two heaviest members if both fit."""
+    seconds = tables.seconds[device.model]
+    pair = sorted(range(len(seconds)), key=lambda place: -float(np.nansum(seconds[place])))[:2]
+    needed = sum(memory.needed(Unit(members=(place,)), device, max(tables.batches)) for place in pair)
+    requests = [_request([ensemble.members[place]], device, tables.batches) for place in pair]
+    most = len(seconds) if needed <= memory.free(device) else 1
+    return shared(requests, _environment(device), seconds[pair], most)
+
+
+def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) -> dict[str, Any]:
+    first = members[0]
+    return {
         "members": [
             {"folder": str(member.folder.absolute()), "trial": member.trial, "digests": dict(member.digests)}
-            for member in ensemble.members
+            for member in members
         ],
         "device": "cpu" if device.kind == "cpu" else device.name,
         "threads": device.threads,
@@ -101,20 +133,12 @@ def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[s
         "shape": list(first.input_shape or ()),
         "dtype": first.input_dtype,
     }
+
+
+def _environment(device: Device) -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "OMP_NUM_THREADS": str(device.threads)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, *sys.path]))
-    command = [sys.executable, "-m", "trainwright.serve.timing"]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(request), env=environment, capture_output=True, text=True, check=True,
-            timeout=_TIMEOUT_SECONDS,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        raise ServeError(f"allocate: the members could not be timed on {device.name}: {said[-1]}") from None
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    path = os.pathsep.join(filter(None, [package, *sys.path]))
+    return {**os.environ, "OMP_NUM_THREADS": str(device.threads), "PYTHONPATH": path}
 
 
 def _main() -> None:

@@ -1,0 +1,136 @@
+"""What instances at once on one device do, over what each does alone there, measured with a pair of processes.
+
+The processes stand still but for windows that the front opens: each alone in turn, then both at once. The sum of
+their rates at once, each over its rate alone, is 1 if they share the device's time without loss, less if they slow each
+other further, more if one alone leaves part of the device idle. Run as a module it is such a process: it loads a member
+from a request on a line, and answers each window, {batch, seconds}, with its batches a second.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import ServeError
+from trainwright.serve.messages import tell
+
+__all__ = ["shared"]
+
+_ROUNDS = 3
+_WINDOW_SECONDS, _WINDOW_BATCHES = 0.05, 4  # of a window at least
+_LONGEST_SECONDS = 0.5  # of a batch that is measured
+
+
+def shared(pair: Sequence[Mapping[str, Any]], environment: Mapping[str, str], seconds: Array, most: int) -> Array:
+    """Return what 1 to `most` instances at once do over what one does [instances, batches], by a pair of requests.
+
+    `seconds` [2, batches] of each alone choose the windows. The smallest, a middle and the largest batch that is quick
+    enough are measured, the others interpolated over the logarithm of their rows. Of n instances that slow each other
+    1 / (1 + c (n - 1)) is taken, with c of the pair; of those that gain, what the pair gains. Raises ServeError if a
+    process fails.
+    """
+    batches = pair[0]["batches"]
+    found = np.ones((most, len(batches)))
+    quick = [place for place in range(len(batches)) if (seconds[:, place] <= _LONGEST_SECONDS).all()]
+    if most < 2 or not quick:
+        return found
+    chosen = sorted({quick[0], quick[len(quick) // 2], quick[-1]})
+    with contextlib.ExitStack() as stack:
+        beside = [stack.enter_context(_Beside(request, environment)) for request in pair]
+        for process in beside:
+            process.heard()  # that it is loaded
+        told = [_gain(beside, batches[place], float(seconds[:, place].max())) for place in chosen]
+    gain = np.interp(np.log(batches), np.log([batches[place] for place in chosen]), told)
+    others = np.arange(most)[:, None]
+    return np.where(others == 0, 1.0, np.where(gain < 1, 1 / (1 + (1 / gain - 1) * others), gain))
+
+
+def _gain(beside: "Sequence[_Beside]", batch: int, seconds: float) -> float:
+    """Return the sum of rates at once over rates alone, the median of rounds."""
+    window = max(_WINDOW_SECONDS, _WINDOW_BATCHES * seconds)
+    found = []
+    for _ in range(_ROUNDS):
+        alone = [rate for process in beside for rate in _rates([process], batch, window)]  # which warms them up, too
+        at_once = _rates(beside, batch, window * len(beside))
+        found.append(sum(one / other for one, other in zip(at_once, alone, strict=True)))
+    return statistics.median(found)
+
+
+def _rates(beside: "Sequence[_Beside]", batch: int, seconds: float) -> list[float]:
+    for process in beside:
+        process.say({"batch": batch, "seconds": seconds})
+    return [process.heard() for process in beside]
+
+
+class _Beside:
+    """A process that computes one member when it is told to."""
+
+    def __init__(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainwright.serve.together", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                text=True,
+            )
+        self._line: Connection[Any, Any] = Connection(ours.detach())
+        self.say(request)
+
+    def say(self, told: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it has ended, as `heard` will say
+            tell(self._line, told)
+
+    def heard(self) -> float:
+        try:
+            return float(json.loads(self._line.recv_bytes()))
+        except (EOFError, OSError):
+            self._process.kill()
+            said = self._process.communicate()[1].strip().splitlines()
+            raise ServeError(
+                f"allocate: members could not be timed beside each other: {said[-1] if said else 'a process ended'}"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._line.close()
+        self._process.kill()
+        self._process.communicate()
+
+
+def _main() -> None:
+    from trainwright.serve.fused import runner_of
+
+    line: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    request = json.loads(line.recv_bytes())
+    if request["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, request["cores"])
+    runner = runner_of({**request, "kind": "process"})
+    line.send_bytes(b"0")
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            told = json.loads(line.recv_bytes())
+            x = np.zeros((told["batch"], *request["shape"]), dtype=request["dtype"])
+            done, begun = 0, time.perf_counter()
+            while (taken := time.perf_counter() - begun) < told["seconds"]:
+                list(runner(x, [0]))
+                done += 1
+            line.send_bytes(json.dumps(done / taken).encode())
+
+
+if __name__ == "__main__":
+    _main()
