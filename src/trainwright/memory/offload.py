@@ -36,7 +36,7 @@ _PRICES = 10
 _ROOMS = (1.0, 0.95, 0.9, 0.8, 1.1, 1.25, 1.5, 2.0, 3.0)
 """Shares of the room for which the priced programme plans: less, for what is still leaving, or more."""
 _SAME = 1e-3
-_LONG, _PRICES_LONG, _ROOMS_LONG = 80, 6, (1.0, 0.9, 1.2)
+_LONG, _PRICES_LONG, _ROOMS_LONG = 50, 6, (1.0, 0.9, 1.2)
 """Beyond so many stages, where each solve takes long: fewer prices, fewer rooms."""
 _DEAR = 1e3
 """Seconds a byte: a price at which nothing leaves that need not."""
