@@ -1,7 +1,8 @@
 """Train what does not fit: rematerialisation, offloading and pipeline partitions of a chain of stages."""
 
-from typing import Any
+from typing import Any, Literal
 
+from trainwright.errors import BudgetError
 from trainwright.memory.budget import read_budget
 from trainwright.memory.chain import Chain, Option, Stage
 from trainwright.memory.link import Link
@@ -65,6 +66,7 @@ def fit(
     optimizer: Any = None,
     accumulate: bool = False,
     reserve_bytes: int = 0,
+    backend: Literal["eager", "compile"] = "eager",
     **settings: Any,
 ) -> Any:
     """Return a `torch.nn.Module` that trains inside a budget with the least overhead found; it shares all with `model`.
@@ -77,8 +79,17 @@ def fit(
     the start, for passes whose gradients add up. They are those of the model, bit by bit, and `plan` is the module's
     plan. Each stage is measured, then one step is checked. Raises `InfeasibleBudget`, `BudgetExceeded`,
     `UnsupportedModel`.
+
+    With `backend="compile"` the model is compiled as one graph, what its forward saves is chosen, and `plan` is a
+    `CompiledPlan`; `settings` are then `compiler` ("inductor", "aot_eager") and `tries`, the most compilations (3).
+    Gradients are those of the compiled model without a budget. An optimizer's state counts as above.
     """
-    from trainwright.memory.execute.fitting import fit as fitted
+    if backend == "compile":
+        from trainwright.memory.execute.compiled import fit_compiled as fitted
+    elif backend == "eager":
+        from trainwright.memory.execute.fitting import fit as fitted
+    else:
+        raise BudgetError(f"backend: got {backend!r}; allowed: eager, compile")
 
     return fitted(
         model, sample, budget=budget, loss=loss, optimizer=optimizer, accumulate=accumulate,

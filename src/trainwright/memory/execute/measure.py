@@ -24,7 +24,17 @@ from trainwright.memory.execute.surroundings import Autocast, swapped
 from trainwright.memory.execute.values import saving_nothing, storage_key
 from trainwright.profile.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "Call", "call", "granule_of", "measured", "tracked_peak", "untouched"]
+__all__ = [
+    "OPTIMIZERS",
+    "Call",
+    "call",
+    "granule_of",
+    "measured",
+    "named_state_bytes",
+    "tracked_peak",
+    "train_once",
+    "untouched",
+]
 
 _REPEATS = 3
 _CPU_GRANULE, _CUDA_GRANULE = 64, 512
@@ -64,14 +74,8 @@ def measured(
         )
     if accumulate:
         fixed["gradients"] = gradients
-    if isinstance(optimizer, int):
-        fixed["optimizer"] = optimizer
-    elif optimizer is not None:
-        if optimizer not in OPTIMIZERS:
-            raise BudgetError(
-                f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
-            )
-        fixed["optimizer"] = OPTIMIZERS[optimizer] * gradients
+    if optimizer is not None:
+        fixed["optimizer"] = optimizer if isinstance(optimizer, int) else named_state_bytes(optimizer, gradients)
     constant = storages(arguments) | storages(list(model.parameters())) | storages(list(model.buffers()))
     stages: list[Stage] = []
     last: dict[str, Any] | None = None
@@ -119,6 +123,17 @@ def measured(
     )
 
 
+def named_state_bytes(optimizer: str | None, gradients: int) -> int:
+    """Return the bytes of the state of an optimizer by name, for so many bytes of gradients."""
+    if optimizer is None:
+        return 0
+    if optimizer not in OPTIMIZERS:
+        raise BudgetError(
+            f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
+        )
+    return OPTIMIZERS[optimizer] * gradients
+
+
 def tracked_peak(
     model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
 ) -> int:
@@ -134,11 +149,12 @@ def tracked_peak(
     tracker.watch(tensors_of(given), "input")
     with untouched(model), tracker:
         for _ in range(passes):
-            _pass(model, sample, loss)
+            train_once(model, sample, loss)
     return tracker.peak_bytes
 
 
-def _pass(model: nn.Module, sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
+def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
+    """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
     out = call(model, sample)
     if loss is not None:
         loss(out).backward()

@@ -21,7 +21,7 @@ from torch import fx, nn
 
 from trainwright.errors import UnsupportedModel
 
-__all__ = ["Row", "split"]
+__all__ = ["Row", "check_trains", "split"]
 
 _LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
 _MUCH = 0.25  # of a model's operations with parameters
@@ -76,17 +76,7 @@ def split(model: nn.Module, *, skips: bool = True) -> Row:
     Without `skips` every value goes from one stage to the next, and parts that long skips hold together stay whole.
     Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
     """
-    if not model.training:
-        raise UnsupportedModel(
-            "model: got one in evaluation mode; allowed: training mode, which plans are for; call model.train()"
-        )
-    lazy = next(
-        (name for name, each in model.named_parameters() if isinstance(each, nn.parameter.UninitializedParameter)), None
-    )
-    if lazy is not None:
-        raise UnsupportedModel(
-            f"model, {lazy}: got a parameter without a shape; allowed: known shapes; run the model once before"
-        )
+    check_trains(model)
     if _is_row(model):
         groups: list[list[tuple[str, nn.Module]]] = []
         for name, each in _flat(model, ""):
@@ -111,6 +101,21 @@ def split(model: nn.Module, *, skips: bool = True) -> Row:
             whole=reason,
         )
     return _cut(model, graph, skips=skips)
+
+
+def check_trains(model: nn.Module) -> None:
+    """Raise `UnsupportedModel` in evaluation mode and for parameters that have no shape yet."""
+    if not model.training:
+        raise UnsupportedModel(
+            "model: got one in evaluation mode; allowed: training mode, which plans are for; call model.train()"
+        )
+    lazy = next(
+        (name for name, each in model.named_parameters() if isinstance(each, nn.parameter.UninitializedParameter)), None
+    )
+    if lazy is not None:
+        raise UnsupportedModel(
+            f"model, {lazy}: got a parameter without a shape; allowed: known shapes; run the model once before"
+        )
 
 
 def _is_row(module: nn.Module) -> bool:
