@@ -5,15 +5,16 @@ more, temporaries 0-2, budgets even between the least feasible and that of keepi
 a finished exact search. On chains of 12 to 30 stages an integer programme (HiGHS, with a time limit) is the
 certificate. Plans with copies to a host are `joint`. Baselines: none, every block, k equal segments (best k), Chen,
 revolve, in the same simulator. Then the example models trained within budgets beside torch's checkpointing
-(`training`).
+(`training`). `--parts compile` compares compiled steps with torch's activation budget instead (`compiled`).
 """
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -21,11 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.memory import compiled
 from benchmarks.memory.joint import joint_optimality, layer_graphs, share, show, small_chain, summary_of
 from benchmarks.memory.training import MODELS, train
 
 from trainwright.memory import Chain, Stage, simulate
 from trainwright.memory.exact import solve_exact
+from trainwright.memory.execute.compiled import Compiler
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 
@@ -48,7 +51,17 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="to train within budgets"
     )
+    parser.add_argument(
+        "--parts", choices=("all", "compile"), default="all", help="compile: compiled steps beside torch's knob, alone"
+    )
+    parser.add_argument("--compiler", choices=get_args(Compiler), default="inductor", help="of --parts compile")
+    parser.add_argument(
+        "--compiled", nargs="*", default=list(compiled.MODELS), choices=list(compiled.MODELS), help="its models"
+    )
     arguments = parser.parse_args()
+    if arguments.parts == "compile":
+        _compile(arguments)
+        return
     small = optimality(arguments.chains, 3, 6)
     middle = optimality(arguments.chains // 10, 7, 10)
     sound = soundness(arguments.chains)
@@ -102,6 +115,17 @@ def main() -> None:
               "middle": middle, "joint": copies, "certificates": certified, "soundness": sound, "trained": trained,
               "graphs": graphs,
               "table": {"header": _TRAINED, "rows": [_trained_row(row) for row in trained]}}  # fmt: skip
+    finish(result, arguments)
+
+
+def _compile(arguments: argparse.Namespace) -> None:
+    if arguments.compiler == "inductor" and shutil.which("g++") is None:
+        raise SystemExit("--compiler: got 'inductor' without g++; allowed: aot_eager; or install a C++ compiler")
+    records = list(compiled.compare(arguments.compiled, arguments.repeats, arguments.compiler))
+    compiled.show(records)
+    rows = [compiled.row_of(record) for record in records]
+    result = {"benchmark": "memory_compiled", "environment": environment(), "summary": compiled.summary_of(records),
+              "records": records, "table": {"header": compiled.HEADER, "rows": rows}}  # fmt: skip
     finish(result, arguments)
 
 

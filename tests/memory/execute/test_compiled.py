@@ -112,12 +112,11 @@ def test_bad_input(model, batch, settings, error, says):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(
-    ("model", "batch", "share"),
+    ("model", "batch", "share", "accumulate"),
     [
-        (lambda: gpt.GPT((3, 2, 64), 100, 64, dropout=0.1), torch.arange(512).view(8, 64) % 100, 0.6),
-        (lambda: resnet.resnet18(10, 8), torch.linspace(-1, 1, 8 * 3 * 64 * 64).view(8, 3, 64, 64), 0.9),
+        (lambda: gpt.GPT((3, 2, 64), 100, 64, dropout=0.1), torch.arange(512).view(8, 64) % 100, 0.6, True),
+        (lambda: resnet.resnet18(10, 8), torch.linspace(-1, 1, 8 * 3 * 64 * 64).view(8, 3, 64, 64), 0.9, False),
     ],
 )
 def test_example_models(model, batch, share, accumulate):

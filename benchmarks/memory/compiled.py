@@ -1,0 +1,185 @@
+"""Compiled steps within budgets, beside torch's own knob (`torch._functorch.config.activation_memory_budget`).
+
+The knob is a share of what forward saves, not of the peak: each setting is compiled and its peak of live allocations
+measured. That peak is then our budget. Peaks are seen at the allocator, for both alike; steps are timed in turns, in
+seconds of the processor, overheads are over the compiled step without a budget. Last, the least peak that our search
+finds, where no setting of the knob goes. One thread; `aot_eager` runs the same graphs operation by operation, for
+machines without a C++ compiler.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+from benchmarks._report import progress, table
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from models import gpt, resnet
+from trainwright import memory
+from trainwright.errors import BudgetExceeded, InfeasibleBudget
+from trainwright.memory.execute.allocated import allocated_bytes
+from trainwright.memory.execute.compiled import Compiler
+from trainwright.memory.execute.counted import total_bytes
+from trainwright.memory.execute.measure import train_once
+
+__all__ = ["HEADER", "MODELS", "compare", "row_of", "show", "summary_of"]
+
+_KNOBS = (0.7, 0.5, 0.3, 0.15, 0.0)
+_TRIES = 4
+_LEAST_ROOM = 1.02  # of the least peak that the search foresees
+
+HEADER = ("model", "torch's budget", "peak", "ours", "overhead", "ours", "ours / torch, seconds")
+
+
+def _mlp() -> tuple[nn.Module, torch.Tensor]:
+    rows = [(nn.Linear(256, 256), nn.BatchNorm1d(256), nn.GELU(), nn.Dropout(0.1)) for _ in range(8)]
+    return nn.Sequential(*(layer for row in rows for layer in row)), torch.randn(2048, 256)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "MLP": _mlp,
+    "GPT": lambda: (gpt.GPT((4, 4, 128), 1000, 128, dropout=0.1), torch.randint(1000, (8, 128))),
+    "ResNet-18": lambda: (resnet.resnet18(10, 16), torch.randn(8, 3, 128, 128)),
+}
+
+
+def compare(names: Sequence[str], repeats: int, compiler: Compiler) -> Iterator[dict[str, Any]]:
+    """Yield a record per model and setting of the knob, and one for the least peak."""
+    torch.set_num_threads(1)
+    for name in names:
+        torch.manual_seed(0)
+        model, batch = MODELS[name]()
+        fixed = total_bytes([*model.parameters(), *model.buffers(), batch], 64)
+        free = _by_knob(model, batch, 1.0, compiler)
+        full = fixed + _peak(free, model, batch)
+        seen: list[tuple[int, Any, float]] = []
+        for knob in _KNOBS:
+            progress(f"compiled: {name}, torch's budget {knob}")
+            run = _by_knob(model, batch, knob, compiler)
+            seen.append((fixed + _peak(run, model, batch), run, knob))
+        for peak, run, knob in seen:
+            progress(f"compiled: {name}, ours within {peak} bytes")
+            yield _record(name, model, batch, free, full, peak, run, knob, repeats, compiler)
+        try:
+            memory.fit(model, batch, budget=fixed, backend="compile", compiler=compiler, tries=1)
+        except InfeasibleBudget as below:
+            least = int(below.minimal_bytes * _LEAST_ROOM)
+            progress(f"compiled: {name}, the least, {least} bytes")
+            yield _record(name, model, batch, free, full, least, None, None, repeats, compiler)
+
+
+def _record(  # noqa: PLR0917  one place where it is made
+    name: str, model: nn.Module, batch: torch.Tensor, free: Any, full: int, budget: int, run: Any, knob: float | None,
+    repeats: int, compiler: Compiler,
+) -> dict[str, Any]:  # fmt: skip
+    try:
+        ours = memory.fit(model, batch, budget=budget, backend="compile", compiler=compiler, tries=_TRIES)
+    except (BudgetExceeded, InfeasibleBudget) as error:
+        ours, said = None, str(error)
+    else:
+        said = ""
+    timed = {"free": free, "torch": run, "ours": ours}
+    seconds = _timed({key: each for key, each in timed.items() if each is not None}, model, batch, repeats)
+    medians = {key: statistics.median(each) for key, each in seconds.items()}
+    over = {key: each / medians["free"] - 1 for key, each in medians.items()}
+    both = run is not None and ours is not None
+    return {
+        "model": name,
+        "compiler": compiler,
+        "knob": knob,
+        "full_bytes": full,
+        "torch_bytes": None if run is None else budget,
+        "budget_bytes": budget,
+        "our_bytes": None if ours is None else ours.plan.peak_bytes,
+        "refusal": said,
+        "torch_overhead": over.get("torch"),
+        "our_overhead": over.get("ours"),
+        "ratio": statistics.median(a / b for a, b in zip(seconds["ours"], seconds["torch"], strict=True))
+        if both
+        else None,
+        "seconds": {key: statistics.quantiles(each, n=4) for key, each in seconds.items()},
+    }
+
+
+def _by_knob(model: nn.Module, batch: torch.Tensor, knob: float, compiler: Compiler) -> Callable[..., Any]:
+    """Return the model's forward as torch compiles it at a setting of its knob."""
+
+    def forward(given: torch.Tensor) -> Any:
+        return type(model).forward(model, given)
+
+    forward.__code__ = forward.__code__.replace(co_name="free_forward")  # torch counts compilations by code
+    run: Callable[..., Any] = torch.compile(forward, backend=compiler, fullgraph=True, dynamic=False)
+    with functorch_config.patch(activation_memory_budget=knob):
+        _step(run, model, batch)
+    return run
+
+
+def _peak(run: Callable[..., Any], model: nn.Module, batch: torch.Tensor) -> int:
+    model.zero_grad()
+    return allocated_bytes(lambda: train_once(run, batch, None), cuda=False)
+
+
+def _step(run: Callable[..., Any], model: nn.Module, batch: torch.Tensor) -> None:
+    model.zero_grad()
+    train_once(run, batch, None)
+
+
+def _timed(runs: dict[str, Any], model: nn.Module, batch: torch.Tensor, repeats: int) -> dict[str, list[float]]:
+    """Return seconds of the processor of a step, in turns; the first turn warms up."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.process_time()
+            _step(run, model, batch)
+            if turn:
+                found[name].append(time.process_time() - start)
+    return found
+
+
+def row_of(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return a record as a row under `HEADER`; peaks are shares of that without a budget."""
+
+    def part(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    full = record["full_bytes"]
+    return (
+        f"{record['model']}, {record['compiler']}",
+        part(record["knob"], "g"),
+        "-" if record["torch_bytes"] is None else f"{record['torch_bytes'] / full:.1%}",
+        "-" if record["our_bytes"] is None else f"{record['our_bytes'] / full:.1%}",
+        part(record["torch_overhead"], ".1%"),
+        part(record["our_overhead"], ".1%"),
+        part(record["ratio"], ".3f"),
+    )
+
+
+def show(records: Sequence[dict[str, Any]]) -> None:
+    """Print the records."""
+    print(table(HEADER, [row_of(record) for record in records]))
+
+
+def summary_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the claim's numbers: times at equal peak, and how far down each goes."""
+    ratios = [record["ratio"] for record in records if record["ratio"] is not None]
+    least = [
+        min(each["our_bytes"] for each in own if each["our_bytes"]) / min(
+            each["torch_bytes"] for each in own if each["torch_bytes"])
+        for name in dict.fromkeys(record["model"] for record in records)
+        if (own := [each for each in records if each["model"] == name])
+    ]  # fmt: skip
+    return {
+        "compiled_over_torch_worst": max(ratios),
+        "compiled_over_torch_median": statistics.median(ratios),
+        "compiled_peaks_not_kept": sum(
+            record["our_bytes"] is None or record["our_bytes"] > record["budget_bytes"] for record in records
+        ),
+        "compiled_least_peak_over_torchs_worst": max(least),
+    }
