@@ -144,3 +144,17 @@ def test_a_pattern_as_schedule(schedule):
     work = [cell for row in plan.to_csv().splitlines() for cell in row.split(",")]
     assert len(work) == len(set(work)) == 2 * batches * len(pattern.works)
     assert found.lower_seconds <= pattern.period_seconds <= plan.placements["1f1b-star"].pattern.period_seconds
+
+
+@pytest.mark.parametrize(
+    ("seed", "memory", "stages", "way"), [(8, 40, 3, "none"), (15, 40, 4, "full"), (2, 90, 3, "planned")]
+)
+def test_no_other_way_has_a_shorter_step(seed, memory, stages, way):
+    """The partition is the one of least step under the schedule, which need not be the one of least load."""
+    plan = tm.pipeline(random_chain(seed, least=6, most=8), stages=stages, microbatches=4, memory=memory)
+    assert plan.partition.way == way
+    for other in plan.alternatives.values():
+        if other is not None:
+            forward = [part.forward_seconds for part in other.parts]
+            back = [part.seconds - part.forward_seconds for part in other.parts]
+            assert plan.step_seconds <= simulate_schedule("1f1b", forward, back, microbatches=4).seconds + 1e-9

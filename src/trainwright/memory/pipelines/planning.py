@@ -17,7 +17,7 @@ __all__ = ["PipelinePlan", "plan_pipeline"]
 
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
-    """The partition of least load, those of other ways to train, and steps under the schedules that it allows."""
+    """The partition of least step, those of least load for each way to train, and steps under the schedules allowed."""
 
     partition: Partition
     """That of the schedule: under MadPipe several stages may be on one device."""
@@ -82,8 +82,7 @@ def plan_pipeline(
         way: cut(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
         for way, cost in costs.items()
     }
-    best = found["planned"]
-    if best is None:
+    if found["planned"] is None:
         least = _least(chain, stages, microbatches, weights or Weights(), memory_bytes)
         raise InfeasibleBudget(
             f"memory: got {memory_bytes} bytes a device; allowed: about {least} bytes or more for {stages} stages of "
@@ -91,6 +90,13 @@ def plan_pipeline(
             minimal_bytes=least,
             owners={},
         )
+    # A step also fills and empties the pipeline: the least load is not always the least time.
+    flush = "1f1b" if schedule in PATTERNS else schedule
+    fitting = [found[way] for way in ("planned", "none", "full")]
+    best = min(
+        (each for each in fitting if each is not None),
+        key=lambda each: _timeline(each.parts, flush, microbatches).seconds,
+    )
     placements: dict[str, Placement] = {}
     if schedule in PATTERNS:
         placements = _placements(
