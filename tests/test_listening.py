@@ -244,4 +244,4 @@ def test_answers_of_interfaces():
     assert ask(guard, "/live").status == 200
     assert ask(guard, "/live/").status == 401
     large = ask(guard, method="POST", chunks=[b"abc", b"def"], authorization=f"Bearer {TOKEN}")
-    assert (large.status, json.loads(large.body)) == (413, {"error": "a body may have 4 bytes"})
+    assert (large.status, json.loads(large.body)) == (413, {"error": "body: is too large; allowed: up to 4 bytes"})

@@ -131,7 +131,7 @@ class Guard:
         else:
             limited = _Limited(receive, headed, self._max_body_bytes)
             if not await limited.run(self._application, scope):
-                await self._answer(headed, 413, f"a body may have {self._max_body_bytes} bytes")
+                await self._answer(headed, 413, f"body: is too large; allowed: up to {self._max_body_bytes} bytes")
 
     def _refusal(self, scope: Mapping[str, Any]) -> tuple[int, str] | tuple[int, str, dict[str, str]] | None:
         hosts = _values(scope, b"host")
@@ -144,7 +144,7 @@ class Guard:
             return 401, "a token is needed: open the address that was printed", {"www-authenticate": "Bearer"}
         lengths = _values(scope, b"content-length")
         if any(not length.isdigit() or int(length) > self._max_body_bytes for length in lengths):
-            return 413, f"a body may have {self._max_body_bytes} bytes"
+            return 413, f"body: is too large; allowed: up to {self._max_body_bytes} bytes"
         return None
 
     def _is_own(self, host: str) -> bool:
