@@ -88,7 +88,6 @@ class _Subject:
             timed = {"plain": self.model, "planned": planned} | ({} if best is None else {"baseline": best[1]})
             mismatches = self._mismatches(planned)
             seconds = _timed(timed, self.batch, repeats)
-            medians = {each: statistics.median(found) for each, found in seconds.items()}
             yield {
                 "model": self.name,
                 "stages": len(self.row.stages),
@@ -103,10 +102,10 @@ class _Subject:
                 "violation": peak > budget,
                 "gradient_mismatches": mismatches,
                 "seconds": {each: statistics.quantiles(found, n=4) for each, found in seconds.items()},
-                "overhead": medians["planned"] / medians["plain"] - 1,
+                "overhead": _over(seconds["planned"], seconds["plain"]),
                 "baseline": None if best is None else best[0],
                 "baseline_bytes": None if best is None else best[2],
-                "overhead_over_baseline": None if best is None else medians["planned"] / medians["baseline"] - 1,
+                "overhead_over_baseline": None if best is None else _over(seconds["planned"], seconds["baseline"]),
             }
 
     def _baselines(self) -> Iterator[tuple[str, nn.Module, int, float]]:
@@ -183,6 +182,11 @@ class _Segment:
 def _step(model: nn.Module, batch: torch.Tensor) -> None:
     model.zero_grad()
     (model(batch) * 1).sum().backward()
+
+
+def _over(seconds: list[float], others: list[float]) -> float:
+    """Return the median of the overheads of the single turns: what slows the machine slows both of one."""
+    return statistics.median(own / other for own, other in zip(seconds, others, strict=True)) - 1
 
 
 def _timed(models: dict[str, nn.Module], batch: torch.Tensor, repeats: int) -> dict[str, list[float]]:
