@@ -54,6 +54,7 @@ class CompiledPlan:
     peak_bytes: int
     """Measured: live allocations of a step at their most, with parameters, buffers and batch."""
     simulated_bytes: int
+    """As the sweep foresaw it, without what a loss takes for itself."""
     seconds_again: float
     """What is run again, each operation measured alone."""
     forward_seconds: float
@@ -112,7 +113,7 @@ def fit_compiled(
     planned = copy.copy(model)  # the same parameters, buffers and children
     best: tuple[CompiledPlan, Callable[..., Any]] | None = None
     for _ in range(tries):
-        partition = _Partition(limit, budget_bytes, granule, compiler)
+        partition = _Partition(limit, budget_bytes, fixed, granule, compiler)
         run = _entry(planned, partition)
         try:
             with untouched(model):
@@ -131,7 +132,7 @@ def fit_compiled(
         spare = budget_bytes - peak
         if spare >= 0 and (not partition.costs or spare < _ROOM * budget_bytes):
             break
-        limit += spare
+        limit = partition.simulated_bytes + spare  # what the simulation missed, it misses again
     if best is None:
         raise BudgetExceeded(
             f"budget: got {readable(budget_bytes)}, and a compiled step took {readable(min(peaks))} though its plan "
@@ -143,10 +144,11 @@ def fit_compiled(
 class _Partition(CustomPartitionerFn):
     """Partitions a joint graph so that it takes at most `limit` bytes beside what is fixed, and remembers how."""
 
-    def __init__(self, limit: int, budget_bytes: int, granule: int, compiler: Compiler) -> None:
+    def __init__(self, limit: int, budget_bytes: int, fixed_bytes: int, granule: int, compiler: Compiler) -> None:
         self.costs = False
         """Whether more is run again than by torch's own partition."""
-        self._limit, self._budget_bytes, self._granule, self._compiler = limit, budget_bytes, granule, compiler
+        self._limit, self._budget_bytes, self._fixed_bytes = limit, budget_bytes, fixed_bytes
+        self._granule, self._compiler = granule, compiler
         self._made: tuple[Traced, Choice] | None = None
 
     def __call__(
@@ -173,6 +175,12 @@ class _Partition(CustomPartitionerFn):
 
     def __reduce__(self) -> tuple[object, ...]:
         return str, (self.uuid(),)
+
+    @property
+    def simulated_bytes(self) -> int:
+        """The peak that was foreseen, beside what is fixed."""
+        assert self._made is not None  # noqa: S101  a step has been compiled
+        return self._made[1].peak_bytes
 
     def uuid(self) -> str:
         """Say that all that this does is to be seen in the graphs that it makes."""
@@ -201,7 +209,7 @@ class _Partition(CustomPartitionerFn):
         return CompiledPlan(
             budget_bytes=self._budget_bytes,
             peak_bytes=peak_bytes,
-            simulated_bytes=choice.peak_bytes + self._budget_bytes - self._limit,
+            simulated_bytes=choice.peak_bytes + self._fixed_bytes,
             seconds_again=choice.seconds,
             forward_seconds=float(step.seconds[: step.forward].sum()),
             saved=tuple(name for name, each in zip(names, choice.saved, strict=True) if each),
@@ -288,6 +296,10 @@ def _refusal(model: nn.Module, error: Exception) -> BaseException:
     if isinstance(cause, TrainwrightError) or not type(error).__module__.startswith("torch._"):
         return cause
     inner = getattr(error, "inner_exception", None) or error
+    if "CxxCompiler" in type(inner).__name__ or "CxxCompiler" in str(inner):
+        return UnsupportedModel(
+            "compiler: got 'inductor', and no C++ compiler works here; allowed: 'aot_eager', or a machine with one"
+        )
     said = next((line.strip() for line in str(inner).splitlines() if line.strip()), type(inner).__name__)
     return UnsupportedModel(
         f"model: {type(model).__name__} cannot be compiled as one graph ({said}); allowed with backend='compile': "
