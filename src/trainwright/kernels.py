@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 __all__ = ["Bits", "Flags", "Floats", "Ints", "Singles", "compiled"]
@@ -24,6 +23,8 @@ _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 def compiled(kernel: _Kernel) -> _Kernel:
     """Compile at first use for the types of that use (fastmath off); the annotations are for readers."""
+    from numba import njit
+
     try:
         return cast(_Kernel, njit(cache=True, error_model="numpy", nogil=True)(kernel))
     except RuntimeError:  # no folder for the cache

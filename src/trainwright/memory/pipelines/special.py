@@ -19,7 +19,6 @@ import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.memory.chain import Chain
-from trainwright.memory.pipelines._special import Tables, placements
 from trainwright.memory.pipelines.contiguous import least_period, one_forward_one_backward
 from trainwright.memory.pipelines.memory import Weights, holding
 from trainwright.memory.pipelines.partition import Cost
@@ -101,6 +100,8 @@ class Search:
         self, chain: Chain, cost: Cost, *, devices: int, microbatches: int, memory_bytes: int, bandwidth: float,
         weights: Weights,
     ) -> None:  # fmt: skip
+        from trainwright.memory.pipelines._special import Tables
+
         n = len(chain.stages)
         self.n, self.devices, self.microbatches, self.memory_bytes = n, devices, microbatches, memory_bytes
         self.forward = np.zeros(n)
@@ -138,6 +139,8 @@ class Search:
 
     def placements(self, period: float, spare: int, beaten: int = 1) -> list[tuple[Placed, ...]]:
         """Return what the programme places for a period; without a special device if `spare` is -1."""
+        from trainwright.memory.pipelines._special import placements
+
         normals = self.devices - (spare >= 0)
         for cells, capacity in _LABELS:
             limits = (normals, spare, self.microbatches, beaten)
