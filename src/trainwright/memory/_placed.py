@@ -3,6 +3,8 @@
 Rows are (kind, stage from 1, option); of DELETE, OFFLOAD and PREFETCH the option is -1 for a bare output. `walk` reads
 a plan off the table of `_joint`, `place` adds the copies, `seconds` runs the list as `simulate` does, `climb` changes
 one decision after another and keeps what is faster. A key is 2 stage + (1 if saved): what may wait on the host.
+
+Longer than 450 lines because kernels that call each other stay in one file (see `kernels`).
 """
 
 import numpy as np

@@ -68,7 +68,7 @@ def solve_exact_with_copies(
     gives `operations` the same. Up to 6 stages without options, every operation a whole number of 1 / bandwidth
     seconds, at most 63, every value at most 31 bytes; raises ChainError.
     """
-    from trainwright.memory._exact import search_with_copies
+    from trainwright.memory._exact_copies import search_with_copies
 
     steps, sizes = chain.steps, sizes_of(chain)
     seconds = np.array([(step.plain_seconds, step.forward_seconds, step.backward_seconds) for step in steps])

@@ -1,0 +1,53 @@
+"""Kernels of exact searches: an open hash table of states, and a heap of what is to be looked at."""
+
+import numpy as np
+
+from trainwright.kernels import Floats, Ints, compiled
+
+__all__ = ["EMPTY", "pop", "push", "slot"]
+
+EMPTY = np.int64(-1)
+
+
+@compiled
+def slot(keys: Ints, key: int) -> np.int64:
+    """Return where a key stands, or would stand, in an open table whose size is a power of two."""
+    mask = keys.size - 1
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    place = np.int64(mixed >> np.uint64(20)) & mask
+    while keys[place] not in (EMPTY, key):
+        place = (place + 1) & mask
+    return place
+
+
+@compiled
+def push(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
+    child = size
+    while child:
+        parent = (child - 1) >> 1
+        if heap[parent] <= value:
+            break
+        heap[child], nodes[child] = heap[parent], nodes[parent]
+        child = parent
+    heap[child], nodes[child] = value, node
+    return size + 1
+
+
+@compiled
+def pop(heap: Floats, nodes: Ints, size: int) -> int:
+    """Remove the least entry, which the caller has read."""
+    size -= 1
+    value, node = heap[size], nodes[size]
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[parent], nodes[parent] = heap[child], nodes[child]
+        parent = child
+    heap[parent], nodes[parent] = value, node
+    return size
