@@ -3,12 +3,13 @@
 Random chains as in the protocol of the claims: 3 to 6 stages (and 7 to 10), times 1-9, outputs 1-6, saved values 0-6
 more, temporaries 0-2, budgets even between the least feasible and that of keeping everything; the optimum is that of
 a finished exact search. On chains of 12 to 30 stages an integer programme (HiGHS, with a time limit) is the
-certificate. Plans with copies to a host are `joint`. Baselines: none, every block, k equal segments (best k), Chen,
-revolve, in the same simulator. Then the example models trained within budgets beside torch's checkpointing
-(`training`). `--parts compile` compares compiled steps with torch's activation budget instead (`compiled`).
+certificate. Baselines: none, every block, k equal segments (best k), Chen,
+revolve, in the same simulator. All that is the part `chains`; `joint` has plans with copies to a host, `training` the
+example models trained within budgets beside torch's checkpointing. `--parts compile` compares compiled steps with torch's activation budget instead (`compiled`).
 """
 
 import argparse
+import json
 import shutil
 import sys
 import time
@@ -41,8 +42,8 @@ _PROVEN = 1e-5
 
 
 def main() -> None:
-    """Run the parts and print them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the parts, print them, and keep them beside those that an earlier run has left in the results file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     parser.add_argument("--chains", type=int, default=1000, help="random chains of each kind")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of an integer programme")
@@ -52,7 +53,7 @@ def main() -> None:
         "--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="to train within budgets"
     )
     parser.add_argument(
-        "--parts", choices=("all", "compile"), default="all", help="compile: compiled steps beside torch's knob, alone"
+        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, with commas; or compile, which stands alone"
     )
     parser.add_argument("--compiler", choices=get_args(Compiler), default="inductor", help="of --parts compile")
     parser.add_argument(
@@ -62,14 +63,29 @@ def main() -> None:
     if arguments.parts == "compile":
         _compile(arguments)
         return
+    chosen = arguments.parts.split(",")
+    if unknown := sorted(set(chosen) - set(PARTS)):
+        parser.error(f"--parts: got {unknown[0]!r}; allowed: {', '.join(PARTS)}, or compile alone")
+    kept = arguments.results is not None and arguments.results.exists()
+    parts: dict[str, Any] = json.loads(arguments.results.read_text())["parts"] if kept else {}
+    for name in chosen:
+        parts[name] = {**PARTS[name](arguments), "environment": environment()}
+    summary = {key: value for part in parts.values() for key, value in part["summary"].items()}
+    summary["violations"] = sum(part["summary"].get("violations", 0) for part in parts.values())
+    result = {"benchmark": "memory", "environment": environment(), "summary": summary, "parts": parts}
+    if "training" in parts:
+        rows = [_trained_row(row) for row in parts["training"]["rows"]]
+        result |= {"table": {"header": _TRAINED, "rows": rows}, "environment": parts["training"]["environment"]}
+    finish(result, arguments)
+
+
+def _chains(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Compare plans of random chains with exact optima and certificates, and time the solver."""
     small = optimality(arguments.chains, 3, 6)
     middle = optimality(arguments.chains // 10, 7, 10)
     sound = soundness(arguments.chains)
-    copies = joint_optimality(arguments.chains * 3 // 10)
     certified = [row for length in (12, 16, 20, 25, 30) for row in certificates(length, arguments.limit)]
     speed = {length: solver_ms(length, arguments.repeats) for length in (50, 100, 340)}
-    trained = list(train(arguments.models, arguments.repeats))
-    graphs = list(layer_graphs(arguments.data)) if arguments.data else []
     print(table(("chains", "feasible", "optimal", "mean gap", "max gap", "dp and moves", "dp alone"),
                 [(name, part["feasible"], share(part["optimal_share"]), share(part["mean_gap"]),
                   share(part["max_gap"]), share(part["optimal_share_dp_and_moves_alone"]),
@@ -81,18 +97,12 @@ def main() -> None:
                   share(row["bound_overhead"]), "yes" if row["proven"] else "no") for row in certified]))  # fmt: skip
     print()
     print(table(("stages", "solver ms, CPU"), [(length, f"{value:.2f}") for length, value in speed.items()]))
-    if trained:
-        print(f"\n{table(_TRAINED, [_trained_row(row) for row in trained])}")
-    show(copies, graphs)
     summary = {
         "optimal_share": small["optimal_share"],
         "mean_gap": small["mean_gap"],
         "optimal_share_dp_and_moves_alone": small["optimal_share_dp_and_moves_alone"],
         "mean_gap_dp_and_moves_alone": small["mean_gap_dp_and_moves_alone"],
-        "violations": sound["violations"]
-        + small["violations"]
-        + middle["violations"]
-        + sum(row["violation"] for row in trained),
+        "violations": sound["violations"] + small["violations"] + middle["violations"],
         **{f"solver_ms_{length}": value for length, value in speed.items()},
         "certified_share": float(np.mean([row["proven"] for row in certified])),
         "certificate_gap_worst": max(row["gap"] for row in certified),
@@ -101,21 +111,36 @@ def main() -> None:
         "operations": sound["operations"],
         "processor_seconds": sound["processor_seconds"],
     }
-    summary |= summary_of(copies, graphs)
-    if trained:
-        over = [row["overhead_over_baseline"] for row in trained if row["overhead_over_baseline"] is not None]
-        summary |= {
-            "peak_error_worst": max(abs(row["predicted_bytes"] / row["tracked_bytes"] - 1) for row in trained),
-            "overhead_over_best_baseline_worst": max(over),
-            "overhead_over_best_baseline_median": float(np.median(over)),
-            "budgets_without_a_baseline": sum(row["baseline"] is None for row in trained),
-            "gradient_mismatches": sum(row["gradient_mismatches"] for row in trained),
-        }
-    result = {"benchmark": "memory", "environment": environment(), "summary": summary, "small": small,
-              "middle": middle, "joint": copies, "certificates": certified, "soundness": sound, "trained": trained,
-              "graphs": graphs,
-              "table": {"header": _TRAINED, "rows": [_trained_row(row) for row in trained]}}  # fmt: skip
-    finish(result, arguments)
+    return {"summary": summary, "small": small, "middle": middle, "certificates": certified, "soundness": sound}
+
+
+def _joint(arguments: argparse.Namespace) -> dict[str, Any]:
+    copies = joint_optimality(arguments.chains * 3 // 10)
+    graphs = list(layer_graphs(arguments.data)) if arguments.data else []
+    show(copies, graphs)
+    return {"summary": summary_of(copies, graphs), "copies": copies, "graphs": graphs}
+
+
+def _training(arguments: argparse.Namespace) -> dict[str, Any]:
+    rows = list(train(arguments.models, arguments.repeats))
+    print(f"\n{table(_TRAINED, [_trained_row(row) for row in rows])}")
+    over = [row["overhead_over_baseline"] for row in rows if row["overhead_over_baseline"] is not None]
+    summary = {
+        "violations": sum(row["violation"] for row in rows),
+        "peak_error_worst": max(abs(row["predicted_bytes"] / row["tracked_bytes"] - 1) for row in rows),
+        "overhead_over_best_baseline_worst": max(over),
+        "overhead_over_best_baseline_median": float(np.median(over)),
+        "budgets_without_a_baseline": sum(row["baseline"] is None for row in rows),
+        "gradient_mismatches": sum(row["gradient_mismatches"] for row in rows),
+    }
+    return {"summary": summary, "rows": rows}
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "chains": _chains,
+    "joint": _joint,
+    "training": _training,
+}
 
 
 def _compile(arguments: argparse.Namespace) -> None:
