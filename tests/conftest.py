@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -13,6 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where the environment forbids bytecode, each of many processes would compile the package, and pytest all tests, anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# In the background of a shell Ctrl-C is ignored, here and in every process that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -186,7 +186,7 @@ def test_a_script(tmp_path):
 
 
 def test_no_script(tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match="where no file is; give a Python script"):
+    with pytest.raises(CheckpointNotFoundError, match="there is no such file; allowed: a Python script with a Manager"):
         verify_resume(tmp_path / "none.py", steps=3)
 
 

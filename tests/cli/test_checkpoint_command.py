@@ -388,7 +388,7 @@ class TestVerifyResume:
         said = checkpoint("verify-resume", "nowhere.py", "--steps", 5)
         assert (said.status, said.err) == (
             2,
-            "trainwright: verify-resume: got 'nowhere.py', where no file is; give a Python script\n",
+            "trainwright: training script 'nowhere.py': there is no such file; allowed: a Python script with a Manager\n",
         )
 
     def test_a_trial(self, checkpoint, monkeypatch):

@@ -76,7 +76,8 @@ const links = (current) => {
   nav.replaceChildren(
     ...list.map(([href, title, name]) => make("a", { href, "aria-current": name === current ? "page" : null }, title)),
   );
-  nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  const here = nav.querySelector("[aria-current]"); // not scrollIntoView: the next Tab would start there
+  if (here) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - (nav.clientWidth - here.offsetWidth) / 2;
 };
 
 const show = (made, title, { focus }) => {
