@@ -124,7 +124,9 @@ def _joint(arguments: argparse.Namespace) -> dict[str, Any]:
 def _training(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = list(train(arguments.models, arguments.repeats))
     print(f"\n{table(_TRAINED, [_trained_row(row) for row in rows])}")
-    over = [row["overhead_over_baseline"] for row in rows if row["overhead_over_baseline"] is not None]
+    # A plan that runs nothing again is the model itself, and so is its baseline.
+    compared = [row for row in rows if row["baseline"] is not None and row["planned_overhead"] > 0]
+    over = [row["overhead_over_baseline"] for row in compared]
     summary = {
         "violations": sum(row["violation"] for row in rows),
         "peak_error_worst": max(abs(row["predicted_bytes"] / row["tracked_bytes"] - 1) for row in rows),

@@ -222,6 +222,7 @@ def main() -> None:
     summary["step_within_15_percent"] = sum(abs(row["error"]) <= 0.15 for row in rows) / len(rows)
     summary["step_interval_coverage"] = sum(row["inside"] for row in rows) / len(rows)
     result = {
+        "benchmark": "plan_steps",
         "summary": summary,
         "rows": rows,
         "table": {"header": header, "rows": shown},
