@@ -66,8 +66,9 @@ def assert_same(ours, theirs, count=40, seed=0):
     for params in ours.decode(ours.sample(np.random.default_rng(seed), count)):
         assert legal_there(theirs, params), params
     theirs.seed(seed)
-    for configuration in theirs.sample_configuration(count):
-        assert ours.check(dict(configuration)) == [], dict(configuration)
+    for params in map(dict, theirs.sample_configuration(count)):
+        if legal_there(theirs, params):  # ConfigSpace 1.2 draws children of inactive parents, which it then refuses
+            assert ours.check(params) == [], params
 
 
 def illegal_here(space, seed, count):
