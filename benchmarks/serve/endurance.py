@@ -1,8 +1,9 @@
 """Open-loop load at 80 % of what the service can do: whether its memory grows, and what the tails are.
 
-Capacity is measured first, with more asked than can be done. Then requests of 1 to 32 rows are sent at Poisson moments
-drawn beforehand for `seconds`; latency counts from the moment at which a request was due. Resident memory of the front
-and the worker is read after the first tenth and at the end; the claim is made with --seconds 600.
+Capacity is measured first, in requests of the same sizes (1 to 32 rows), with more asked than can be done. Then such
+requests are sent at Poisson moments drawn beforehand for `seconds`; latency counts from the moment at which a request
+was due. Resident memory of the front and the worker is read after the first tenth and at the end; the claim is made
+with --seconds 600.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ __all__ = ["run"]
 
 _SHARE = 0.8
 _MOST_ROWS = 32
+_WAITING = 64
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -35,9 +38,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         found = ensemble(Path(folder), [{"width": 256, "depth": 3}] * 3)
         with Deployment(found, plan(found), settings=Settings(queue_rows=1_000_000)) as service:
             pids = [os.getpid(), *(one["pid"] for one in service.state()["instances"])]
-            rate = _capacity(service, x, min(3.0, seconds)) * _SHARE
-            sizes = draws.integers(1, _MOST_ROWS + 1, size=max(10, int(rate * seconds / ((_MOST_ROWS + 1) / 2))))
-            due = np.cumsum(draws.exponential(sizes.mean() / rate, size=len(sizes)))
+            rate = _capacity(service, x, draws, min(10.0, seconds)) * _SHARE
+            sizes = draws.integers(1, _MOST_ROWS + 1, size=max(10, int(rate * seconds)))
+            due = np.cumsum(draws.exponential(1 / rate, size=len(sizes)))
             latencies, refused, left, warm = np.full(len(sizes), np.nan), 0, threading.Semaphore(0), 0
             begun = time.monotonic()
             for number, (size, moment) in enumerate(zip(sizes.tolist(), due.tolist(), strict=True)):
@@ -58,7 +61,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 left.acquire()
             grown = 100.0 * (_resident(pids) / warm - 1.0)
     p50, p99 = (1e3 * float(np.nanquantile(latencies, q)) for q in (0.5, 0.99))
-    progress(f"{rate:.0f} rows a second asked for, {len(sizes)} requests, {refused} refused")
+    progress(f"{rate:.0f} requests a second asked for, {len(sizes)} requests, {refused} refused")
     print(table(["", "value"], [["p50 ms", f"{p50:.1f}"], ["p99 ms", f"{p99:.1f}"], ["memory", f"{grown:+.2f} %"]]))
     return {
         "summary": {
@@ -71,18 +74,19 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": float(due[-1]),
         "requests": len(sizes),
         "refused": refused,
-        "rows_per_second": rate,
+        "requests_per_second": rate,
     }
 
 
-def _capacity(service: Any, x: Any, seconds: float) -> float:
-    """Rows a second with as many requests waiting as fill every segment."""
-    answers, rows, begun = [], 0, time.monotonic()
+def _capacity(service: Any, x: Any, draws: np.random.Generator, seconds: float) -> float:
+    """Return requests a second, of the sizes that are sent later, while as many wait as fill every segment."""
+    answers, done, begun = deque[Any](), 0, time.monotonic()
     while time.monotonic() < begun + seconds:
-        answers.append(service.submit(x))
-        if len(answers) >= 64:
-            rows += len(answers.pop(0).result().prediction)
-    return rows / (time.monotonic() - begun)
+        answers.append(service.submit(x[: draws.integers(1, _MOST_ROWS + 1)]))
+        if len(answers) >= _WAITING:
+            answers.popleft().result()
+            done += 1
+    return done / (time.monotonic() - begun)
 
 
 def _resident(pids: list[int]) -> int:
