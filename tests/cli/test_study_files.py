@@ -145,6 +145,14 @@ def test_a_study_of_another_space(trainwright, study_file):
     )
 
 
+def test_a_study_that_is_kept_nowhere(trainwright, study_file):
+    """Without a directory the search runs in memory, and its result is the output."""
+    file = study_file()
+    file.write_text(re.sub(r'directory = ".*"\n', "", file.read_text()))
+    said = trainwright("run", file)
+    assert (said.status, "4 of 4 trials have a result" in said.out) == (0, True), said.err
+
+
 class TestFiles:
     def test_no_such_file(self, trainwright, tmp_path):
         refused(trainwright("run", tmp_path / "none.toml"), r"none.toml': there is no such file; allowed: a study file")

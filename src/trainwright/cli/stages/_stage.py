@@ -39,8 +39,9 @@ class Work:
 
     @property
     def made(self) -> bool:
-        """Whether the study is there."""
-        return any((self.folder / "ledger" / name).is_file() for name in ("study.json", "url"))
+        """Whether the study is there, which it never is without a folder."""
+        kept = self.directory
+        return kept is not None and any((kept / "ledger" / name).is_file() for name in ("study.json", "url"))
 
     def state(self, stage: str) -> "State":
         """Return the state of the study, which `stage` needs."""
