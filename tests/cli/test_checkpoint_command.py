@@ -386,10 +386,8 @@ class TestVerifyResume:
 
     def test_no_script(self, checkpoint):
         said = checkpoint("verify-resume", "nowhere.py", "--steps", 5)
-        assert (said.status, said.err) == (
-            2,
-            "trainwright: training script 'nowhere.py': there is no such file; allowed: a Python script with a Manager\n",
-        )
+        sentence = "training script 'nowhere.py': there is no such file; allowed: a Python script with a Manager"
+        assert (said.status, said.err) == (2, f"trainwright: {sentence}\n")
 
     def test_a_trial(self, checkpoint, monkeypatch):
         """A function is a trial's; its parameters are JSON, or else text."""
