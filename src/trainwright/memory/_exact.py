@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainwright.kernels import Ints, compiled
-from trainwright.memory._queue import EMPTY, pop, push, slot
+from trainwright.memory._queue import EMPTY, pop, push, slot, tabled, way
 from trainwright.memory.sizes import Sizes
 
 __all__ = ["search"]
@@ -33,15 +33,13 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
     for i in range(1, n + 2):
         powers[i] = powers[i - 1] * base
     capacity = 1024
-    table, holder = np.full(4 * capacity, EMPTY), np.zeros(4 * capacity, np.int64)
     states, cost, closed = np.zeros(capacity, np.int64), np.zeros(capacity), np.zeros(capacity, np.bool_)
     came = np.zeros((capacity, 4), np.int64)  # parent, kind, stage, option
     heap, nodes, size = np.zeros(capacity), np.zeros(capacity, np.int64), 0
     top = powers[n]  # state = digits + top * gradient; the digit of stage i has weight powers[i - 1]
     states[0] = top * n
     count = 1
-    place = slot(table, states[0])
-    table[place], holder[place] = states[0], 0
+    table, holder = tabled(states, count, 4 * capacity)
     size = push(heap, nodes, size, cheapest.sum(), 0)
     digit = np.zeros(n + 1, np.int64)
     proven = 0.0
@@ -53,15 +51,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
         closed[node] = True
         gradient = states[node] // top
         if gradient == 0:
-            length, at = 0, node
-            while at:
-                length, at = length + 1, came[at, 0]
-            path, at = np.empty((length, 3), np.int64), node
-            while at:
-                length -= 1
-                path[length] = came[at, 1:]
-                at = came[at, 0]
-            return path, cost[node], cost[node]
+            return way(came, node), cost[node], cost[node]
         if proven >= bound or count > limit:
             break
         code, used, rest = states[node] - top * gradient, delta[gradient] + grown[gradient], 0.0
@@ -83,10 +73,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
             closed = np.concatenate((closed, np.zeros(more, np.bool_)))
             came = np.concatenate((came, np.zeros((more, 4), np.int64)))
         if 2 * (count + 4 * n * base) > table.size:
-            table, holder = np.full(4 * table.size, EMPTY), np.zeros(4 * table.size, np.int64)
-            for each in range(count):
-                place = slot(table, states[each])
-                table[place], holder[place] = states[each], each
+            table, holder = tabled(states, count, 4 * table.size)
         # The backward that can run now: where it frees as much as it takes, nothing is gained by waiting.
         alone = False
         if digit[gradient] > 1 and (gradient == 1 or digit[gradient - 1]):

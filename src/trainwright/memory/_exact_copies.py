@@ -7,7 +7,7 @@ A state packs, four bits for each stage, where its bare output and its saved val
 import numpy as np
 
 from trainwright.kernels import Ints, compiled
-from trainwright.memory._queue import EMPTY, pop, push, slot
+from trainwright.memory._queue import EMPTY, pop, push, slot, tabled, way
 from trainwright.memory.sizes import Sizes
 
 __all__ = ["OFFLOAD", "PREFETCH", "RELEASE", "WAIT", "search_with_copies"]
@@ -86,13 +86,12 @@ def search_with_copies(
     size = np.zeros(2 * n + 2, np.int64)  # by key
     size[2::2], size[3::2] = z.out[1:], z.saved
     capacity = 1 << 14
-    table, holder = np.full(4 * capacity, EMPTY), np.zeros(4 * capacity, np.int64)
     states, cost, closed = np.zeros(capacity, np.int64), np.zeros(capacity), np.zeros(capacity, np.bool_)
     came = np.zeros((capacity, 4), np.int64)  # parent, action, stage or key, under way
     heap, nodes, waiting = np.zeros(capacity), np.zeros(capacity, np.int64), 0
     states[0] = n << _GRADIENT
-    holder[slot(table, states[0])], count = 0, 1
-    table[slot(table, states[0])] = states[0]
+    count = 1
+    table, holder = tabled(states, count, 4 * capacity)
     waiting = push(heap, nodes, waiting, float((forward + back).sum()), 0)
     follow = np.empty((8 * n + 16, 4), np.int64)  # state, ticks, action, stage or key
     proven = 0.0
@@ -105,15 +104,7 @@ def search_with_copies(
         state = states[node]
         gradient, stage, kind = _field(state, _GRADIENT, 3), _field(state, _STAGE, 3), _field(state, _KIND, 2)
         if gradient == 0:
-            length, at = 0, node
-            while at:
-                length, at = length + 1, came[at, 0]
-            path, at = np.empty((length, 3), np.int64), node
-            while at:
-                length -= 1
-                path[length] = came[at, 1:]
-                at = came[at, 0]
-            return path, cost[node], cost[node]
+            return way(came, node), cost[node], cost[node]
         if proven >= bound or count > limit:
             break
         if waiting + len(follow) > heap.size:
@@ -125,10 +116,7 @@ def search_with_copies(
             closed = np.concatenate((closed, np.zeros(closed.size, np.bool_)))
             came = np.concatenate((came, np.zeros(came.shape, np.int64)))
         if 2 * (count + len(follow)) > table.size:
-            table, holder = np.full(4 * table.size, EMPTY), np.zeros(4 * table.size, np.int64)
-            for each in range(count):
-                at = slot(table, states[each])
-                table[at], holder[at] = states[each], each
+            table, holder = tabled(states, count, 4 * table.size)
         out, into = _field(state, _OUT, 4), _field(state, _IN, 4)
         used = z.delta[gradient] + z.grown[gradient] + (size[into] if into else 0)
         for key in range(2, 2 * gradient + 2):

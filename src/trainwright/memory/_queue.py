@@ -1,10 +1,10 @@
-"""Kernels of exact searches: an open hash table of states, and a heap of what is to be looked at."""
+"""Kernels of exact searches: an open hash table of states, a heap of what is to be looked at, the way to a state."""
 
 import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
 
-__all__ = ["EMPTY", "pop", "push", "slot"]
+__all__ = ["EMPTY", "pop", "push", "slot", "tabled", "way"]
 
 EMPTY = np.int64(-1)
 
@@ -51,3 +51,27 @@ def pop(heap: Floats, nodes: Ints, size: int) -> int:
         parent = child
     heap[parent], nodes[parent] = value, node
     return size
+
+
+@compiled
+def tabled(states: Ints, count: int, size: int) -> tuple[Ints, Ints]:
+    """Return a table of so many places with the first states in it: keys, and the number of each."""
+    table, holder = np.full(size, EMPTY), np.zeros(size, np.int64)
+    for each in range(count):
+        place = slot(table, states[each])
+        table[place], holder[place] = states[each], each
+    return table, holder
+
+
+@compiled
+def way(came: Ints, node: int) -> Ints:
+    """Return the steps [length, 3] from the first state to a node; a row of `came` is the parent and the step."""
+    length, at = 0, node
+    while at:
+        length, at = length + 1, came[at, 0]
+    steps, at = np.empty((length, 3), np.int64), node
+    while at:
+        length -= 1
+        steps[length] = came[at, 1:]
+        at = came[at, 0]
+    return steps
