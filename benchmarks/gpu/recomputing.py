@@ -1,6 +1,7 @@
-"""Memory plans on the accelerator: peaks by its allocator, gradients bit by bit, overhead, largest batch in a cap."""
+"""Memory plans on the accelerator: peaks by its allocator, gradients, overhead, copies beside work, largest batch."""
 
 import argparse
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.empty_cache()
     batches = {} if options.device == "cpu" else _largest(options)
     known = [row for row in rows if row["measured_bytes"]]
+    copying = [row for row in rows if row["copy_seconds"]]
     return {
         "summary": {
             "gpu_gradient_mismatches": sum(row["gradient_mismatches"] for row in rows),
@@ -39,7 +41,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "gpu_peak_error_worst": max(
                 (abs(row["predicted_bytes"] / row["measured_bytes"] - 1) for row in known), default=None
             ),
-            "gpu_overhead_worst": max(row["overhead"] for row in rows),
+            "gpu_overhead_worst": max(row["overhead"] for row in rows if not row["copy_seconds"]),
+            "gpu_overhead_of_copies_worst": max((row["overhead"] for row in copying), default=None),
+            "gpu_copies_hidden_least": min((row["copies_hidden"] for row in copying), default=None),
             **{f"gpu_largest_batch_{name}": found for name, found in batches.items()},
         },
         "rows": rows,
@@ -53,21 +57,34 @@ def _budgets(name: str, make: Callable[[], Subject], options: argparse.Namespace
     repeats = 2 if options.quick else 10
     expected = _gradients(model, batch)
     plain = seconds_of(lambda: _step(model, batch), options.device, repeats)
+    link = memory.measure_link(options.device, size=1 << (20 if options.quick else 28))
     rows = []
-    for budget in dict.fromkeys(max(int(share * full), least) for share in _SHARES):
-        progress(f"recomputing: {name}, {budget / full:.2f} of {full} bytes")
-        plan = memory.plan(chain, budget=budget)
+    for budget, offload in itertools.product(
+        dict.fromkeys(max(int(share * full), least) for share in _SHARES), (False, True)
+    ):
+        progress(f"recomputing: {name}, {budget / full:.2f} of {full} bytes, copies: {offload}")
+        plan = memory.plan(chain, budget=budget, offload=offload, bandwidth=link)
         planned = memory.apply(model, plan)
         found = _gradients(planned, batch)
+        seconds = seconds_of(lambda: _step(planned, batch), options.device, repeats)  # noqa: B023 -- called now
+        simulation = plan.simulation
+        busy = {"compute": 0.0, "to host": 0.0, "to device": 0.0}
+        for each in simulation.spans:
+            busy[each.lane] += each.end_seconds - each.start_seconds
+        copying = busy["to host"] + busy["to device"]
+        # What a step takes beyond its work, told by what the plain step takes beside its plan, waits for copies.
+        waiting = max(0.0, seconds - plain * busy["compute"] * (1 + plan.overhead) / simulation.seconds)
         rows.append(
             {
                 "model": name,
                 "budget_bytes": budget,
                 "budget_share": budget / full,
                 "predicted_bytes": plan.peak_bytes,
-                "measured_bytes": peak_of(lambda: _step(planned, batch), options.device),  # noqa: B023 -- called now
+                "measured_bytes": peak_of(lambda: _step(planned, batch), options.device),  # noqa: B023
                 "planned_overhead": plan.overhead,
-                "overhead": seconds_of(lambda: _step(planned, batch), options.device, repeats) / plain - 1,  # noqa: B023
+                "overhead": seconds / plain - 1,
+                "copy_seconds": copying,
+                "copies_hidden": 1 - min(1.0, waiting / copying) if copying else None,
                 "gradient_mismatches": sum(
                     not torch.equal(one, other) for one, other in zip(expected, found, strict=True)
                 ),

@@ -30,6 +30,7 @@ __all__ = [
     "apply",
     "curve",
     "fit",
+    "measure_link",
     "pipeline",
     "plan",
     "read_chain",
@@ -76,9 +77,10 @@ def fit(
     "momentum", "adam", "adamw"), the batch, activations and temporaries, and `reserve_bytes` of others; a float is a
     share of the peak without a plan. `loss` makes a scalar of the model's result; without it the loss's own memory is
     not planned. Gradients count from when they are made, as after `zero_grad()`; with `accumulate` they are there from
-    the start, for passes whose gradients add up. They are those of the model, bit by bit, and `plan` is the module's
-    plan. Each stage is measured, then one step is checked. Raises `InfeasibleBudget`, `BudgetExceeded`,
-    `UnsupportedModel`.
+    the start, for passes whose gradients add up. With `offload`, values may wait on the host, behind a link of
+    `bandwidth`: bytes per second, or a `Link`; on a CUDA device by default what `measure_link` finds. Gradients are
+    those of the model, bit by bit, and `plan` is the module's plan. Each stage is measured, then one step is checked.
+    Raises `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
 
     With `backend="compile"` the model is compiled as one graph, what its forward saves is chosen, and `plan` is a
     `CompiledPlan`; `settings` are then `compiler` ("inductor", "aot_eager") and `tries`, the most compilations (3).
@@ -95,6 +97,17 @@ def fit(
         model, sample, budget=budget, loss=loss, optimizer=optimizer, accumulate=accumulate,
         reserve_bytes=reserve_bytes, **settings,
     )  # fmt: skip
+
+
+def measure_link(device: Any = "cuda", **settings: Any) -> Link:
+    """Return how fast values go from this device to the host and back, for plans with `offload`.
+
+    Copies of `size` bytes (256 MiB) each way, alone and both at once, the best of `repeats` (5), as plans make them:
+    through pinned memory, on a stream each way. Raises `BudgetError` where torch sees no such device.
+    """
+    from trainwright.memory.execute.copies import measure_link as measured
+
+    return measured(device, **settings)
 
 
 def apply(model: Any, plan: Plan) -> Any:

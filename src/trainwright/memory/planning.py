@@ -54,7 +54,8 @@ def plan_chain(
         raise ChainError(f"solver: got {solver!r}; allowed: {', '.join(allowed)}{closest(str(solver), allowed)}")
     if offload and bandwidth is None:
         raise BudgetError(
-            "offload: got no bandwidth; allowed: bandwidth= in bytes per second, or a Link with what was measured"
+            "offload: got no bandwidth; allowed: bandwidth= in bytes per second, or a Link, such as "
+            "tw.memory.measure_link() finds on a CUDA device"
         )
     budget_bytes = read_budget(budget, full_bytes(chain))
     everything = keep_all(chain)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from trainwright import memory
+from trainwright.errors import BudgetError
 from trainwright.memory.chain import Chain, Stage
-from trainwright.memory.execute.copies import AtOnce
+from trainwright.memory.execute.copies import AtOnce, measure_link
 from trainwright.memory.execute.fitting import chain_of
 from trainwright.memory.execute.interpreter import carried_out
 from trainwright.memory.execute.measure import tracked_peak
@@ -137,3 +138,19 @@ def test_the_pool_is_reused():
     copies.arrive(first)
     assert torch.equal(back, tensor)
     assert copies.send((tensor + 1).untyped_storage()).buffer is first.buffer
+
+
+def test_a_link_is_measured_with_the_copies_that_plans_make(monkeypatch):
+    """One buffer out, one back, both: as many as asked for and one to warm up; a device that is not there is named."""
+    sent, fetched = [], []
+    send, fetch = AtOnce.send, AtOnce.fetch
+    monkeypatch.setattr(AtOnce, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1])
+    monkeypatch.setattr(AtOnce, "fetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1])
+    link = measure_link("cpu", size=1 << 12, repeats=2)
+    assert sent == [1 << 12] * 7
+    assert len(fetched) == 6
+    assert 0 < link.to_host < float("inf")
+    assert 0 < link.to_host_together == link.to_device_together
+    if not torch.cuda.is_available():
+        with pytest.raises(BudgetError, match="device: got 'cuda', which torch does not see here"):
+            memory.measure_link()

@@ -1,5 +1,7 @@
 """Copies of storages to the host and back: on side streams and pinned memory from a CUDA device, at once on a CPU."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,7 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["AtOnce", "Copies", "Packet", "Streams", "copies_for"]
+from trainwright.errors import BudgetError
+from trainwright.memory.link import Link
+
+__all__ = ["AtOnce", "Copies", "Packet", "Streams", "copies_for", "measure_link"]
 
 
 @dataclass(slots=True)
@@ -136,6 +141,49 @@ class Streams:
 def copies_for(device: torch.device) -> Copies:
     """Return how bytes go between a device and the host."""
     return Streams(device) if device.type == "cuda" else AtOnce()
+
+
+def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, repeats: int = 5) -> Link:
+    """Return how fast this device's copies go: `size` bytes to the host, back, and both at once, the best of `repeats`.
+
+    These are the copies that plans are carried out with: through pinned memory, a stream each way. Raises BudgetError
+    where torch sees no such device.
+    """
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise BudgetError(f"device: got {str(device)!r}, which torch does not see here; allowed: one that it sees")
+    copies = copies_for(place)
+    storage = torch.ones(size, dtype=torch.uint8, device=place).untyped_storage()
+    waiting = copies.send(storage)  # what is brought back is on the host from here on
+
+    def out() -> None:
+        copies.drop(copies.send(storage))
+
+    def back() -> None:
+        copies.fetch(waiting)
+
+    def both() -> None:
+        out()
+        back()
+
+    def seconds(act: Callable[[], None]) -> float:
+        found = []
+        for _ in range(repeats + 1):  # the first takes the buffers
+            begun = time.perf_counter()
+            act()
+            copies.join()
+            if place.type == "cuda":
+                torch.cuda.synchronize(place)
+            found.append(time.perf_counter() - begun)
+        return min(found[1:])
+
+    together = size / seconds(both)
+    return Link(
+        to_host=size / seconds(out),
+        to_device=size / seconds(back),
+        to_host_together=together,
+        to_device_together=together,
+    )
 
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:

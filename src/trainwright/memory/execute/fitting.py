@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from trainwright.errors import BudgetExceeded, PlanMismatch
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.chain import Chain
+from trainwright.memory.execute.copies import measure_link
 from trainwright.memory.execute.counted import tensors_of, total_bytes
 from trainwright.memory.execute.interpreter import carried_out
 from trainwright.memory.execute.measure import call, granule_of, measured, tracked_peak
@@ -65,6 +66,9 @@ def fit(
 ) -> nn.Module:
     """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`."""
     row = split(model)
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    if settings.get("offload") and settings.get("bandwidth") is None and device.type == "cuda":
+        settings["bandwidth"] = measure_link(device)
     chain = chain_of(model, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
     budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
     elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
