@@ -37,6 +37,24 @@ def test_budgets_are_kept(chain, share):
     assert tracked >= 0.98 * module.plan.peak_bytes
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("room", [0.0, 0.5])
+def test_a_stage_of_several_operations_is_not_foreseen_with_more_than_it_takes(frozen, room):
+    """A gradient that arrives goes when the first operation has read it, and a layer that is frozen makes none."""
+    torch.manual_seed(0)
+    rows = [(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)) for _ in range(2)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *(layer for row in rows for layer in row), nn.Conv2d(8, 8, 3))
+    for part in model[:1] if frozen else ():
+        part.requires_grad_(requires_grad=False)
+    sample = torch.randn(8, 3, 32, 32)
+    chain = chain_of(model, sample)
+    least, full = minimal_bytes(chain), full_bytes(chain)
+    plan = memory.plan(chain, budget=int(least + room * (full - least)))
+    assert plan.solver != "none"
+    tracked = tracked_peak(memory.apply(model, plan), sample)
+    assert 0.98 * plan.peak_bytes <= tracked <= plan.peak_bytes
+
+
 def test_measuring_changes_nothing():
     """Parameters, buffers, gradients and random generators are as they were."""
     model = net()

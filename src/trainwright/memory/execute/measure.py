@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,7 +77,6 @@ def measured(
         fixed["gradients"] = gradients
     if optimizer is not None:
         fixed["optimizer"] = optimizer if isinstance(optimizer, int) else named_state_bytes(optimizer, gradients)
-    constant = storages(arguments) | storages(list(model.parameters())) | storages(list(model.buffers()))
     stages: list[Stage] = []
     last: dict[str, Any] | None = None
     draws = 0
@@ -88,7 +88,7 @@ def measured(
             state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
             told, value, made = _told(
                 number, name, stage, _caller(row, number), (value, [skips[each] for each in row.reads[number - 1]]),
-                constant=constant, granule=granule, repeats=repeats, last=number == len(row.stages),
+                granule=granule, repeats=repeats, last=number == len(row.stages),
             )  # fmt: skip
             draws += not torch.equal(state, torch.get_rng_state())
             written = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
@@ -110,7 +110,7 @@ def measured(
         if loss is not None:
             last, _, _ = _told(
                 len(stages) + 1, "loss", nn.Module(), lambda given: (loss(given[0]), {}), (value, []),
-                constant=constant, granule=granule, repeats=repeats, last=False,
+                granule=granule, repeats=repeats, last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
     *told_stages, told_loss = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
@@ -213,13 +213,12 @@ def _told(
     call: _Caller,
     value: Any,
     *,
-    constant: set[int],
     granule: int,
     repeats: int,
     last: bool,
 ) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     try:
-        return _measured_stage(stage, call, value, fixed=constant, granule=granule, repeats=repeats, last=last)
+        return _measured_stage(stage, call, value, granule=granule, repeats=repeats, last=last)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -231,7 +230,7 @@ def _told(
 
 
 def _measured_stage(
-    stage: nn.Module, call: _Caller, value: Any, *, fixed: set[int], granule: int, repeats: int, last: bool
+    stage: nn.Module, call: _Caller, value: Any, *, granule: int, repeats: int, last: bool
 ) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     """Return the numbers of a stage as the fields of its record, what it hands on, and what skips stages.
 
@@ -240,7 +239,7 @@ def _measured_stage(
     """
 
     def opened() -> Any:
-        return tree_map_only(torch.Tensor, lambda t: _leaf(t, fixed), value)
+        return tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), value)
 
     def plain() -> tuple[Any, dict[str, Any]]:
         with saving_nothing():
@@ -273,25 +272,25 @@ def _measured_stage(
         }
 
     ends = [t for t in tensors_of(result) if t.requires_grad]
-    deltas, edges = [torch.ones_like(t) for t in ends], []
-    tracker.watch(deltas, "gradient")
+    edges: list[Any] = []
     told["gradient_bytes"] = sum(rounded(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
-        start = tracker.live_bytes
-        edges = [get_gradient_edge(t) for t in ends]
+        arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
+        edges, seeds = [get_gradient_edge(t) for t in ends], [_seed(t) for t in ends]
+        start = tracker.live_bytes + arriving
         if not last:  # by then the graph alone has the output, if it needs that at all
             result = (None, result[1])
             ends.clear()
         tracker.restart_peak()
         before_gradients = _gradient_bytes(stage, granule)
         with tracker:
-            torch.autograd.backward(edges, deltas)
+            torch.autograd.backward(edges, seeds)
         gradients = _gradient_bytes(stage, granule) - before_gradients
         below = sum(rounded(t.grad, granule) for t in tensors_of(entered) if t.grad is not None)
         told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
     else:
         told["backward_temporary_bytes"] = 0
-    del result, entered, ends, edges, deltas
+    del result, entered, ends, edges
     _forget_gradients(stage)
 
     told["plain_forward_seconds"] = _least(plain, repeats, value)
@@ -312,6 +311,22 @@ def _measured_stage(
     # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
     told["plain_forward_seconds"] = min(told["plain_forward_seconds"], told["forward_seconds"])
     return told, out, skips
+
+
+def _seed(end: torch.Tensor) -> torch.Tensor:
+    """Return a number seen as the gradient of a stage's output, which becomes a tensor when autograd's walk begins.
+
+    That goes when the first to read it is done, as one from the next stage does: nobody outside holds it.
+    """
+    edge, alike = get_gradient_edge(end), partial(torch.ones_like, torch.empty_like(end, device="meta"))
+    device, place = end.device, edge.output_nr
+
+    def arrive(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        whole = gradients[place]
+        return (*gradients[:place], whole if any(whole.stride()) else alike(device=device), *gradients[place + 1 :])
+
+    edge.node.register_prehook(arrive)
+    return torch.ones((), dtype=end.dtype, device=device).expand_as(end)
 
 
 def _new_bytes(made: Any, known: Any, granule: int) -> int:
@@ -347,13 +362,6 @@ def _now(value: Any) -> float:
             torch.cuda.synchronize(tensor.device)
             break
     return time.perf_counter()
-
-
-def _leaf(tensor: torch.Tensor, fixed: set[int]) -> torch.Tensor:
-    """Return a leaf of the same storage; what rides along from the model's input wants a gradient only if it did."""
-    leaf = tensor.detach()
-    wants = tensor.requires_grad if storage_key(tensor) in fixed else tensor.is_floating_point() or tensor.is_complex()
-    return leaf.requires_grad_() if wants else leaf
 
 
 @contextmanager
