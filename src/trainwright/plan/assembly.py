@@ -14,6 +14,7 @@ from trainwright.plan.intervals import interval_of
 from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel_plan import Breakdown, Degrees, ParallelPlan
 from trainwright.plan.pricing import Pricer, Prices
+from trainwright.plan.recomputation import modules_of
 from trainwright.plan.request import Request
 from trainwright.plan.strategies import STRATEGIES, Exchange
 
@@ -24,7 +25,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
     """Return the plan of one candidate, whose exposed seconds of gradients and weights are given."""
     mesh, memory = prices.mesh, prices.memory
     degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in AXES})
-    peak = float(memory.peak[row])
+    peak, recompute = float(memory.peak[row]), RECOMPUTE[int(mesh.recompute[row])]
     stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
     breakdown = Breakdown(
         compute=float(prices.compute[row]),
@@ -45,7 +46,8 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         zero=int(mesh.zero[row]),
         shard=int(mesh.shard[row]),
         sequence=bool(mesh.sequence[row]),
-        recompute=RECOMPUTE[int(mesh.recompute[row])],
+        recompute=recompute,
+        recomputed=modules_of(pricer.work) if recompute == "full" else (),
         schedule=SCHEDULES[int(mesh.schedule[row])],
         chunks=int(mesh.chunks[row]),
         stages=stages.lengths if degrees.pipeline > 1 else (),

@@ -7,7 +7,8 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.links import all_seconds
-from trainwright.plan.mesh import RECOMPUTE, Bools, Floats, Mesh
+from trainwright.plan.mesh import RECOMPUTE, Floats, Mesh
+from trainwright.plan.recomputation import forward_again, kept_bytes
 from trainwright.plan.roofline import layer_seconds
 from trainwright.plan.strategies import STRATEGIES, Exchange
 from trainwright.plan.work import Work
@@ -57,8 +58,8 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
         for phase, seconds in (("forward", work.per_block(forward)), ("backward", work.per_block(backward)))
     )
     bytes_kept = kept * work.saved * samples[:, None]
-    choices = [_kept(work, mesh, bytes_kept, name) for name in RECOMPUTE]
-    again = [_again(work, forward, ahead, name) for name in RECOMPUTE]
+    choices = [kept_bytes(work, mesh, bytes_kept, name) for name in RECOMPUTE]
+    again = [forward_again(work, forward, ahead, name) for name in RECOMPUTE]
     experts = np.array([layer.experts > 0 for layer in work.layers])
     elements = weights * work.weights
     whole = work.per_block(bytes_kept)
@@ -86,46 +87,6 @@ def _exposed(exchanges: list[Exchange], seconds: list[Floats], phase: str, compu
             into[:, exchange.block] += exchange.count * took
     found: Floats = open_ + np.maximum((1 - beside) * hidden, hidden - compute)
     return found
-
-
-def _recomputed(work: Work) -> Bools:
-    """Return which blocks a full recomputation runs again: transformer blocks, or all but the last of other models."""
-    found = np.array([block.transformer is not None for block in work.blocks])
-    if not found.any():
-        found = np.arange(len(work.blocks)) < len(work.blocks) - 1
-    return found
-
-
-def _kept(work: Work, mesh: Mesh, kept: Floats, recompute: str) -> Floats:
-    whole = work.per_block(kept)
-    if recompute == "none":
-        return whole
-    if recompute == "selective":
-        # Of attention only its inputs stay (arXiv 2205.05198, section 5).
-        attention = np.array([layer.kind == "attention" for layer in work.layers])
-        inputs = work.inputs * work.precision.element_bytes
-        ratio = np.where(attention & (work.saved > 0), np.minimum(1.0, inputs / np.maximum(work.saved, 1e-300)), 1.0)
-        return work.per_block(kept * ratio)
-    parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
-    handed = np.array([_input_bytes(work, place) for place in range(len(work.blocks))])
-    inputs = mesh.micro[:, None] * handed / parts[:, None]
-    return np.where(_recomputed(work), np.minimum(whole, inputs), whole)
-
-
-def _input_bytes(work: Work, place: int) -> float:
-    """Return what a block is handed a sample, which the block before it keeps: 0 for the first run of the chain."""
-    block = work.blocks[place]
-    before = block if block.count > 1 else (work.blocks[place - 1] if place else None)
-    return work.scaled(before.output_bytes) if before is not None else 0.0
-
-
-def _again(work: Work, forward: Floats, exchange: Floats, recompute: str) -> Floats:
-    if recompute == "none":
-        return np.zeros_like(exchange)
-    if recompute == "selective":
-        attention = np.array([layer.kind == "attention" for layer in work.layers])
-        return work.per_block(np.where(attention, forward, 0.0))
-    return np.where(_recomputed(work), work.per_block(forward) + exchange, 0.0)
 
 
 def _temporary(work: Work, samples: Floats, whole: Floats) -> Floats:

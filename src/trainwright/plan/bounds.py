@@ -12,6 +12,7 @@ import numpy as np
 from trainwright.plan.blocks import BlockCosts
 from trainwright.plan.mesh import RECOMPUTE, Bools, Floats, Mesh
 from trainwright.plan.pricing import Pricer
+from trainwright.plan.recomputation import choices_of
 from trainwright.plan.roofline import framework_seconds
 from trainwright.plan.strategies.pipeline import bubble_slots, in_flight, most_in_flight
 
@@ -88,7 +89,7 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
 
 def _choices(pricer: Pricer, mesh: Mesh) -> tuple[tuple[bool, int], ...]:
     sequences = (False, True) if (mesh.axis("tensor") > 1).any() else (False,)
-    recomputes = [number for number, name in enumerate(RECOMPUTE) if name != "selective" or pricer.has_attention]
+    recomputes = [RECOMPUTE.index(name) for name in choices_of(pricer.work)]
     return tuple((sequence, recompute) for sequence in sequences for recompute in recomputes)
 
 

@@ -18,6 +18,7 @@ from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan, Rejection
 from trainwright.plan.pricing import Pricer
 from trainwright.plan.ranking import Ranking
+from trainwright.plan.recomputation import choices_of
 from trainwright.plan.request import Request
 from trainwright.plan.scaling_curve import ScalingCurve
 from trainwright.plan.search import Found, search
@@ -226,6 +227,9 @@ def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: st
         raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(EXCLUSIVE)}")
     if recompute not in RECOMPUTE:
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(RECOMPUTE)}")
+    if recompute not in (allowed := choices_of(work)):
+        what = "attention" if recompute == "selective" else "block that is a module of several layers"
+        raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(allowed)}: this model has no {what}")
     if schedule not in SCHEDULES:
         raise InputError(f"schedule: got {schedule!r}; allowed: {', '.join(SCHEDULES[1:])}")
     most = max(1, work.runs // degrees.pipeline) if degrees.pipeline > 1 else 1

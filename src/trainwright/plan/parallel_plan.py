@@ -93,7 +93,9 @@ class ParallelPlan:
     sequence: bool = False
     """Whether the tensor-parallel ranks divide the sequence outside attention and feed-forward."""
     recompute: str = "none"
-    """"none", "selective" or "full"."""
+    """"none"; "selective": attention is run again in the backward pass; "full": whole blocks."""
+    recomputed: tuple[str, ...] = ()
+    """Paths of the modules that a full recomputation runs again; (): those of the model's lists of blocks."""
     schedule: str = ""
     """Of a pipeline: "gpipe", "1f1b" or "interleaved"."""
     chunks: int = 1

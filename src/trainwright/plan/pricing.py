@@ -130,11 +130,6 @@ class Pricer:
         self._cuts = cuts(seconds, max(1, min(most_parts, work.runs)))
         self._stages: dict[tuple[int, int], Stages] = {}
 
-    @property
-    def has_attention(self) -> bool:
-        """Whether there is attention that a selective recomputation could run again."""
-        return any(layer.kind == "attention" for layer in self.work.layers)
-
     def stages(self, pipeline: int, chunks: int) -> Stages:
         """Return the stages of a pipeline of so many, each of so many chunks."""
         key = pipeline, chunks

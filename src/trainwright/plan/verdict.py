@@ -7,6 +7,9 @@ from typing import Any, Literal
 from trainwright.errors import InputError
 from trainwright.plan.oracle import Oracle
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan
+from trainwright.plan.recomputation import choices_of
+from trainwright.plan.state import precision_of
+from trainwright.plan.work import Work
 from trainwright.profile import Profile
 
 __all__ = ["MARGIN", "Verdict", "judge", "verdicts"]
@@ -68,7 +71,7 @@ def judge(
     said = f"{wanted / 1e9:.2f} GB are wanted with a margin of {100 * margin:.0f} %, {room / 1e9:.2f} GB are there"
     if fits(first):
         return Verdict(state="fits", sentence=f"fits: {said}", wanted_bytes=wanted, allowed_bytes=room, plan=first)
-    for name, choices in _repairs(batch // devices, devices):
+    for name, choices in _repairs(profile, batch // devices, devices):
         plan = estimated(**choices)
         if fits(plan):
             sentence = f"fits after a repair, {name}: {said}; with it {plan.peak_bytes / 1e9:.2f} GB"
@@ -95,20 +98,19 @@ def verdicts(
     return verdict
 
 
-def _repairs(own: int, devices: int) -> list[tuple[str, dict[str, Any]]]:
-    found: list[tuple[str, dict[str, Any]]] = [
-        ("selective recomputation", {"recompute": "selective"}),
-        ("full recomputation", {"recompute": "full"}),
-    ]
+def _repairs(profile: Profile, own: int, devices: int) -> list[tuple[str, dict[str, Any]]]:
+    again = [name for name in choices_of(Work(profile, precision_of(profile.precision))) if name != "none"]
+    found: list[tuple[str, dict[str, Any]]] = [(f"{name} recomputation", {"recompute": name}) for name in again]
     micros = [micro for micro in range(own - 1, 0, -1) if own % micro == 0]
     found += [(f"micro-batches of {micro}", {"micro": micro}) for micro in micros]
     levels = (("zero1", 1), ("zero2", 2), ("fsdp", 3)) if devices > 1 else ()
     found += [(name, {"zero": level}) for name, level in levels]
-    smallest = {"micro": 1, "recompute": "full"}
-    found += [("micro-batches of 1 and full recomputation", smallest)]
-    return found + [
-        (f"{name}, micro-batches of 1 and full recomputation", {**smallest, "zero": level}) for name, level in levels
-    ]
+    smallest: dict[str, Any] = {"micro": 1}
+    title = "micro-batches of 1"
+    if "full" in again:
+        smallest, title = {"micro": 1, "recompute": "full"}, "micro-batches of 1 and full recomputation"
+        found.append((title, smallest))
+    return found + [(f"{name}, {title}", {**smallest, "zero": level}) for name, level in levels]
 
 
 def _larger(batch: int, devices: int, oracle: Oracle) -> list[int]:

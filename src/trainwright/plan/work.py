@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainwright.plan.mesh import Floats, Ints
+from trainwright.plan.mesh import Bools, Floats, Ints
+from trainwright.plan.modules import run_again
 from trainwright.plan.state import Precision
 from trainwright.profile import Block, Layer, Profile
 
@@ -27,6 +28,8 @@ class Work:
     block: Ints = field(init=False)
     counts: Ints = field(init=False)
     roles: tuple[str, ...] = field(init=False)
+    again: Bools = field(init=False)
+    """Of each block, whether a full recomputation runs it again."""
     forward_flops: Floats = field(init=False)
     backward_flops: Floats = field(init=False)
     forward_bytes: Floats = field(init=False)
@@ -56,6 +59,7 @@ class Work:
             "block": np.repeat(np.arange(len(blocks)), sizes),
             "counts": np.array([block.count for block in blocks], dtype=np.int64),
             "roles": tuple(role for block in blocks for role in _roles(block, self.hidden)),
+            "again": np.array(run_again(blocks), dtype=np.bool_),
             "forward_flops": column("forward_flops", 1 / batch),
             "backward_flops": column("backward_flops", 1 / batch),
             # Weights are read once a micro-batch, however many samples it has.

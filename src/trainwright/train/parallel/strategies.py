@@ -21,6 +21,7 @@ from trainwright.train.parallel.model import Loss, Parallel, Setup
 from trainwright.train.parallel.norm import SynchronisedNorm
 from trainwright.train.parallel.part import wholes
 from trainwright.train.parallel.pipeline import Pipeline
+from trainwright.train.parallel.recomputing import run_again
 from trainwright.train.parallel.sharding import shard
 from trainwright.train.parallel.spatial import SpatialParallel
 from trainwright.train.parallel.tensor import divide_blocks
@@ -34,10 +35,12 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     mesh = mesh_of(plan, device.type)
     if mesh is None:
+        run_again(model, plan)
         return Parallel(_cast(Setup(module=model, call=model), plan, device.type), plan, None)
     _equalise(model)
     if sync_bn:
         model = _synchronised(model, plan, mesh)
+    run_again(model, plan)
     return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
 
 
@@ -56,10 +59,6 @@ def _checked(plan: ParallelPlan) -> str:
     if plan.zero and name not in {"data", "tensor"}:
         raise UnsupportedPlan.of(
             plan.strategy, f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data and tensor parallelism"
-        )
-    if plan.recompute != "none":
-        raise UnsupportedPlan.of(
-            plan.strategy, f"recompute={plan.recompute!r} is a memory plan's; give trial.prepare(..., memory=) or none"
         )
     if plan.precision not in _AUTOCAST:
         raise UnsupportedPlan.of(

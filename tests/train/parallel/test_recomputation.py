@@ -1,0 +1,216 @@
+"""A plan's recomputation changes nothing but what is kept: gradients, buffers and random numbers to the last bit."""
+
+import contextlib
+from functools import partial
+
+import pytest
+import small_models
+import torch
+from rank_group import on_ranks, plan_of
+from serial import batches, gradients, loss_of
+from torch import nn
+from torch.nn import functional
+
+from trainwright.cluster import Cluster
+from trainwright.errors import UnsupportedPlan
+from trainwright.plan import Degrees, Oracle
+from trainwright.profile import Profile
+from trainwright.profile.storages import StorageTracker
+from trainwright.train import parallelise
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning"),
+]
+
+IMAGES = ((3, 12, 8), (5,))
+TEXT = ((8, 6), (8, 6))
+
+
+def images():
+    """Blocks with running statistics and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        small_models.Residual(8, norm=True),
+        nn.Sequential(small_models.Residual(8, norm=True), nn.Dropout(0.3)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    )
+
+
+def trained(make, plan, shapes, parts=1):
+    """Return everything that three steps leave, this rank's part, and how often blocks and attention were run."""
+    torch.manual_seed(7)
+    model = make().double()
+    ours = parallelise(model, plan)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    calls, found = {"block": 0, "attention": 0}, []
+
+    def count(kind):
+        calls[kind] += 1
+
+    for name, module in ours.module.named_modules():
+        if name.endswith((".one", ".norm1")):
+            module.register_forward_pre_hook(lambda *_: count("block"))
+    attend = functional.scaled_dot_product_attention
+
+    def counted(*args, **kwargs):
+        count("attention")
+        return attend(*args, **kwargs)
+
+    functional.scaled_dot_product_attention = counted
+    torch.manual_seed(11)
+    for step, batch in enumerate(batches(*shapes, torch.float64)):
+        if step == 1:  # at the first a pipeline asks its stages for shapes
+            calls.update(block=0, attention=0)
+        mine = [each.chunk(ours.data_ranks)[ours.data_rank] for each in batch]
+        micro = [(1 / parts, cut) for cut in zip(*(each.chunk(parts) for each in mine), strict=True)]
+        found += [ours.backward(loss_of, micro), *gradients(ours.module).values()]
+        optimizer.step()
+        optimizer.zero_grad()
+    functional.scaled_dot_product_attention = attend
+    found += [*ours.module.parameters(), *ours.module.buffers(), torch.get_rng_state()]
+    return [each.to_local() if hasattr(each, "to_local") else each.detach().clone() for each in found], calls
+
+
+def case(make, shapes, recompute="full", paths=(), parts=1, **settings):
+    def check(rank, world):
+        kept, once = trained(make, plan_of(**settings), shapes, parts)
+        again, twice = trained(make, plan_of(recompute=recompute, recomputed=paths, **settings), shapes, parts)
+        assert len(kept) == len(again) > 4
+        apart = [place for place, (one, other) in enumerate(zip(kept, again, strict=True)) if not one.equal(other)]
+        return apart, {kind: twice[kind] / number for kind, number in once.items() if number}
+
+    return check
+
+
+TEXTS = {how: (partial(small_models.Transformer, how), TEXT) for how in ("separate", "chunk")}
+CHAIN = (small_models.chain, TEXT)
+ENCODER = (small_models.Encoder, ((8, 6), (8, 16)))
+BLOCKS = {"paths": ("1", "2")}
+SELECTIVE = {"recompute": "selective"}
+ON_TWO = {
+    "data": case(images, IMAGES, data=2, **BLOCKS),
+    "data, micro-batches": case(images, IMAGES, data=2, parts=2, **BLOCKS),
+    "data, attention": case(*ENCODER, data=2, **SELECTIVE),
+    "ZeRO 3": case(*TEXTS["chunk"], data=2, zero=3),
+    "ZeRO 3, attention": case(*TEXTS["chunk"], data=2, zero=3, **SELECTIVE),
+    "filter": case(images, IMAGES, filter=2, **BLOCKS),
+    "channel": case(images, IMAGES, channel=2, **BLOCKS),
+    "spatial": case(images, IMAGES, spatial=2, **BLOCKS),
+    "tensor": case(*TEXTS["separate"], tensor=2),
+    "tensor+sequence": case(*TEXTS["chunk"], tensor=2, sequence=True),
+    "tensor, attention": case(*TEXTS["separate"], tensor=2, **SELECTIVE),
+    "pipeline": case(*CHAIN, pipeline=2, microbatches=4, schedule="1f1b", stages=(2, 3), paths=("1", "2")),
+    "pipeline, attention": case(*CHAIN, pipeline=2, microbatches=4, schedule="gpipe", stages=(2, 3), **SELECTIVE),
+}
+
+
+ON_FOUR = {
+    "ZeRO 3+tensor+sequence": case(*TEXTS["separate"], data=2, tensor=2, zero=3, sequence=True),
+    "data+filter": case(images, IMAGES, data=2, filter=2, **BLOCKS),
+    "data+spatial, micro-batches": case(images, IMAGES, data=2, spatial=2, parts=2, **BLOCKS),
+    "tensor+pipeline": case(
+        *CHAIN, tensor=2, pipeline=2, microbatches=4, schedule="1f1b", stages=(2, 3), paths=("1", "2")
+    ),
+}
+
+
+def tracked(zero):
+    """Return a check of the peaks of plans of the oracle, predicted and tracked, by what they run again."""
+
+    def check(_, world):
+        torch.manual_seed(3)
+        x = torch.randn(64, 8, 6)
+        profile = Profile.trace(small_models.Transformer("chunk", depth=4), (x,), optimizer="sgd")
+        oracle, found = Oracle(Cluster.preset("dgx-a100")), {}
+        for recompute in ("none", "full"):
+            plan = oracle.estimate(
+                profile,
+                batch=64 * world,
+                degrees=Degrees(data=world),
+                zero=zero,
+                recompute=recompute,
+                optimizer="sgd",
+            )
+            ours = parallelise(small_models.Transformer("chunk", depth=4), plan)
+            optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+            tracker = StorageTracker()
+            for step in range(2):
+                if step:
+                    tracker.watch([*ours.parameters(), x], "held")
+                with tracker if step else contextlib.nullcontext():
+                    ours.backward(lambda model, x: model(x).square().mean(), [(1.0, x)])
+                    optimizer.step()
+                    optimizer.zero_grad()
+            found[recompute] = plan.peak_bytes, tracker.peak_bytes
+        return found
+
+    return check
+
+
+QUICK = ("data", "ZeRO 3, attention", "filter", "spatial", "tensor+sequence", "pipeline")
+PEAKS = {"peak": tracked(0), "peak, ZeRO 3": tracked(3)}
+GROUPS = {
+    "two": (2, {name: ON_TWO[name] for name in QUICK} | PEAKS),
+    "two, more": (2, {name: check for name, check in ON_TWO.items() if name not in QUICK}),
+    "four": (4, ON_FOUR),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    known = {}
+
+    def get(group):
+        if group not in known:
+            known[group] = on_ranks(*GROUPS[group], tmp_path_factory.mktemp("ranks"))
+        return known[group]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        pytest.param(group, name, marks=[] if group == "two" else pytest.mark.slow)
+        for group, (_, checks) in GROUPS.items()
+        for name in checks
+        if name not in PEAKS
+    ],
+)
+def test_nothing_changes(found, group, name):
+    """Losses, gradients, parameters, running statistics and random numbers, while blocks are run twice."""
+    for told in found(group)[name]:
+        assert isinstance(told, tuple), told
+        apart, runs = told
+        assert not apart
+        assert runs["block"] == (1 if "attention" in name else 2)
+        assert runs.get("attention", 2) == 2
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_the_peak_falls_as_planned(found, name):
+    """Tracked bytes of a step of each rank."""
+    for told in found("two")[name]:
+        assert isinstance(told, dict), told
+        (whole, measured), (less, lower) = told["none"], told["full"]
+        assert whole - less == pytest.approx(measured - lower, rel=0.02)
+        assert less == pytest.approx(lower, rel=0.1)
+        assert lower < 0.6 * measured
+
+
+@pytest.mark.parametrize(
+    ("match", "settings"),
+    [
+        (r"runs 'layers\.0' again, which the model has not", {"recompute": "full", "recomputed": ("layers.0",)}),
+        ("names no modules, and Sequential has no list of blocks", {"recompute": "full"}),
+        ("which the model does not call", {"recompute": "selective"}),
+    ],
+)
+def test_refused(match, settings):
+    """A plan of another model, a model of no blocks, and one whose attention torch does not know of."""
+    make = small_models.mlp if settings["recompute"] == "full" else images
+    with pytest.raises(UnsupportedPlan, match=match):
+        trained(make, plan_of(**settings), IMAGES)
