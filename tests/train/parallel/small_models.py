@@ -139,6 +139,13 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
+def fine_tuned(how):
+    """Return a transformer whose embedding is not trained: what enters its blocks wants no gradient."""
+    model = Transformer(how)
+    model.embedding.requires_grad_(False)
+    return model
+
+
 def chain():
     return nn.Sequential(
         nn.Linear(6, 16), Block(16, 4, "chunk"), Block(16, 4, "chunk"), nn.LayerNorm(16), nn.Linear(16, 6)

@@ -63,6 +63,12 @@ ON_TWO = {
     "spatial, U-Net": case(*UNET, spatial=2),
     **{f"tensor, {how}": case(*model, tensor=2) for how, model in BLOCKS.items()},
     **{f"tensor+sequence, {how}": case(*model, tensor=2, plan=SEQUENCE) for how, model in BLOCKS.items()},
+    "tensor+sequence, frozen embedding": case(
+        partial(small_models.fine_tuned, "separate"), *TEXT, tensor=2, plan=SEQUENCE
+    ),
+    "tensor+sequence, fused, frozen embedding": case(
+        partial(small_models.fine_tuned, "view"), *TEXT, tensor=2, plan=SEQUENCE
+    ),
     "tensor, torch's encoder": case(*ENCODER, tensor=2),
     "tensor+sequence, torch's encoder": case(*ENCODER, tensor=2, plan=SEQUENCE),
     "tensor, micro-batches": case(*BLOCKS["separate"], tensor=2, parts=2),

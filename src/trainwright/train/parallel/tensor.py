@@ -38,10 +38,13 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
         )
     if mesh.device_type == "cpu":
         teach_attention()
-    for _, stretches in found:
+    part = _Part() if sequence else None
+    for block, stretches in found:
+        if part is not None:
+            block.register_forward_pre_hook(part.note)
         for stretch in stretches:
             _fits(stretch, mesh.size(), strategy)
-            _divide(stretch, mesh, sequence=sequence)
+            _divide(stretch, mesh, part)
     blocks = [block for block, _ in found]
     if sequence:
         _divide_sequence(blocks, mesh)
@@ -59,8 +62,22 @@ def _fits(stretch: Stretch, world: int, strategy: str) -> None:
 _HEADS = ("num_heads", "n_heads", "n_head", "heads", "nhead")
 
 
-def _divide(stretch: Stretch, mesh: DeviceMesh, *, sequence: bool) -> None:
+class _Part:
+    """Tells what a rank holds a part of the sequence of; gradients do not tell, in evaluation there are none."""
+
+    length = 0
+
+    def note(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take in what enters a block, (batch, part of the sequence, width)."""
+        self.length = args[0].shape[1]
+
+    def __contains__(self, x: torch.Tensor) -> bool:
+        return x.is_floating_point() and x.ndim == 3 and x.shape[1] == self.length
+
+
+def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
     """Divide what lies between the layers that divide and the one that sums."""
+    sequence = part is not None
     around = Shard(1) if sequence else Replicate()
     parent = stretch.parent
     if stretch.attention is not None:
@@ -83,7 +100,7 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, *, sequence: bool) -> None:
     if stretch.alone:
         for module in parent.modules():
             _equal_everywhere(module, mesh)
-        parent.register_forward_pre_hook(_entering(mesh, around), with_kwargs=True)
+        parent.register_forward_pre_hook(_entering(mesh, part), with_kwargs=True)
     _settled(parent)
 
 
@@ -98,14 +115,15 @@ def _equal_everywhere(module: nn.Module, mesh: DeviceMesh) -> None:
             setattr(module, name, distribute_tensor(buffer, mesh, [Replicate()]))
 
 
-def _entering(mesh: DeviceMesh, around: Any) -> Callable[..., Any]:
+def _entering(mesh: DeviceMesh, part: _Part | None) -> Callable[..., Any]:
     """Return a hook that hands tensors to a stretch once, whole: so their gradients are summed once too."""
 
     def whole(each: Any) -> Any:
         if not isinstance(each, torch.Tensor) or isinstance(each, DTensor):
             return each
-        if each.requires_grad:
-            return _Entered.apply(each, mesh, around.is_shard())
+        divided = part is not None and each in part
+        if divided or each.requires_grad:
+            return _Entered.apply(each, mesh, divided)
         return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,7 +179,7 @@ def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
     def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
         return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=False)
 
-    blocks[0].register_forward_pre_hook(enter)
+    blocks[0].register_forward_pre_hook(enter, prepend=True)  # before it is noted how long a part is
     blocks[-1].register_forward_hook(leave)
     for block in blocks:
         for path, module in block.named_modules():
