@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.plan.abci import Network, Run, paradl_seconds
+from benchmarks.plan.coverage import Coverage, coverage
 
 from trainwright.cluster import Cluster, Device, Tier
 from trainwright.plan import Degrees, Oracle
@@ -67,8 +68,8 @@ class Scores:
     """Accuracy on the runs that were only predicted."""
     crossed: Mapping[str, float]
     """Accuracy on runs with 32 or 64 devices if constants are fitted on at most 16."""
-    coverage: Mapping[str, float]
-    """Share of the runs left out of a fit that lie in its 90 % interval: of a fifth of the runs in turn, and of runs
+    coverage: Mapping[str, Coverage]
+    """Of runs left out of a fit by its 90 % intervals: of a fifth of the runs in turn, and of runs
     with more devices than any that was fitted. Runs in managed memory are not among them."""
     rows: Sequence[Mapping[str, Any]]
 
@@ -83,7 +84,8 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
     def predict(values: Mapping[str, float]) -> np.ndarray:
         return iteration_terms(machine(values, nodes), iterations).total
 
-    fit, predicted = leave_out(CONSTANTS, predict, measured, ~fitting)
+    devices = {"devices": [run.devices for run in runs]}
+    fit, predicted = leave_out(CONSTANTS, predict, measured, ~fitting, covariates=devices)
     few = np.array([run.devices <= 16 for run in runs])
     _, crossing = leave_out(CONSTANTS, predict, measured, ~(fitting & few), starts=2)
     terms = iteration_terms(machine(fit.values, nodes), iterations)
@@ -93,10 +95,10 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
         if run.strategy == "data" and run.model == "resnet50" and run.devices <= MOST_DEVICES:
             series[f"{series_of(run)} up to {MOST_DEVICES}"].append(place)
     usual = np.array([not managed(run) for run in runs])
-    # How wrong a fit is on more devices than it saw is learnt from the fit on at most 16.
-    further = np.log(crossing / measured)[fitting & ~few]
-    coverage = {
-        "more devices": _inside(fit.interval(predicted, errors=further), measured, usual & ~fitting),
+    beyond = usual & ~fitting
+    low, high = fit.interval(predicted, covariates=devices)
+    covered = {
+        "more devices": coverage(low[beyond], high[beyond], measured[beyond]),
         "a fifth": _fifths(predict, runs, measured, usual),
     }
     ours = 1 - np.abs(predicted / measured - 1)
@@ -127,29 +129,25 @@ def score(models: Mapping[str, Network], runs: Sequence[Run]) -> Scores:
         counts={name: (len(places) - len(held[name]), len(held[name])) for name, places in series.items()},
         held_out={name: float(ours[places].mean()) for name, places in held.items() if places},
         crossed={name: float(cross[places].mean()) for name, places in next_sizes.items() if places},
-        coverage=coverage,
+        coverage=covered,
         rows=[row(run, float(predicted[i]), terms, i, float(theirs[i])) for i, run in enumerate(runs)],
     )
 
 
-def _inside(interval: tuple[np.ndarray, np.ndarray], measured: np.ndarray, held: np.ndarray) -> float:
-    low, high = interval
-    return float(((low <= measured) & (measured <= high))[held].mean())
-
-
-def _fifths(predict: Predict, runs: Sequence[Run], measured: np.ndarray, usual: np.ndarray, *, folds: int = 5) -> float:
+def _fifths(
+    predict: Predict, runs: Sequence[Run], measured: np.ndarray, usual: np.ndarray, *, folds: int = 5
+) -> Coverage:
     """Return the coverage of runs by fits on the others: a fifth of the configurations is left out in turn."""
     keys = [(run.model, run.strategy, run.devices, run.batch) for run in runs]
     names = sorted(set(keys))
     order = rng(0, "folds", 0).permutation(len(names))
     fold = np.array([int(order[names.index(key)]) % folds for key in keys])
-    found = np.zeros(len(runs))
+    low, high = np.zeros((2, len(runs)))
     for number in range(folds):
         held = usual & (fold == number)
         fit, predicted = leave_out(CONSTANTS, predict, measured, ~usual | held, starts=2)
-        low, high = fit.interval(predicted)
-        found[held] = ((low <= measured) & (measured <= high))[held]
-    return float(found[usual].mean())
+        low[held], high[held] = (end[held] for end in fit.interval(predicted))
+    return coverage(low[usual], high[usual], measured[usual])
 
 
 def data_parallel_mean(values: Mapping[str, float]) -> float:

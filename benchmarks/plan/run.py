@@ -53,7 +53,6 @@ def abci_part(data: Path) -> Part:
         "abci_noise": dict(scores.noise),
         "abci_repeated_runs": {name: dict(found) for name, found in scores.repeated.items()},
         "abci_accuracy_fitted_to_16": dict(scores.crossed),
-        **{f"interval_coverage_abci, {name}": share for name, share in scores.coverage.items()},
         "abci_data_parallel": accuracy.data_parallel_mean(scores.ours),
         "abci_data_parallel_noise": accuracy.data_parallel_mean(scores.noise),
     }
@@ -77,10 +76,9 @@ def abci_part(data: Path) -> Part:
         )
         for name, found in scores.repeated.items()
     ]
-    rows += [
-        (f"ABCI in the 90 % interval, left out: {name}", _percent(share), "85 %", "", "")
-        for name, share in scores.coverage.items()
-    ]
+    for name, found in scores.coverage.items():
+        numbers |= found.summary(f"abci, {name}")
+        rows.append((f"ABCI in the 90 % interval, left out: {name}", str(found), "85 %", "", ""))
     kept: dict[str, Any] = {
         "constants": dict(scores.fit.values),
         "at_bounds": scores.fit.at_bounds,
@@ -122,8 +120,8 @@ def vtrain_part(data: Path) -> Part:
     for name, part, bar in bars:
         held = f"{part.folds} folds of {len(part.measured)}"
         rows.append((f"vTrain, {name}: mean error", _percent(float(part.errors.mean())), bar, "", held))
-        numbers[f"interval_coverage_vtrain, {name}"] = float(part.inside.mean())
-        rows.append((f"vTrain, {name}: in the 90 % interval", _percent(float(part.inside.mean())), "85 %", "", held))
+        numbers |= part.coverage.summary(f"vtrain, {name}")
+        rows.append((f"vTrain, {name}: in the 90 % interval", str(part.coverage), "85 %", "", held))
     rows.append(("vTrain: Kendall's tau", f"{numbers['kendall_tau']:.3f}", "0.9", "", ""))
     kept: dict[str, Any] = {
         name: {"constants": dict(part.constants), "median": float(median(part.errors))} for name, part, _ in bars

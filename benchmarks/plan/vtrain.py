@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.plan.coverage import Coverage, coverage
 from numpy.typing import NDArray
 
 from trainwright.plan.fit import Constant, fit_constants, leave_out
@@ -39,8 +40,8 @@ class Part:
     measured: Floats
     predicted: Floats
     """Of each row by the fit that had not seen it."""
-    inside: NDArray[np.bool_]
-    """Whether the measurement lies in the 90 % interval of that fit."""
+    coverage: Coverage
+    """By the 90 % intervals of those fits."""
     constants: Mapping[str, float]
     folds: int
 
@@ -90,19 +91,19 @@ def _part(
     def predict(values: Mapping[str, float]) -> Floats:
         return transformer_seconds({**fixed, **values}, runs)
 
-    predicted, inside = np.zeros(len(measured)), np.zeros(len(measured), dtype=np.bool_)
+    covariates = {name: getattr(runs, name) for name in COLUMNS}
+    predicted, low, high = np.zeros((3, len(measured)))
     for number in np.unique(fold):
         held = fold == number
-        fit, every = leave_out(constants, predict, measured, held, starts=2)
+        fit, every = leave_out(constants, predict, measured, held, starts=2, covariates=covariates)
         predicted[held] = every[held]
-        low, high = fit.interval(every)
-        inside[held] = ((low <= measured) & (measured <= high))[held]
+        low[held], high[held] = (end[held] for end in fit.interval(every, covariates=covariates))
     everything = fit_constants(constants, predict, measured, starts=2)
     return Part(
         runs=runs,
         measured=measured,
         predicted=predicted,
-        inside=inside,
+        coverage=coverage(low, high, measured),
         constants=everything.values,
         folds=len(np.unique(fold)),
     )

@@ -41,7 +41,7 @@ class TestFit:
         assert max(np.abs(fit.residuals)) == pytest.approx(np.log(10), rel=0.05)
 
     def test_intervals_hold_what_they_say(self):
-        """Of new measurements with 10 % of noise nine of ten lie inside; other errors may be given."""
+        """Of new measurements with 10 % of noise nine of ten lie inside, of a higher level more."""
         truth = {"alpha": 2e-5, "beta": 1e-10}
         noise = np.exp(0.1 * np.random.default_rng(0).standard_normal((400, len(SIZES))))
 
@@ -54,8 +54,6 @@ class TestFit:
         assert 0.85 < inside.mean() < 0.95
         narrow, wide = (np.ptp(fit.interval([1.0], level=level)) for level in (0.5, 0.95))
         assert narrow < high[0] / line(fit.values)[0] - low[0] / line(fit.values)[0] < wide
-        further = fit.interval([1.0], errors=[0.5, -0.7, 0.1])
-        assert further == (pytest.approx([np.exp(-0.7)]), pytest.approx([np.exp(0.7)]))
         with pytest.raises(InputError, match="level: got 1; allowed: a number between 0 and 1"):
             fit.interval([1.0], level=1)
 
@@ -92,6 +90,71 @@ class TestLeaveOut:
         """The mask has one entry a measurement."""
         with pytest.raises(InputError, match="2 entries for 6"):
             leave_out((ALPHA, BETA), line, line({"alpha": 1.0, "beta": 1.0}), [True, False])
+
+
+class TestReach:
+    """Intervals beyond the covariates of a fit, from fits without their ends."""
+
+    def bent(self):
+        """Fit a line to seconds that grow faster than it, at eight sizes, with the size as covariate."""
+        sizes = 2.0 ** np.arange(8)
+
+        def predict(values):
+            return values["rate"] * sizes
+
+        rate = Constant(name="rate", start=1.0, low=0.01, high=100.0)
+        other = np.ones(len(sizes))
+        return sizes, fit_constants((rate,), predict, sizes**1.2, covariates={"size": sizes, "other": other})
+
+    def test_beyond_the_range_is_wider(self):
+        """Inside only residuals count; outside it grows by the doublings and holds what residuals would not."""
+        _, fit = self.bent()
+        one = np.ones(3)
+        places = np.array([64.0, 256.0, 1024.0])
+        predicted = fit.values["rate"] * places
+        low, high = fit.interval(predicted, covariates={"size": places, "other": one})
+        margins = np.log(high / predicted)
+        assert margins[0] == pytest.approx(np.log(fit.interval([1.0], covariates={"size": 1.0, "other": 1.0})[1][0]))
+        assert margins[2] / margins[1] == pytest.approx((1 + 3) / (1 + 1))
+        assert low[2] <= places[2] ** 1.2 <= high[2]
+        assert places[2] ** 1.2 > predicted[2] * np.exp(margins[0])
+
+    def test_scores_are_those_of_fits_without_an_end(self):
+        """The lowest and the highest size are each predicted by the others, one doubling away."""
+        sizes, fit = self.bent()
+        found = fit.reach["size"]
+        assert (found.low, found.high) == (1.0, 128.0)
+        rate = Constant(name="rate", start=1.0, low=0.01, high=100.0)
+        for place, score in zip((0, 7), found.scores, strict=True):
+            _, predicted = leave_out((rate,), lambda v: v["rate"] * sizes, sizes**1.2, np.arange(8) == place, starts=1)
+            assert score == pytest.approx(abs(np.log(predicted[place] / sizes[place] ** 1.2)) / 2)
+
+    def test_a_covariate_of_one_value_reaches_as_badly_as_the_worst(self):
+        """Nothing of it could be left out, and what could be says how far the model reaches."""
+        _, fit = self.bent()
+        assert fit.reach["other"].scores == ()
+        by_size, by_other = (
+            fit.interval([1.0], covariates=each)[1]
+            for each in ({"size": 256.0, "other": 1.0}, {"size": 64.0, "other": 2.0})
+        )
+        assert by_other == pytest.approx(by_size)
+
+    def test_nothing_left_out_is_thirty_percent_a_doubling(self):
+        """One measurement has no ends; what was never measured errs by 30 % at least."""
+        fit = fit_constants((ALPHA,), lambda v: [v["alpha"]], [1e-5], covariates={"devices": [4]})
+        assert fit.interval([1.0], covariates={"devices": [8]})[1] == pytest.approx([1.3**2])
+
+    @pytest.mark.parametrize(
+        ("covariates", "words"),
+        [({"size": [1.0]}, "those of the fit"), ({"size": [1.0], "other": [0.0]}, "above 0")],
+    )
+    def test_refused(self, covariates, words):
+        """Every covariate of the fit is asked for, and is above 0; columns are as long as the measurements."""
+        _, fit = self.bent()
+        with pytest.raises(InputError, match=words):
+            fit.interval([1.0], covariates=covariates)
+        with pytest.raises(InputError, match="2 entries for 1"):
+            fit_constants((ALPHA,), lambda v: [v["alpha"]], [1e-5], covariates={"devices": [4, 8]})
 
 
 class TestBadInput:

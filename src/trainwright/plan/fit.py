@@ -7,12 +7,13 @@ pulls no more than any other (soft L1; Huber 1964). Least squares by trust regio
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
+from trainwright.plan.reach import Reach, conformal, ends, reach_margin
 from trainwright.randomness import rng
 
 __all__ = ["Constant", "Fit", "Floats", "Predict", "fit_constants", "leave_out"]
@@ -55,27 +56,30 @@ class Fit:
     uncertain: tuple[str, ...]
     """Constants that can change by a factor of e with no visible effect on what is predicted."""
 
+    reach: Mapping[str, Reach] = field(default_factory=dict)
+    """Of each covariate that was given: what the fit saw of it, and how it errs beyond."""
+
     @property
     def error(self) -> float:
         """Median relative error over the measurements."""
         return float(np.median(np.abs(np.expm1(self.residuals))))
 
-    def interval(self, predicted: ArrayLike, *, level: float = 0.9, errors: ArrayLike = ()) -> tuple[Floats, Floats]:
+    def interval(
+        self, predicted: ArrayLike, *, level: float = 0.9, covariates: Mapping[str, ArrayLike] | None = None
+    ) -> tuple[Floats, Floats]:
         """Return the low and high end between which a measurement lies with this probability, for each prediction.
 
         A factor to both sides: of the absolute residuals that of rank ceil((n + 1) level), as if the next measurement
         were one more of them (conformal prediction: Vovk, Gammerman and Shafer 2005), wider by sqrt(n / (n - k)) for
         the k constants that were fitted to the n. So it holds for measurements like those of the fit, on the whole and
-        not for each kind of them. For predictions that go beyond them (more devices) give `errors` in place of the
-        residuals: log(predicted / measured) of measurements that a fit without them had to reach as far for.
+        not for each kind of them. Where a covariate of a prediction lies beyond those of the fit, the factor is what
+        fits without the ends of the measurements erred there, a doubling, if that is more (`trainwright.plan.reach`).
         """
         if not 0 < level < 1:
             raise InputError(f"level: got {level!r}; allowed: a number between 0 and 1")
-        known: Floats = np.asarray(errors, dtype=np.float64)
-        free = known.size or len(self.residuals) - len(self.values)
-        ordered = np.sort(np.abs(known if known.size else self.residuals))
-        rank = min(len(ordered), math.ceil((len(ordered) + 1) * level))
-        factor = math.exp(ordered[rank - 1] * math.sqrt(len(ordered) / max(1, free)))
+        count = len(self.residuals)
+        usual = conformal(np.abs(self.residuals), level) * math.sqrt(count / max(1, count - len(self.values)))
+        factor = np.exp(np.maximum(usual, reach_margin(self.reach, covariates or {}, level)))
         seconds = np.asarray(predicted, dtype=np.float64)
         return seconds / factor, seconds * factor
 
@@ -88,12 +92,15 @@ def fit_constants(
     tolerance: float = 0.05,
     starts: int = 4,
     seed: int = 0,
+    covariates: Mapping[str, ArrayLike] | None = None,
 ) -> Fit:
     """Return the values of `constants` for which `predict` comes closest to the `measured` seconds.
 
     `tolerance` is the relative error up to which errors count by their square. The first search starts where the
     constants say, the others at places drawn around it by counter-based randomness. Raises `InputError` if there are no
     constants, no measurements, a measurement that is not above 0, or predictions that are not as many or not finite.
+    With `covariates` (name to a column, one number above 0 a measurement) two more fits a covariate, without its lowest
+    and without its highest values, say how far the fit errs beyond what it saw: `Fit.interval` takes them into account.
     """
     from scipy.optimize import least_squares
 
@@ -115,6 +122,10 @@ def fit_constants(
         for place in places
     ]
     best = min(searches, key=lambda search: float(search.cost))
+
+    def without(held: NDArray[np.bool_]) -> Floats:
+        return leave_out(constants, predict, seconds, held, tolerance=tolerance, starts=1, seed=seed)[1]
+
     names = [each.name for each in constants]
     span = high - low
     ends = np.minimum(best.x - low, high - best.x) < 1e-3 * span
@@ -125,6 +136,10 @@ def fit_constants(
         loss=float(best.cost),
         at_bounds=tuple(name for name, at in zip(names, ends, strict=True) if at),
         uncertain=tuple(name for name, move in zip(names, moves, strict=True) if move < 1e-3),
+        reach={
+            name: _reach(_column(name, values, seconds), seconds, without)
+            for name, values in (covariates or {}).items()
+        },
     )
 
 
@@ -137,8 +152,12 @@ def leave_out(
     tolerance: float = 0.05,
     starts: int = 4,
     seed: int = 0,
+    covariates: Mapping[str, ArrayLike] | None = None,
 ) -> tuple[Fit, Floats]:
-    """Fit without the measurements where `held` is true; return the fit and what it predicts for all measurements."""
+    """Fit without the measurements where `held` is true; return the fit and what it predicts for all measurements.
+
+    `covariates` have an entry for every measurement, held out or not.
+    """
     seconds = _seconds(measured)
     kept = ~np.asarray(held, dtype=np.bool_)
     if kept.shape != seconds.shape:
@@ -148,8 +167,31 @@ def leave_out(
         everything: Floats = np.asarray(predict(values), dtype=np.float64)
         return everything[kept]
 
-    fit = fit_constants(constants, visible, seconds[kept], tolerance=tolerance, starts=starts, seed=seed)
+    fit = fit_constants(
+        constants,
+        visible,
+        seconds[kept],
+        tolerance=tolerance,
+        starts=starts,
+        seed=seed,
+        covariates={name: _column(name, values, seconds)[kept] for name, values in (covariates or {}).items()},
+    )
     return fit, np.asarray(predict(fit.values), dtype=np.float64)
+
+
+def _reach(column: Floats, seconds: Floats, without: Callable[[NDArray[np.bool_]], Floats]) -> Reach:
+    """Return what was seen of a covariate and the scores of fits without either of its ends."""
+    scores: list[float] = []
+    for held, beyond in ends(column):
+        scores += (np.abs(np.log(without(held) / seconds))[held] / (1 + beyond)).tolist()
+    return Reach(low=float(column.min()), high=float(column.max()), scores=tuple(scores))
+
+
+def _column(name: str, values: ArrayLike, seconds: Floats) -> Floats:
+    column: Floats = np.asarray(values, dtype=np.float64)
+    if column.shape != seconds.shape:
+        raise InputError(f"covariates, {name}: got {column.size} entries for {seconds.size} measurements")
+    return column
 
 
 def _seconds(measured: ArrayLike) -> Floats:
