@@ -63,7 +63,7 @@ def footprint(
     flying = in_flight(mesh, stages.first)
     kept = costs.kept[mesh.recompute, place]
     activations = flying * (kept @ stages.runs.T)
-    standing = np.where((mesh.recompute == 2)[:, None], np.maximum(0.0, costs.whole[place] - kept), 0.0)
+    standing = np.maximum(0.0, costs.whole[place] - kept)
     top = np.where(used[None], (costs.temporary[place] + standing)[:, None, :], 0.0).max(axis=2)
     peak = state + activations + top + np.where(level == 3, gathered, 0.0)
     single = (mesh.axis("pipeline") == 1) & (mesh.microbatches == 1) & (mesh.zero <= 1)

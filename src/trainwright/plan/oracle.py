@@ -228,7 +228,11 @@ def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: st
     if recompute not in RECOMPUTE:
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(RECOMPUTE)}")
     if recompute not in (allowed := choices_of(work)):
-        what = "attention" if recompute == "selective" else "block that is a module of several layers"
+        what = (
+            "call of scaled_dot_product_attention"
+            if recompute == "selective"
+            else "block that is a module of several layers"
+        )
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(allowed)}: this model has no {what}")
     if schedule not in SCHEDULES:
         raise InputError(f"schedule: got {schedule!r}; allowed: {', '.join(SCHEDULES[1:])}")

@@ -1,8 +1,8 @@
 """Recomputation: which blocks are run again in the backward pass, what they keep until then, what that takes.
 
-"selective" runs attention again, of which only the inputs stay (Korthikanti et al., arXiv 2205.05198, section 5).
-"full" runs whole modules again, of which only the output stays, where the next block starts: the transformer blocks, of
-a model without any the blocks that are a module of several layers.
+"selective" runs calls of torch's attention again, of which queries, keys and values stay (Korthikanti et al., arXiv
+2205.05198, section 5). "full" runs whole modules again, of which only the output stays, where the next block starts:
+the transformer blocks, of a model without any the blocks that are a module of several layers.
 """
 
 import numpy as np
@@ -16,8 +16,7 @@ __all__ = ["choices_of", "forward_again", "kept_bytes", "modules_of"]
 
 def choices_of(work: Work) -> tuple[str, ...]:
     """Return those of `RECOMPUTE` that mean something for a model."""
-    attention, blocks = any(layer.kind == "attention" for layer in work.layers), bool(work.again.any())
-    there = {"none": True, "selective": attention, "full": blocks}
+    there = {"none": True, "selective": bool(work.rerun.any()), "full": bool(work.again.any())}
     return tuple(name for name in RECOMPUTE if there[name])
 
 
@@ -32,10 +31,7 @@ def kept_bytes(work: Work, mesh: Mesh, kept: Floats, recompute: str) -> Floats:
     if recompute == "none":
         return whole
     if recompute == "selective":
-        attention = np.array([layer.kind == "attention" for layer in work.layers])
-        inputs = work.inputs * work.precision.element_bytes
-        ratio = np.where(attention & (work.saved > 0), np.minimum(1.0, inputs / np.maximum(work.saved, 1e-300)), 1.0)
-        return work.per_block(kept * ratio)
+        return work.per_block(kept * (1 - work.rerun))
     parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
     outputs = mesh.micro[:, None] * np.array([work.scaled(block.output_bytes) for block in work.blocks])
     return np.where(work.again, np.minimum(whole, outputs / parts[:, None]), whole)
@@ -46,6 +42,5 @@ def forward_again(work: Work, forward: Floats, exchange: Floats, recompute: str)
     if recompute == "none":
         return np.zeros_like(exchange)
     if recompute == "selective":
-        attention = np.array([layer.kind == "attention" for layer in work.layers])
-        return work.per_block(np.where(attention, forward, 0.0))
+        return work.per_block(np.where(work.rerun > 0, forward, 0.0))
     return np.where(work.again, work.per_block(forward) + exchange, 0.0)

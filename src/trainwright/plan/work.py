@@ -38,6 +38,8 @@ class Work:
     inputs: Floats = field(init=False)
     outputs: Floats = field(init=False)
     saved: Floats = field(init=False)
+    rerun: Floats = field(init=False)
+    """Share of `saved` that a selective recomputation makes anew."""
     launches: Floats = field(init=False)
     _starts: Ints = field(init=False)
 
@@ -69,6 +71,7 @@ class Work:
             "inputs": column("input_elements", 1 / batch),
             "outputs": column("output_elements", 1 / batch),
             "saved": held * scale / batch,
+            "rerun": column("rerun_bytes") / np.maximum(1.0, column("saved_bytes")),
             "launches": column("launches"),
         }
         for name, value in made.items():

@@ -163,6 +163,7 @@ class _Layers:
             forward_bytes=traffic,
             backward_bytes=2 * traffic,
             saved_bytes=kept,
+            rerun_bytes=kept - self.size * inputs,
             launches=1 if fused else 5,
         )
 

@@ -32,6 +32,8 @@ class Layer:
     """Bytes of distinct storages that autograd keeps because of this layer, each counted where it is first kept."""
     copied_bytes: int = 0
     """Of them, copies of weights in another precision, as autocast makes them: they do not grow with the batch."""
+    rerun_bytes: int = 0
+    """How much less is kept if a call of torch's scaled_dot_product_attention is run again; 0 for all else."""
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     update_seconds: float | None = None

@@ -116,7 +116,7 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 
 def _kind(operations: Sequence[Operation]) -> Kind:
     names = [_base(operation) for operation in operations]
-    if "softmax" in names and {"bmm", "baddbmm"} & set(names):
+    if {"softmax", "safe_softmax"} & set(names) and {"bmm", "baddbmm"} & set(names):
         return "attention"
     for kind, beginnings in _KINDS:
         if any(name.startswith(beginnings) for name in names):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright.profile.attention import attention_by
 from trainwright.profile.flops import flops_of, is_known
 from trainwright.profile.storages import Held, StorageTracker, tensors_in
 
@@ -130,6 +131,10 @@ class Recorder(StorageTracker):
         self.storages: dict[int, Stored] = {}
         self.saved: dict[int, int] = {}
         """Storages that autograd keeps, and the operation during or before which each was first kept."""
+        self.saved_until: dict[int, int] = {}
+        """The same storages, and the operation during or before which each was last kept once more."""
+        self.attentions: set[int] = set()
+        """Calls of torch's scaled_dot_product_attention, by number."""
         self.phase = "forward"
         self._funcs: set[Any] = set()
         self.failure: _Failure | None = None
@@ -194,8 +199,17 @@ class Recorder(StorageTracker):
 
     @contextlib.contextmanager
     def modules(self, model: nn.Module) -> Iterator[None]:
-        """Name the modules of a model while it runs inside."""
+        """Name the modules of a model, and its calls of torch's attention, while it runs inside."""
         handles: list[Any] = []
+
+        def attend(attention: Any, *args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            self.attentions.add(self._calls)
+            self._stack.append(_Call(self._calls, f"{self.path}.attention".lstrip("."), leaf=True))
+            found = attention(*args, **kwargs)
+            self._stack.pop()
+            return found
+
         for path, module in model.named_modules():
 
             def enter(module: nn.Module, _: Any, path: str = path) -> None:
@@ -207,7 +221,8 @@ class Recorder(StorageTracker):
 
             handles += [module.register_forward_pre_hook(enter, prepend=True), module.register_forward_hook(leave)]
         try:
-            yield
+            with attention_by(attend):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -218,7 +233,9 @@ class Recorder(StorageTracker):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             for held in self.see(tensor):
-                self.saved.setdefault(held.number, max(0, len(self.operations) - 1))
+                place = max(0, len(self.operations) - 1)
+                self.saved.setdefault(held.number, place)
+                self.saved_until[held.number] = place
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

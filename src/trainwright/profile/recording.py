@@ -22,6 +22,10 @@ class Recording:
     storages: dict[int, Stored]
     saved: dict[int, int]
     """Storages that autograd kept, and the place at which each was first kept."""
+    saved_until: dict[int, int]
+    """The same storages, and the place at which each was last kept."""
+    attentions: frozenset[int]
+    """Numbers of the module calls that were calls of torch's attention."""
     parameters: dict[int, int]
     """Storages of parameters, and the elements of the parameters in each."""
     fixed: frozenset[int]
@@ -84,6 +88,8 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
         operations=operations,
         storages=recorder.storages,
         saved=recorder.saved,
+        saved_until=recorder.saved_until,
+        attentions=frozenset(recorder.attentions),
         parameters=parameters,
         fixed=frozenset({*parameters, *buffers, *state, *sample}),
         sample=frozenset(sample),

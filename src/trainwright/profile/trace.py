@@ -118,6 +118,7 @@ class Chained:
                     layer,
                     name=names.fresh(layer.name),
                     copied_bytes=lives.bytes(copies & saved.get(gathered.forward[0], set())),
+                    rerun_bytes=self._made_anew(gathered, lives),
                 )
                 for layer, gathered in zip(layers, self.layers[k], strict=True)
             ]
@@ -194,6 +195,18 @@ class Chained:
                 start = starts[max(0, bisect.bisect_right(starts, place) - 1)]
                 saved.setdefault(start, set()).add(number)
         return saved
+
+    def _made_anew(self, layer: Gathered, lives: "_Lives") -> int:
+        """Return the bytes that a call of torch's attention makes and autograd keeps for nothing but that call.
+
+        Running it again needs its inputs: what nothing would keep of these comes off.
+        """
+        operations, until = self.recording.operations, self.recording.saved_until
+        own = [i for i in layer.forward if operations[i].call in self.recording.attentions]
+        made = {number for i in own for number in operations[i].creates}
+        read = {number for i in own for number in operations[i].reads} - made - self.recording.fixed - until.keys()
+        alone = {number for number in made if until.get(number, own[-1] + 1) <= own[-1]}
+        return max(0, lives.bytes(alone) - lives.bytes(read))
 
     def _copies(self) -> set[int]:
         """Return the copies of parameters in another precision that the forward pass makes."""

@@ -117,24 +117,41 @@ ON_FOUR = {
 }
 
 
-def tracked(zero):
-    """Return a check of the peaks of plans of the oracle, predicted and tracked, by what they run again."""
+class Forgetful(small_models.Attention):
+    """Attention with dropout, which a CPU does product by product: much is kept of it."""
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        found = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+        return self.out_proj(found.transpose(1, 2).reshape(batch, length, width))
+
+
+def deep(attention):
+    model = small_models.Transformer("chunk", depth=4)
+    for block in model.blocks:
+        block.attention = attention(16, 4, "chunk")
+    return model
+
+
+def tracked(recompute, make, length, zero=0):
+    """Return a check of the peaks of plans of the oracle, predicted and tracked, without and with recomputation."""
 
     def check(_, world):
         torch.manual_seed(3)
-        x = torch.randn(64, 8, 6)
-        profile = Profile.trace(small_models.Transformer("chunk", depth=4), (x,), optimizer="sgd")
-        oracle, found = Oracle(Cluster.preset("dgx-a100")), {}
-        for recompute in ("none", "full"):
+        x = torch.randn(512 // length, length, 6)
+        profile = Profile.trace(make(), (x,), optimizer="sgd")
+        oracle, found = Oracle(Cluster.preset("dgx-a100")), []
+        for choice in ("none", recompute):
             plan = oracle.estimate(
                 profile,
-                batch=64 * world,
+                batch=len(x) * world,
                 degrees=Degrees(data=world),
                 zero=zero,
-                recompute=recompute,
+                recompute=choice,
                 optimizer="sgd",
             )
-            ours = parallelise(small_models.Transformer("chunk", depth=4), plan)
+            ours = parallelise(make(), plan)
             optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
             tracker = StorageTracker()
             for step in range(2):
@@ -144,14 +161,18 @@ def tracked(zero):
                     ours.backward(lambda model, x: model(x).square().mean(), [(1.0, x)])
                     optimizer.step()
                     optimizer.zero_grad()
-            found[recompute] = plan.peak_bytes, tracker.peak_bytes
+            found.append((plan.peak_bytes, tracker.peak_bytes))
         return found
 
     return check
 
 
 QUICK = ("data", "ZeRO 3, attention", "filter", "spatial", "tensor+sequence", "pipeline")
-PEAKS = {"peak": tracked(0), "peak, ZeRO 3": tracked(3)}
+PEAKS = {
+    "peak": tracked("full", partial(deep, small_models.Attention), 8),
+    "peak, ZeRO 3": tracked("full", partial(deep, small_models.Attention), 8, zero=3),
+    "peak, attention": tracked("selective", partial(deep, Forgetful), 32),
+}
 GROUPS = {
     "two": (2, {name: ON_TWO[name] for name in QUICK} | PEAKS),
     "two, more": (2, {name: check for name, check in ON_TWO.items() if name not in QUICK}),
@@ -194,9 +215,9 @@ def test_nothing_changes(found, group, name):
 def test_the_peak_falls_as_planned(found, name):
     """Tracked bytes of a step of each rank."""
     for told in found("two")[name]:
-        assert isinstance(told, dict), told
-        (whole, measured), (less, lower) = told["none"], told["full"]
-        assert whole - less == pytest.approx(measured - lower, rel=0.02)
+        assert isinstance(told, list), told
+        (whole, measured), (less, lower) = told
+        assert whole - less == pytest.approx(measured - lower, rel=0.04)
         assert less == pytest.approx(lower, rel=0.1)
         assert lower < 0.6 * measured
 

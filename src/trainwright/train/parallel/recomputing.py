@@ -5,18 +5,18 @@ Korthikanti et al. (arXiv 2205.05198), section 5. Random numbers, autocast and b
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.memory.execute.surroundings import Buffers, Seen
 from trainwright.plan import ParallelPlan
+from trainwright.profile.attention import attention_by
 from trainwright.train.parallel.blocks import blocks_of, chain_of
 
 __all__ = ["run_again"]
@@ -95,7 +95,7 @@ class _Attention:
         self._calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _attention_by(self._run):
+        with attention_by(self._run):
             found = self._forward(*args, **kwargs)
         if self._plan is not None and not self._calls:
             raise UnsupportedPlan.of(
@@ -110,18 +110,3 @@ class _Attention:
         if not torch.is_grad_enabled():
             return attend(*args, **kwargs)
         return checkpoint(attend, *args, use_reentrant=False, **kwargs)
-
-
-@contextlib.contextmanager
-def _attention_by(run: Callable[..., Any]) -> Iterator[None]:
-    """Let torch's attention be done by `run(attention, ...)`, wherever it is called by its name in `functional`."""
-    own = functional.scaled_dot_product_attention
-
-    def attention(*args: Any, **kwargs: Any) -> Any:
-        return run(own, *args, **kwargs)
-
-    functional.scaled_dot_product_attention = attention
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = own

@@ -1,0 +1,27 @@
+"""Attention by another function: what stands in for torch's scaled_dot_product_attention while a model runs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.nn import functional
+
+__all__ = ["attention_by"]
+
+
+@contextlib.contextmanager
+def attention_by(run: Callable[..., Any]) -> Iterator[None]:
+    """Let attention be done by `run(attention, query, key, value, ...)`, with torch's own as its first argument.
+
+    What calls it by its name in `torch.nn.functional`, as `nn.MultiheadAttention` does, calls `run`.
+    """
+    own = functional.scaled_dot_product_attention
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return run(own, *args, **kwargs)
+
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = own
