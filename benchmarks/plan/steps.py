@@ -1,7 +1,7 @@
 """Step time on two ranks of one thread each beside the oracle's prediction: DDP, ZeRO and pipelines, after calibration.
 
 The two ranks calibrate this machine together, profile the model both at once, and train it by each plan in turn; of
-every rank's steps the least counts, of the ranks the slowest. On a loaded machine the numbers say little: the load is
+every rank's steps the median counts, of the ranks the slowest. On a loaded machine the numbers say little: the load is
 kept with them.
 
     python benchmarks/plan/steps.py --json [--models wide,narrow,...] [--results FILE]
@@ -12,6 +12,7 @@ import itertools
 import multiprocessing
 import os
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from trainwright.profile import Profile
 from trainwright.profile.calibrating import Place, calibrate, joined
 from trainwright.train import parallelise
 
-STEPS, MICROBATCHES = 15, 8
+STEPS, MICROBATCHES = 25, 8
 CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "data": ({"data": 2}, {}),
     "fsdp": ({"data": 2}, {"zero": 3}),
@@ -159,7 +160,7 @@ def _rows(name: str, cluster: Cluster, steps: int) -> list[dict[str, Any]]:
 
 
 def _seconds(name: str, plan: Any, sample: Any, steps: int) -> float:
-    """Return what a step takes: the least of this many, on the slowest rank."""
+    """Return what a step takes: the median of this many, on the slowest rank."""
     model = parallelise(_model(name), plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     own = tuple(each.chunk(model.data_ranks)[model.data_rank] for each in sample)
@@ -171,9 +172,9 @@ def _seconds(name: str, plan: Any, sample: Any, steps: int) -> float:
         model.backward(_loss, [(1.0, own)])
         optimizer.step()
         times.append(time.perf_counter() - begun)
-    least = torch.tensor([min(times[3:])], dtype=torch.float64)
-    dist.all_reduce(least, op=dist.ReduceOp.MAX)
-    return float(least)
+    typical = torch.tensor([statistics.median(times[3:])], dtype=torch.float64)
+    dist.all_reduce(typical, op=dist.ReduceOp.MAX)
+    return float(typical)
 
 
 def _model(name: str) -> nn.Module:

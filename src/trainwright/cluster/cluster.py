@@ -10,8 +10,8 @@ from trainwright.cluster.tier import ExchangeTimes, Tier
 
 __all__ = ["RUNTIMES", "Cluster"]
 
-RUNTIMES = ("fsdp", "pipeline")
-"""What has code of its own that takes time in every micro-batch."""
+RUNTIMES = ("step", "pipeline")
+"""What has code of its own that takes time: an iteration on several devices, a micro-batch in a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Cluster:
     1: exchanges hide behind computation; 0: one waits for the other, as where the same cores do both.
     """
     runtime_seconds: Mapping[str, float] = field(default_factory=dict, kw_only=True)
-    """Seconds of torch's own code beyond computation and exchanges: of "fsdp" for a layer with weights in a
-    micro-batch, of "pipeline" for a micro-batch in a stage. None on devices that work beside their host."""
+    """Seconds of torch's own code beyond computation and exchanges: of "step" for an iteration on several devices, with
+    the mean of its loss, of "pipeline" for a micro-batch in a stage. None on devices that work beside their host."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
     residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)

@@ -1,4 +1,4 @@
-"""Fits of measured times: non-negative least squares on the relative error, and the shortest of several repeats."""
+"""Fits of measured times: non-negative least squares on the relative error, shortest and median of several repeats."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
 
-__all__ = ["Fit", "least_relative", "shortest"]
+__all__ = ["Fit", "least_relative", "median", "shortest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,14 @@ def shortest(repeats: Sequence[float]) -> float:
     Raises `InputError` if one of them is no time.
     """
     return float(_measured(np.asarray(repeats, dtype=np.float64)).min())
+
+
+def median(repeats: Sequence[float]) -> float:
+    """Return the median of repeated measurements, of what is never undisturbed: ranks that wait for each other.
+
+    Raises `InputError` if one of them is no time.
+    """
+    return float(np.median(_measured(np.asarray(repeats, dtype=np.float64))))
 
 
 def _measured(times: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster._checks import at_least, one_of, positive, refuse, whole
-from trainwright.cluster.operation import ALGORITHMS, OPERATIONS
+from trainwright.cluster.operation import ALGORITHMS, FSDP_UNIT, OPERATIONS
 
 __all__ = ["ExchangeTimes", "Tier"]
 
@@ -59,7 +59,7 @@ class ExchangeTimes:
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        one_of("ExchangeTimes.operation", self.operation, OPERATIONS)
+        one_of("ExchangeTimes.operation", self.operation, (*OPERATIONS, FSDP_UNIT))
         whole("ExchangeTimes.ranks", self.ranks, least=2)
         whole("ExchangeTimes.on_node", self.on_node, least=0)
         if not self.bytes or len(self.bytes) != len(self.seconds):

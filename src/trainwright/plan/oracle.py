@@ -12,7 +12,6 @@ from trainwright.errors import InputError
 from trainwright.plan.assembly import assemble
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.candidates import CHUNKS, EXCLUSIVE, shapes
-from trainwright.plan.exposure import exposed_seconds
 from trainwright.plan.intervals import with_ties
 from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan, Rejection
@@ -193,9 +192,8 @@ class Oracle:
             work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=degrees.pipeline * chunks
         )
         prices = pricer.price(mesh)
-        exposed = max(float(prices.exposed[0]), exposed_seconds(prices.stage_times(0), self.cluster.overlap))
         mode = ("data", "zero1", "zero2", "fsdp")[zero]
-        return assemble(pricer, prices, 0, exposed=exposed, mode=mode, request=request)
+        return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=mode, request=request)
 
 
 def _name(found: Found) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.blocks import BlockCosts, block_costs
-from trainwright.plan.exposure import StageTimes
+from trainwright.plan.exposure import StageTimes, exposed_seconds
 from trainwright.plan.footprint import Footprint, footprint
 from trainwright.plan.links import all_seconds
 from trainwright.plan.mesh import SCHEDULES, Floats, Ints, Mesh
@@ -21,6 +21,7 @@ from trainwright.plan.state import Optimizer
 from trainwright.plan.strategies import Exchange, Load
 from trainwright.plan.strategies.data import Data
 from trainwright.plan.strategies.pipeline import Pipeline, bubble_slots
+from trainwright.plan.units import measured_units, units_seconds
 from trainwright.plan.work import Work
 
 __all__ = ["Pricer", "Prices"]
@@ -197,6 +198,15 @@ class Pricer:
             seconds=tuple(seconds),
         )
 
+    def exposed(self, prices: Prices, row: int) -> float:
+        """Return the seconds that one candidate waits for gradients and divided weights.
+
+        Where FSDP was measured, on processors, each of its exchanges is waited for where it is called.
+        """
+        waits = int(prices.mesh.zero[row]) == 3 and measured_units(self.cluster) is not None
+        beside = 0.0 if waits else self.cluster.overlap
+        return max(float(prices.exposed[row]), exposed_seconds(prices.stage_times(row), beside))
+
     def _framework(self, mesh: Mesh, runs: Floats) -> Floats:
         """Return the seconds of an iteration that neither layers nor exchanges explain."""
         work, runtime = self.work, self.cluster.runtime_seconds
@@ -205,9 +215,9 @@ class Pricer:
         passes = mesh.microbatches + bubble_slots(mesh)
         a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
         a_pass += np.where(mesh.axis("pipeline") > 1, runtime.get("pipeline", 0.0), 0.0)
-        gathered = runs @ work.per_block((work.weights > 0).astype(np.float64))
-        a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), gathered * runtime.get("fsdp", 0.0), 0.0)
-        found: Floats = self.cluster.overhead_seconds + passes * a_pass
+        a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), runs @ units_seconds(work, self.cluster), 0.0)
+        once = np.where(mesh.degrees.prod(axis=1) > 1, runtime.get("step", 0.0), 0.0)
+        found: Floats = self.cluster.overhead_seconds + once + passes * a_pass
         return found
 
     def by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from trainwright.plan.bounds import bounds_of, least_bytes
 from trainwright.plan.candidates import LEVELS, MODES, Shapes, choices_of
-from trainwright.plan.exposure import exposed_seconds
 from trainwright.plan.mesh import AXES, Floats, Ints, Mesh
 from trainwright.plan.pricing import Pricer, Prices
 from trainwright.plan.request import Request
@@ -139,8 +138,7 @@ def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows
     for row in rows[np.argsort(bound[rows], kind="stable")]:
         if bound[row] > found.score:
             break
-        exposed = exposed_seconds(prices.stage_times(row), pricer.cluster.overlap)
-        exposed = max(exposed, float(prices.exposed[row]))
+        exposed = pricer.exposed(prices, row)
         seconds = float(prices.total[row] - prices.exposed[row]) + exposed
         size = prices.memory.peak[row : row + 1]
         score = float(request.score(prices.mesh.take(np.array([row])), np.array([seconds]), size)[0])

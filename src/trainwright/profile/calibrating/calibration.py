@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trainwright.errors import InputError
 from trainwright.profile.calibrating import compute
 from trainwright.profile.calibrating.links import measure_links
 from trainwright.profile.calibrating.ranks import Place, joined
-from trainwright.profile.calibrating.runtime import measure_overlap, measure_runtime
+from trainwright.profile.calibrating.runtime import measure_overlap, measure_runtime, measure_units
 from trainwright.profile.calibrating.storage import measure_storage
 
 __all__ = ["calibrate"]
@@ -79,7 +80,11 @@ def _figures(
     runtime: dict[str, float] = {}
     runtime_spread = 0.0
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
-        runtime, runtime_spread = measure_runtime(levels[-1].exchanges, repeats=repeats)
+        widest = levels[-1]
+        runtime, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
+        units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
+        levels = (*levels[:-1], replace(widest, exchanges=(*widest.exchanges, units)))
+        runtime_spread = max(runtime_spread, units_spread)
     storage, spread = Storage(), 0.0
     if folder is not None and here.rank == 0:
         storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))

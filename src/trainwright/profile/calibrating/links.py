@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from trainwright.cluster.calibrated import Level
-from trainwright.cluster.fitting import shortest
+from trainwright.cluster.fitting import median
 from trainwright.cluster.operation import OPERATIONS
 from trainwright.cluster.tier import ExchangeTimes
 from trainwright.profile.calibrating.ranks import Place
@@ -49,15 +49,17 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
     All ranks must call it.
 
     Every size of message is timed in turn, `repeats` times over, so that what disturbs a machine for a while does not
-    fall on one size; of each the shortest counts, on the rank that takes longest. A time is that of several exchanges
-    one after the other, each of its own memory, as a training has them: one alone finds its message in the caches and
-    ends before the other rank's has.
+    fall on one size; of each the median counts, on the rank that takes longest: how ranks find each other changes from
+    one exchange to the next, and the shortest is luck that a training's many do not have. A time is that of several
+    exchanges one after the other, each of its own memory, as a training has them: one alone finds its message in the
+    caches and ends before the other rank's has.
     """
     levels = []
     inside = [(ranks, 1) for ranks in group_sizes(here.on_node)]
     across = [(nodes, here.on_node) for nodes in group_sizes(here.nodes)]
     if here.on_node > 1:
         across += [(nodes * here.on_node, 1) for nodes in group_sizes(here.nodes)]
+    halves = slice(repeats // 2), slice(repeats // 2, None)
     for name, listed in (("node", inside), ("network", across)):
         exchanges, spreads = [], []
         for ranks, stride in listed:
@@ -78,8 +80,8 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
                         seconds=_slowest(series),
                     )
                 )
-                halves = (_slowest([[each[half::2] for each in rank] for rank in series]) for half in (0, 1))
-                spreads += [2 * (one - other) / (one + other) for one, other in zip(*halves, strict=True)]
+                parts = (_slowest([[each[part] for each in rank] for rank in series]) for part in halves)
+                spreads += [2 * (one - other) / (one + other) for one, other in zip(*parts, strict=True)]
             if group.here:
                 dist.destroy_process_group(handle)
         if exchanges:
@@ -144,8 +146,8 @@ def _gathered(times: list[list[float]] | None) -> list[list[list[float]]]:
 
 
 def _slowest(series: list[list[list[float]]]) -> tuple[float, ...]:
-    """Return for each size the shortest repeat of the rank that takes longest."""
-    return tuple(max(shortest(each) for each in ranks) for ranks in zip(*series, strict=True))
+    """Return for each size the median repeat of the rank that takes longest."""
+    return tuple(max(median(each) for each in ranks) for ranks in zip(*series, strict=True))
 
 
 def _rounded(size: int, ranks: int) -> int:

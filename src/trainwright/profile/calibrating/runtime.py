@@ -1,23 +1,27 @@
 """What a training has beside its layers and exchanges: how far one hides behind the other, and torch's own code."""
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.cluster.fitting import shortest
+from trainwright.cluster.fitting import median
+from trainwright.cluster.operation import FSDP_UNIT
 from trainwright.cluster.tier import ExchangeTimes
 
-__all__ = ["measure_overlap", "measure_runtime"]
+__all__ = ["measure_overlap", "measure_runtime", "measure_units"]
 
 Work = Callable[[], object]
 
 _SIDE = 128  # of the matrices whose products are computed beside an exchange
 _MESSAGE = 4 * 2**20
-_BLOCKS, _WIDTH = 8, 64
+_UNITS, _WIDTHS = 4, (64, 256, 512, 1024, 2048)  # linear layers of a model, and their widths
 _FEW, _MANY, _MICRO = 4, 12, 4  # micro-batches of two pipelines, and samples of each
 
 
@@ -36,7 +40,7 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
         for _ in range(number):
             torch.mm(left, right)
 
-    one, alone = _shortest([lambda: products(16), exchange], device, repeats)[0]
+    one, alone = _medians([lambda: products(16), exchange], device, repeats)[0]
     number = max(1, round(2 * 16 * alone / one))
 
     def both() -> None:
@@ -47,47 +51,68 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
 
     whole, *halves = (
         min(1.0, max(0.0, (computed + exchanged - together) / exchanged))
-        for computed, exchanged, together in _shortest([lambda: products(number), exchange, both], device, repeats)
+        for computed, exchanged, together in _medians([lambda: products(number), exchange, both], device, repeats)
     )
     return whole, abs(halves[0] - halves[1]) / 2
+
+
+def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTimes, float]:
+    """Return what FSDP takes for a unit of weights in a micro-batch, by their bytes, and how far two halves lay apart.
+
+    That is two gathers, a scatter, copies of the weights and gradients in and out of what travels, and torch's own
+    code: what a step of linear layers takes more under FSDP. They are measured as one, for collectives timed alone,
+    one after the other, meet the processors in another state than those between which there is something to do.
+    """
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    widths = [width for width in _WIDTHS if 4 * width**2 <= max(largest, 4 * _WIDTHS[0] ** 2)]
+    works: list[Work] = []
+    for width in widths:
+        sample = torch.rand(_MICRO, width)
+        works += [_step(_layers(width), sample), _step(_sharded(width, mesh), sample)]
+    times = _medians(works, torch.device("cpu"), repeats)
+    every = [
+        [max(1e-9, (divided - plain) / _UNITS) for plain, divided in zip(part[::2], part[1::2], strict=True)]
+        for part in times
+    ]
+    sizes = tuple(4 * (width + 1) * width for width in widths)
+    units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
+    apart = [(one - other) / (one + other) for one, other in zip(*every[1:], strict=True)]
+    return units, math.sqrt(statistics.fmean(each**2 for each in apart))
 
 
 def measure_runtime(exchanges: Iterable[ExchangeTimes], *, repeats: int) -> tuple[dict[str, float], float]:
     """Return `Cluster.runtime_seconds` for processors, and how far two halves of the repeats lay apart, relatively.
 
-    Of models too small to compute: what a layer under FSDP takes more than the layer, two gathers and a scatter; what
-    a further micro-batch of a pipeline with a stage on every rank takes more than its layer and two messages.
+    Of models too small to compute: what a step under DDP, with the mean of its loss, takes more than the step and the
+    sum of its gradients; what a further micro-batch of a pipeline with a stage on every rank takes more than its layer
+    and two messages.
     """
-    from torch.distributed.device_mesh import init_device_mesh
 
     def seconds(operation: str, size: int) -> float:
         known = [each for each in exchanges if each.operation == operation]
         return float(max(known, key=lambda each: each.ranks).at(size))
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    sample = torch.rand(_MICRO, _WIDTH)
-    plain, sharded = _blocks(), _sharded(mesh)
-    layer = nn.Linear(_WIDTH, _WIDTH)
+    sample, small = torch.rand(_MICRO, _WIDTHS[0]), _layers(_WIDTHS[0])
+    copied = DistributedDataParallel(_layers(_WIDTHS[0]), gradient_as_bucket_view=True)
     few, many = (_pipeline(mesh, number) for number in (_FEW, _MANY))
-    works: list[Work] = [
-        lambda: _step(plain, sample), lambda: _step(sharded, sample), lambda: _step(layer, sample), few, many
-    ]  # fmt: skip
-    weights = 4 * (_WIDTH + 1) * _WIDTH
-    gathers = 2 * seconds("all_gather", weights) + seconds("reduce_scatter", weights)
-    sends = 2 * seconds("send", 4 * _MICRO * _WIDTH)
+    works = [_step(small, sample), _step(copied, sample, mean=True), _step(small[0], sample), few, many]
+    summed = seconds("all_reduce", 4 * _UNITS * (_WIDTHS[0] + 1) * _WIDTHS[0])
+    sends = 2 * seconds("send", 4 * _MICRO * _WIDTHS[0])
     found = [
         {
-            "fsdp": max(0.0, (divided - whole) / _BLOCKS - gathers),
+            "step": max(0.0, together - alone - summed),
             "pipeline": max(0.0, (longer - shorter) / (_MANY - _FEW) - single - sends),
         }
-        for whole, divided, single, shorter, longer in _shortest(works, torch.device("cpu"), repeats)
+        for alone, together, single, shorter, longer in _medians(works, torch.device("cpu"), repeats)
     ]
     total, *halves = (sum(each.values()) for each in found)
     return found[0], abs(halves[0] - halves[1]) / (2 * total) if total else 0.0
 
 
-def _shortest(works: list[Work], device: torch.device, repeats: int) -> list[list[float]]:
-    """Return the shortest seconds of each work on the rank that takes longest: of all repeats, and of two halves.
+def _medians(works: list[Work], device: torch.device, repeats: int) -> list[list[float]]:
+    """Return the median seconds of each work on the rank that takes longest: of all repeats, and of the two halves.
 
     The works take turns, and all ranks start each of them together.
     """
@@ -102,9 +127,8 @@ def _shortest(works: list[Work], device: torch.device, repeats: int) -> list[lis
             work()
             _wait(device)
             series.append((time.perf_counter_ns() - begun) / 1e9)
-    parts = [
-        [shortest(series[part]) for series in times] for part in (slice(None), slice(0, None, 2), slice(1, None, 2))
-    ]
+    half = len(times[0]) // 2
+    parts = [[median(series[part]) for series in times] for part in (slice(None), slice(half), slice(half, None))]
     slowest = torch.tensor(parts, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     found: list[list[float]] = slowest.tolist()
@@ -116,28 +140,28 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _blocks() -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_BLOCKS)))
+def _layers(width: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(_UNITS)))
 
 
-def _sharded(mesh: Any) -> nn.Module:
+def _sharded(width: int, mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    model = _blocks()
-    for block in model:
-        fully_shard(block, mesh=mesh)
+    model = _layers(width)
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
-def _pipeline(mesh: Any, number: int) -> Work:
+def _pipeline(mesh: DeviceMesh, number: int) -> Work:
     """Return an iteration of so many micro-batches on a pipeline of a layer a rank."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    stage = PipelineStage(nn.Linear(_WIDTH, _WIDTH), rank, ranks, torch.device("cpu"), group=mesh.get_group())
+    stage = PipelineStage(nn.Linear(_WIDTHS[0], _WIDTHS[0]), rank, ranks, torch.device("cpu"), group=mesh.get_group())
     schedule = ScheduleGPipe(stage, n_microbatches=number, loss_fn=lambda output, _: output.mean())
-    whole, target = torch.rand(number * _MICRO, _WIDTH), torch.zeros(number)
+    whole, target = torch.rand(number * _MICRO, _WIDTHS[0]), torch.zeros(number)
 
     def once() -> None:
         given = (whole,) if rank == 0 else ()
@@ -147,6 +171,14 @@ def _pipeline(mesh: Any, number: int) -> Work:
     return once
 
 
-def _step(model: nn.Module, sample: torch.Tensor) -> None:
-    model.zero_grad()
-    model(sample).mean().backward()
+def _step(model: nn.Module, sample: torch.Tensor, *, mean: bool = False) -> Work:
+    """Return a pass and back, which may end with the mean of the loss over all ranks."""
+
+    def once() -> None:
+        model.zero_grad()
+        loss = model(sample).mean()
+        loss.backward()
+        if mean:
+            dist.all_reduce(loss.detach())
+
+    return once

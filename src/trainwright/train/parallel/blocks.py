@@ -1,27 +1,41 @@
 """The repeated blocks of a model: what is gathered at a time, and where a pipeline can be cut."""
 
+from collections import Counter
+
 from torch import nn
 
-__all__ = ["blocks_of", "chain_of"]
+__all__ = ["blocks_of", "chain_of", "units_of"]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the children with parameters of every list or sequence of modules, the outermost, in order.
 
-    Those of an `nn.Sequential` count if they are themselves made of modules; a model of none is one block, itself left
-    out.
+    Those of an `nn.Sequential` count if they are themselves made of modules, a sequence among them by its own; a model
+    of none is one block, itself left out.
     """
+    if isinstance(model, nn.ModuleList):
+        return [block for block in model if _weighs(block)]
+    if not isinstance(model, nn.Sequential):
+        return [block for child in model.children() for block in blocks_of(child)]
     found: list[nn.Module] = []
-    for child in model.children():
-        if isinstance(child, nn.ModuleList) or (isinstance(child, nn.Sequential) and _composed(child)):
-            found += [block for block in child if any(True for _ in block.parameters())]
-        else:
-            found += blocks_of(child)
-    if isinstance(model, nn.Sequential) and not found:
-        found = [
-            block for block in model if any(True for _ in block.children()) and any(True for _ in block.parameters())
-        ]
+    for child in model:
+        inner = blocks_of(child) if isinstance(child, nn.ModuleList | nn.Sequential) else []
+        found += inner or [child] * (_weighs(child) and any(True for _ in child.children()))
     return found
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """Return what is gathered at a time: the blocks, or the layers with parameters of the sequences of a model of none.
+
+    Layers that share a parameter with another are left, as all that is in none of them, to the model as a whole.
+    """
+    found = blocks_of(model)
+    if found:
+        return found
+    sequences = [each for each in model.modules() if isinstance(each, nn.Sequential)]
+    layers = dict.fromkeys(layer for each in sequences for layer in each if _weighs(layer))
+    owners = Counter(parameter for layer in layers for parameter in layer.parameters())
+    return [layer for layer in layers if all(owners[parameter] == 1 for parameter in layer.parameters())]
 
 
 def chain_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
@@ -31,5 +45,5 @@ def chain_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
     return [each for name, child in model.named_children() for each in chain_of(child, f"{path}.{name}".lstrip("."))]
 
 
-def _composed(sequence: nn.Sequential) -> bool:
-    return all(any(True for _ in child.children()) for child in sequence)
+def _weighs(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from trainwright.train.parallel.blocks import blocks_of
+from trainwright.train.parallel.blocks import blocks_of, units_of
 from trainwright.train.parallel.model import Setup
 
 __all__ = ["shard"]
@@ -19,13 +19,14 @@ __all__ = ["shard"]
 def shard(model: nn.Module, mesh: DeviceMesh, *, zero: int, policy: MixedPrecisionPolicy | None = None) -> Setup:
     """Divide parameters, gradients and optimizer state of a model over the last axis of `mesh`, equal on a first one.
 
-    ZeRO 3 gathers the weights of a block for its forward and again for its backward pass. ZeRO 1 and 2 keep them
-    between the two, so that an iteration is one all-gather of the weights and one reduce-scatter of the gradients; with
-    micro-batches ZeRO 1 adds up whole gradients and exchanges them once, the others exchange those of each.
+    ZeRO 3 gathers the weights of a block (of a model without blocks: of a layer) for its forward and again for its
+    backward pass. ZeRO 1 and 2 keep them between the two, so that an iteration is one all-gather of the weights and one
+    reduce-scatter of the gradients; with micro-batches ZeRO 1 adds up whole gradients and exchanges them once, the
+    others exchange those of each.
     """
     policy = policy or MixedPrecisionPolicy()
-    for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+    for unit in units_of(model) if zero == 3 else blocks_of(model):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     return Setup(module=model, call=model, alone=lambda: _kept(model, zero))
 
