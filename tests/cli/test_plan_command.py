@@ -1,6 +1,7 @@
 """`trainwright plan MODEL`: the table, the reasons, the chart, the last line; and what it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -55,6 +56,17 @@ def test_table_reasons_and_chart(run):
         "#",
     ):
         assert words in said.output
+
+
+def test_a_profile_of_another_precision(tmp_path):
+    """A file is all there is: it is converted, and the table says what that may cost."""
+    traced = replace(describe_transformer(hidden=64, layers=1, heads=2, sequence=16, vocabulary=0), origin="traced")
+    replace(traced, precision="fp32").save(tmp_path / "model.json")
+    arguments = [str(tmp_path / "model.json"), "--cluster", "abci-v100", "--devices", "1", "--batch", "1"]
+    for precision, said in (("amp-bf16", True), ("fp32", False)):
+        found = CliRunner().invoke(plan.app, [*arguments, "--precision", precision])
+        assert found.exit_code == 0, found.output
+        assert ("rough: the profile is of fp32, converted to amp-bf16" in found.output) is said
 
 
 def test_the_best_as_a_file(run, tmp_path):

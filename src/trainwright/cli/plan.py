@@ -97,6 +97,8 @@ def model(
     state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
     print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, batch {batch}, {precision}, {optimizer}")
     print(f"cluster {machine.name} ({state})")
+    if rough := next(iter(found.values()))[0].rough:
+        print(f"rough: {rough}")
     for number, ranking in found.items():
         _show(number, ranking, top, samples)
     if len(found) > 1:

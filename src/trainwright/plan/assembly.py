@@ -13,6 +13,7 @@ from trainwright.plan.footprint import reserved_bytes
 from trainwright.plan.intervals import interval_of
 from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel_plan import Breakdown, Degrees, ParallelPlan
+from trainwright.plan.precisions import conversion
 from trainwright.plan.pricing import Pricer, Prices
 from trainwright.plan.recomputation import modules_of
 from trainwright.plan.request import Request
@@ -61,6 +62,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         activation_bytes=round(float(memory.activations[row])),
         most_devices=_most(pricer, degrees, request),
         inflation=float(factor[0]),
+        rough=conversion(pricer.work.profile, request.precision),
         collectives=_collectives(listed),
     )
     return replace(

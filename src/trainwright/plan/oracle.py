@@ -15,6 +15,7 @@ from trainwright.plan.candidates import CHUNKS, EXCLUSIVE, shapes
 from trainwright.plan.intervals import with_ties
 from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan, Rejection
+from trainwright.plan.precisions import Profiles, profile_in
 from trainwright.plan.pricing import Pricer
 from trainwright.plan.ranking import Ranking
 from trainwright.plan.recomputation import choices_of
@@ -24,7 +25,6 @@ from trainwright.plan.search import Found, search
 from trainwright.plan.strategies import STRATEGIES
 from trainwright.plan.surroundings import Input, Saving
 from trainwright.plan.work import Work
-from trainwright.profile import Profile
 
 __all__ = ["NoPlan", "Oracle"]
 
@@ -46,7 +46,7 @@ class Oracle:
 
     def rank(
         self,
-        profile: Profile,
+        profile: Profiles,
         *,
         batch: int,
         devices: int | None = None,
@@ -60,6 +60,9 @@ class Oracle:
         saving: Saving | None = None,
     ) -> Ranking:
         """Return the best plan of every strategy for `batch` samples an iteration on at most `devices` devices.
+
+        `profile` is one traced in `precision`, or `Traces` of a model, from which that one is taken; a profile of
+        another precision is converted, and the plans say in `rough` what that may cost.
 
         Raises `InputError` for values out of range.
         """
@@ -76,7 +79,7 @@ class Oracle:
             input=input,
             saving=saving,
         )
-        work = Work(profile, request.plan_precision)
+        work = Work(profile_in(profile, precision), request.plan_precision)
         possible = shapes(work, request)
         parts = min(work.runs, request.devices * max(CHUNKS))
         pricer = Pricer(work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=parts)
@@ -107,7 +110,7 @@ class Oracle:
         )
 
     def scaling_curve(
-        self, profile: Profile, *, batch: int, devices: Sequence[int] = (1, 2, 4, 8, 16), **choices: Any
+        self, profile: Profiles, *, batch: int, devices: Sequence[int] = (1, 2, 4, 8, 16), **choices: Any
     ) -> ScalingCurve:
         """Return the seconds of an iteration of the best plan on so many devices each; `choices` are those of `rank`.
 
@@ -131,7 +134,7 @@ class Oracle:
 
     def estimate(
         self,
-        profile: Profile,
+        profile: Profiles,
         *,
         batch: int,
         degrees: Degrees,
@@ -164,7 +167,7 @@ class Oracle:
             input=input,
             saving=saving,
         )
-        work = Work(profile, request.plan_precision)
+        work = Work(profile_in(profile, precision), request.plan_precision)
         _check(work, degrees, batch)
         _check_choices(work, degrees, recompute=recompute, schedule=schedule, chunks=chunks)
         replicas = degrees.data * degrees.expert

@@ -120,6 +120,8 @@ class ParallelPlan:
     """How many devices this strategy can use at most."""
     inflation: float = 1.0
     """How many times as long as its iterations a job takes, with what failures lose."""
+    rough: str = ""
+    """Why the figures may err by more than the interval says, in a sentence; "" if nothing is known."""
     collectives: tuple[Collective, ...] = ()
     bottlenecks: tuple[Bottleneck, ...] = ()
 

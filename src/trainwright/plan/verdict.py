@@ -7,10 +7,10 @@ from typing import Any, Literal
 from trainwright.errors import InputError
 from trainwright.plan.oracle import Oracle
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan
+from trainwright.plan.precisions import Profiles, profile_in
 from trainwright.plan.recomputation import choices_of
 from trainwright.plan.state import precision_of
 from trainwright.plan.work import Work
-from trainwright.profile import Profile
 
 __all__ = ["MARGIN", "Verdict", "judge", "verdicts"]
 
@@ -37,7 +37,7 @@ class Verdict:
 
 def judge(
     oracle: Oracle,
-    profile: Profile,
+    profile: Profiles,
     *,
     batch: int,
     devices: int = 1,
@@ -56,7 +56,7 @@ def judge(
         raise InputError(f"verdict: cluster {oracle.cluster.name!r} has no device.memory_bytes; give max_memory_bytes")
     if batch % devices:
         raise InputError(f"verdict: batch: got {batch} on {devices} devices; allowed: a multiple of {devices}")
-    room = int(known)
+    room, profile = int(known), profile_in(profile, precision)
 
     def estimated(data: int = devices, **choices: Any) -> ParallelPlan:
         return oracle.estimate(
@@ -69,9 +69,10 @@ def judge(
     first = estimated()
     wanted = first.peak_bytes
     said = f"{wanted / 1e9:.2f} GB are wanted with a margin of {100 * margin:.0f} %, {room / 1e9:.2f} GB are there"
+    said += f" ({first.rough})" if first.rough else ""
     if fits(first):
         return Verdict(state="fits", sentence=f"fits: {said}", wanted_bytes=wanted, allowed_bytes=room, plan=first)
-    for name, choices in _repairs(profile, batch // devices, devices):
+    for name, choices in _repairs(Work(profile, precision_of(precision)), batch // devices, devices):
         plan = estimated(**choices)
         if fits(plan):
             sentence = f"fits after a repair, {name}: {said}; with it {plan.peak_bytes / 1e9:.2f} GB"
@@ -84,11 +85,11 @@ def judge(
 
 
 def verdicts(
-    oracle: Oracle, profile_of: Callable[[Mapping[str, Any]], tuple[Profile, int]], **settings: Any
+    oracle: Oracle, profile_of: Callable[[Mapping[str, Any]], tuple[Profiles, int]], **settings: Any
 ) -> Callable[[Mapping[str, Any], int], Verdict]:
     """Return `verdict(configuration, devices)` as engines take it.
 
-    `profile_of` gives a configuration's profile and batch; `settings` are those of `judge`.
+    `profile_of` gives a configuration's profile (or `Traces`) and batch; `settings` are those of `judge`.
     """
 
     def verdict(configuration: Mapping[str, Any], devices: int) -> Verdict:
@@ -98,8 +99,8 @@ def verdicts(
     return verdict
 
 
-def _repairs(profile: Profile, own: int, devices: int) -> list[tuple[str, dict[str, Any]]]:
-    again = [name for name in choices_of(Work(profile, precision_of(profile.precision))) if name != "none"]
+def _repairs(work: Work, own: int, devices: int) -> list[tuple[str, dict[str, Any]]]:
+    again = [name for name in choices_of(work) if name != "none"]
     found: list[tuple[str, dict[str, Any]]] = [(f"{name} recomputation", {"recompute": name}) for name in again]
     micros = [micro for micro in range(own - 1, 0, -1) if own % micro == 0]
     found += [(f"micro-batches of {micro}", {"micro": micro}) for micro in micros]

@@ -3,5 +3,6 @@
 from trainwright.profile.described import describe_transformer
 from trainwright.profile.layer import Block, Layer, Stage, Transformer
 from trainwright.profile.profile import Profile
+from trainwright.profile.traces import Traces
 
-__all__ = ["Block", "Layer", "Profile", "Stage", "Transformer", "describe_transformer"]
+__all__ = ["Block", "Layer", "Profile", "Stage", "Traces", "Transformer", "describe_transformer"]

@@ -11,7 +11,7 @@ import numpy as np
 from trainwright.engine.simulated import Course, Courses, Parametric, Scaling, Simulated
 from trainwright.errors import StudyError
 from trainwright.plan import Oracle, judge
-from trainwright.profile import Profile
+from trainwright.plan.precisions import Profiles
 from trainwright.randomness import rng
 from trainwright.schedule import Scheduler
 from trainwright.search import RandomSearcher, Searcher
@@ -20,7 +20,7 @@ from trainwright.study.forecast import Asking, Forecast, forecasts
 
 __all__ = ["Predicted", "ProfileOf", "SearchCost", "search_cost"]
 
-ProfileOf = Callable[[Mapping[str, Any]], tuple[Profile, int]]
+ProfileOf = Callable[[Mapping[str, Any]], tuple[Profiles, int]]
 """Gives a configuration's profile, and its batch."""
 
 _LOOKED_AT = 16  # configurations, for one that fits
