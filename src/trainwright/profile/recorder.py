@@ -105,6 +105,8 @@ class _Call:
     number: int
     path: str
     leaf: bool
+    first: int = 0
+    """No operation before this one keeps what is kept during the call."""
 
 
 @dataclass
@@ -205,7 +207,8 @@ class Recorder(StorageTracker):
         def attend(attention: Any, *args: Any, **kwargs: Any) -> Any:
             self._calls += 1
             self.attentions.add(self._calls)
-            self._stack.append(_Call(self._calls, f"{self.path}.attention".lstrip("."), leaf=True))
+            path = f"{self.path}.attention".lstrip(".")
+            self._stack.append(_Call(self._calls, path, leaf=True, first=len(self.operations)))
             found = attention(*args, **kwargs)
             self._stack.pop()
             return found
@@ -233,7 +236,7 @@ class Recorder(StorageTracker):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             for held in self.see(tensor):
-                place = max(0, len(self.operations) - 1)
+                place = max(self._stack[-1].first, len(self.operations) - 1)
                 self.saved.setdefault(held.number, place)
                 self.saved_until[held.number] = place
             return tensor
