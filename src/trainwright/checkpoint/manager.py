@@ -74,7 +74,7 @@ class Manager:
                 f"Manager: got {', '.join(reserved) or 'no state'}; allowed: items such as model=model, optimizer="
                 f"optimizer, under other names than {', '.join(sorted(RESERVED))}, which a checkpoint brings itself"
             )
-        capture(state)  # refuses now, not at the first save, what cannot be kept
+        captured = capture(state)  # refuses now, not at the first save, what cannot be kept
         self.config = config or CheckpointConfig()
         self.steps = 0
         """The optimizer steps done: those that `step` counted, and those before the restored checkpoint."""
@@ -85,6 +85,7 @@ class Manager:
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
         self._ranks = ranks_here(self.config.timeout_seconds, self.config.agree_every)
+        self._ranks.meet(state, captured)
         self._ranks.together(lambda: refuse_unwritable(self._layer, self._home))
         # another process knows no file layer but ours
         saving = self.config if files is None or self.config.writer == "sync" else replace(self.config, writer="thread")

@@ -18,7 +18,8 @@ __all__ = ["Report", "merged", "names_of_others", "placed", "tree_of_rank"]
 class Report:
     """What one rank wrote: its file, its parts of tensors, sums of what others have too, and values of its own.
 
-    `sums` are by name and offsets of the box, `trees` by item. `error` says why it wrote nothing.
+    `sums` are by name and offsets of the box, `trees` by item, `ties` the names that it has of tensors by another name.
+    `error` says why it wrote nothing.
     """
 
     rank: int
@@ -28,6 +29,7 @@ class Report:
     tensors: tuple[TensorRecord, ...] = ()
     sums: Mapping[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     trees: Mapping[str, Any] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
     error: OSError | CheckpointError | None = None
 
 
@@ -73,9 +75,11 @@ def merged(manifest: Manifest, reports: Sequence[Report]) -> tuple[Manifest, dic
         if covered != prod(record.shape):
             raise CheckpointError(f"save: the ranks hold {covered} of the {prod(record.shape)} values of {name}")
         tensors.append(replace(record, shards=tuple(parts[place] for place in sorted(parts))))
+    ties = {alias: home for report in reports for alias, home in report.ties.items() if alias not in records}
     files = tuple(report.file for report in reports if report.file is not None)
     own = {item: value for report in reports for item, value in report.trees.items()}
-    return replace(manifest, world_size=len(reports), files=files, tensors=tuple(tensors)), own
+    ties |= manifest.ties
+    return replace(manifest, world_size=len(reports), files=files, tensors=tuple(tensors), ties=ties), own
 
 
 def tree_of_rank(

@@ -23,6 +23,7 @@ from trainwright.checkpoint.digest import digest
 from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.merging import Report, merged, names_of_others, placed, tree_of_rank
+from trainwright.checkpoint.parts import Parts
 from trainwright.checkpoint.publish import Published, publish
 from trainwright.checkpoint.reshard import Share, held_by, read_shares, wanted_as
 from trainwright.checkpoint.restoring import read_tensors, verify
@@ -64,6 +65,7 @@ class Solo:
 
     rank = 0
     world = 1
+    _parts = Parts()
 
     @property
     def first(self) -> bool:
@@ -73,6 +75,9 @@ class Solo:
     def item(self, name: str) -> str:
         """Return the name under which this rank keeps an item of its own."""
         return name if self.first else f"{name}@{self.rank}"
+
+    def meet(self, state: Mapping[str, Any], captured: Captured) -> None:
+        """Learn which ranks have which of the tensors of modules. To be called once, before anything else."""
 
     def portion(self, captured: Captured) -> Portion:
         """Return what of the state this rank keeps: all."""
@@ -112,7 +117,7 @@ class Solo:
 
     def tree_here(self, tree: Mapping[str, Any], manifest: Manifest) -> tuple[dict[str, Any], list[Difference]]:
         """Return the plain values that are this rank's, and what cannot be as it was if the ranks were others."""
-        return tree_of_rank(tree, saved=manifest.world_size, rank=self.rank, world=self.world)
+        return tree_of_rank(self._parts.cut(tree), saved=manifest.world_size, rank=self.rank, world=self.world)
 
     def read(
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
@@ -141,6 +146,7 @@ class Solo:
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
     ) -> "dict[str, torch.Tensor]":
         skip = names_of_others(published.manifest, rank=self.rank, world=self.world)
+        skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
         return read_shares(published, wanted_as(state, captured.tensors), check=check, skip=skip)
 
 
@@ -158,6 +164,16 @@ class Ranks(Solo):
         self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
         self._echo = 0  # steps for which wishes are still heard that a save has fulfilled
 
+    def meet(self, state: Mapping[str, Any], captured: Captured) -> None:
+        """Learn which ranks have which of the tensors of modules."""
+        import torch
+
+        modules = {item for item, value in state.items() if isinstance(value, torch.nn.Module)}
+        names = sorted(f"{item}.{name}" for item in modules for name in captured.tree[item])
+        if len(set(self._gathered(digest(_spelled(names)), self.control))) > 1:
+            optimizers = {item for item, value in state.items() if isinstance(value, torch.optim.Optimizer)}
+            self._parts = Parts.of(self._gathered(names, self.control), self.rank, modules | optimizers)
+
     def portion(self, captured: Captured) -> Portion:
         """Return what of the state this rank keeps: its parts of DTensors, and all plain tensors.
 
@@ -166,7 +182,7 @@ class Ranks(Solo):
         """
         buffers = {name for name in captured.loadable - captured.lazy if name not in captured.tree}
         own = f"{self.item('rng')}."
-        local, shares = held_by(captured.tensors, self.rank, self.world, own=own, of_first=buffers)
+        local, shares = held_by(captured.tensors, self.rank, self.world, own=own, of_first=buffers, parts=self._parts)
         mine = layout_of({name: tensor for name, tensor in local.items() if shares[name].writes})
         rest = layout_of({name: tensor for name, tensor in local.items() if not shares[name].writes})
         start = -(-mine.size // 8) * 8
@@ -253,7 +269,8 @@ class Ranks(Solo):
             self._told((folder, {item: digest(text) for item, text in own.items()}), self._writers)
             reports = self._gathered(self._report(layer, folder, job, memory, {}), self._writers)
             manifest, tree = merged(job.manifest, reports)
-            return replace(manifest, files=(*manifest.files, write_tree(layer, folder, {**job.tree, **tree})))
+            whole = self._parts.united({**job.tree, **tree})
+            return replace(manifest, files=(*manifest.files, write_tree(layer, folder, whole)))
 
         ending: Published | Exception
         try:
@@ -274,7 +291,8 @@ class Ranks(Solo):
 
     def _report(self, layer: FileLayer, folder: Path, job: Job, memory: memoryview, trees: Mapping[str, Any]) -> Report:
         """Write this rank's file, and say what is in it; or why not."""
-        report = Report(rank=self.rank, step=job.manifest.step, lease=job.manifest.lease)
+        own = job.manifest
+        report = Report(rank=self.rank, step=own.step, lease=own.lease, ties=own.ties)
         try:
             file, records = job.write_data(layer, folder, memory, rank=self.rank)
         except (OSError, CheckpointError) as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.boxes import Box, box_reader
 from trainwright.checkpoint.manifest import TensorRecord
+from trainwright.checkpoint.parts import Parts
 from trainwright.checkpoint.publish import Published
 from trainwright.checkpoint.state import canonical_names
 from trainwright.errors import CheckpointStateError
@@ -32,14 +33,25 @@ class Share:
 
 
 def held_by(
-    tensors: "Mapping[str, torch.Tensor]", rank: int, world: int, *, own: str = "", of_first: Collection[str] = ()
+    tensors: "Mapping[str, torch.Tensor]",
+    rank: int,
+    world: int,
+    *,
+    own: str = "",
+    of_first: Collection[str] = (),
+    parts: Parts | None = None,
 ) -> "tuple[dict[str, torch.Tensor], dict[str, Share]]":
     """Return what this rank holds: the local tensors that are not empty, and the share that each is.
 
     Of what several ranks hold one writes it: plain tensors are dealt out by size, of replicas of a DTensor the first
     writes. Names that begin with `own` are this rank's alone; of those in `of_first` the first rank's value counts.
+    `parts` tells which are not on all ranks.
     """
     from torch.distributed.tensor import DTensor
+
+    def holders(name: str) -> tuple[int, ...]:
+        known = None if parts is None else parts.holding(name)
+        return tuple(range(world)) if known is None else known
 
     local: dict[str, torch.Tensor] = {}
     shares: dict[str, Share] = {}
@@ -48,10 +60,10 @@ def held_by(
         for name, tensor in tensors.items()
         if not isinstance(tensor, DTensor) and not (own and name.startswith(own)) and name not in of_first
     }
-    writer = _dealt({name: tensor.nbytes for name, tensor in alike.items()}, world)
+    writer = _dealt({name: (tensor.nbytes, holders(name)) for name, tensor in alike.items()})
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
-        if name in of_first and rank and not isinstance(tensor, DTensor):
+        if name in of_first and rank != holders(name)[0] and not isinstance(tensor, DTensor):
             continue
         if isinstance(tensor, DTensor):
             box, replica, copies = _box_of(name, tensor)
@@ -59,7 +71,7 @@ def held_by(
                 local[name] = tensor.to_local()
                 shares[name] = Share(shape=shape, box=box, writes=not replica, shared=copies > 1)
         else:
-            shared = name in alike and world > 1
+            shared = name in alike and len(holders(name)) > 1
             local[name] = tensor
             shares[name] = Share(
                 shape=shape, box=Box.whole(shape), writes=writer.get(name, rank) == rank, shared=shared
@@ -130,13 +142,19 @@ def read_shares(
     return found | {alias: found[home] for alias, home in aliases.items()}
 
 
-def _dealt(sizes: Mapping[str, int], world: int) -> dict[str, int]:
-    """Return a rank for each name, so that all have about as many bytes; equal on all ranks."""
-    loads = [0] * world
+def _dealt(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]:
+    """Return, for the bytes and holders of each name, who writes it; all holders find the same.
+
+    Those that the same ranks hold are dealt out among them, so that all have about as many bytes of these.
+    """
+    loads: dict[tuple[int, ...], list[int]] = {}
     writer = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        writer[name] = loads.index(min(loads))
-        loads[writer[name]] += sizes[name]
+    for name in sorted(tensors, key=lambda name: (-tensors[name][0], name)):
+        size, ranks = tensors[name]
+        of_these = loads.setdefault(ranks, [0] * len(ranks))
+        place = of_these.index(min(of_these))
+        writer[name] = ranks[place]
+        of_these[place] += size
     return writer
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Owner, Restored
 from trainwright.checkpoint.differences import settle
-from trainwright.errors import CheckpointError, TrialError, UnsupportedPlan
+from trainwright.errors import CheckpointError, TrialError
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
 from trainwright.train.batching import BatchRule
@@ -250,11 +250,6 @@ class Trial:
         if run.place:  # dropout draws something else where other samples are
             seed_all(int(rng(self.seed, "rank", run.place).integers(2**63)))
         if self.assignment.directory is not None:
-            if plan is not None and plan.degrees.pipeline > 1:
-                raise UnsupportedPlan.of(
-                    plan.strategy,
-                    "the stages of a pipeline are not kept in checkpoints; give a study without a directory",
-                )
             manager = Manager(self, config=_PREPARED, **run.items())
             run.count_steps(manager)
             restored = manager.restore(mode="best_effort")

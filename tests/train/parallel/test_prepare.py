@@ -41,8 +41,8 @@ def trial_of(rank, world, directory=None):
     return Trial(assignment, Nobody())
 
 
-def train(trial, plan=None, loader="torch", make=small_models.mlp):
-    """Return the mean loss of each epoch, and the parameters that this rank has."""
+def train(trial, plan=None, loader="torch", make=small_models.mlp, epochs=EPOCHS):
+    """Return the mean loss of each epoch, of at most so many, and the parameters and buffers that this rank has."""
     torch.manual_seed(3)
     model = make().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -57,7 +57,9 @@ def train(trial, plan=None, loader="torch", make=small_models.mlp):
         losses.append(sum(run.step(batch).item() for batch in run.loader))
         schedule.step()
         trial.report(loss=losses[-1])
-    named = dict((run.model.module if plan is not None else run.model).named_parameters())
+        if len(losses) == epochs:
+            break
+    named = (run.model.module if plan is not None else run.model).state_dict()
     trial.close()
     return losses, {
         name: getattr(each, "full_tensor", lambda each=each: each)().tolist() for name, each in named.items()
@@ -72,7 +74,16 @@ PLANS = {
     "channel": {"channel": 2},
     "pipeline": {"pipeline": 2, "schedule": "1f1b", "microbatches": 4},
 }
+RESUMED = [("filter", "ZeRO 3"), ("pipeline", "pipeline"), ("pipeline", "ZeRO 3"), ("data", "pipeline")]
 TRAINED = [("torch" if place % 2 else "ours", name) for place, name in enumerate(PLANS)] + [("torch", "filter")]
+
+
+def normed():
+    """Return layers with a norm in either of two stages."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8),
+        torch.nn.Linear(8, 4),
+    )  # fmt: skip
 
 
 def planned(loader, name):
@@ -95,21 +106,26 @@ def refused(error, match, **settings):
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
 
-    def kept(rank, world):
-        """Train by one plan, and restore by another."""
-        study = str(folder / "study")
-        _, trained = train(trial_of(rank, world, study), plan_of(filter=2))
-        losses, restored = train(trial_of(rank, world, study), plan_of(data=2, zero=3))
-        return not losses and restored == trained
+    def resumed(before, after, make=small_models.mlp):
+        """Return a check that trains an epoch by one plan, and goes on by another."""
+
+        def check(rank, world):
+            study = str(folder / f"{before} {after} {make.__name__}")
+            first, _ = train(trial_of(rank, world, study), plan_of(**PLANS[before]), make=make, epochs=1)
+            rest, parameters = train(trial_of(rank, world, study), plan_of(**PLANS[after]), make=make)
+            return first + rest, parameters
+
+        return check
 
     checks = {f"{loader}, {name}": planned(loader, name) for loader, name in TRAINED}
     checks |= {
-        "checkpoint": kept,
+        **{f"{before}, then {after}": resumed(before, after) for before, after in RESUMED},
+        "stages with buffers": lambda rank, world: train(
+            trial_of(rank, world), plan_of(**PLANS["pipeline"]), make=normed
+        ),
+        "stages with buffers, resumed": resumed("pipeline", "pipeline", normed),
         "too many devices": refused(UnsupportedPlan, "for 4 devices, but torch.distributed has 2 ranks", data=4),
         "other batch": refused(TrialError, "the plan is for batches of 16, the loader gives 8", data=2, batch=16),
-        "stages in a checkpoint": refused(
-            UnsupportedPlan, "not kept in checkpoints", pipeline=2, microbatches=2, directory=str(folder / "refused")
-        ),
     }
     return on_ranks(2, checks, folder)
 
@@ -122,18 +138,35 @@ def alone():
 @pytest.mark.parametrize(("loader", "name"), TRAINED)
 def test_a_trial_by_a_plan_is_the_trial(found, alone, loader, name):
     """Same samples in every step whichever ranks take the same, same losses, same parameters to 1e-10."""
-    losses, parameters = alone[loader]
+    equal(found[f"{loader}, {name}"], alone[loader])
+
+
+@pytest.mark.parametrize(("before", "after"), RESUMED)
+def test_a_checkpoint_goes_from_one_plan_to_another(found, alone, before, after):
+    """Stages too, whose ranks have each a part of the model, of its optimizer's state, and of its buffers."""
+    equal(found[f"{before}, then {after}"], alone["torch"])
+
+
+def test_stages_keep_their_buffers(found):
+    for whole, resumed in zip(found["stages with buffers"], found["stages with buffers, resumed"], strict=True):
+        counts = [value for name, value in whole[1].items() if "num_batches" in name]
+        assert counts == [EPOCHS * 3 * 4]  # three batches of four micro-batches, and nothing else went through
+        assert resumed == whole
+
+
+@pytest.mark.parametrize("name", ["too many devices", "other batch"])
+def test_what_cannot_be_is_refused(found, name):
+    assert found[name] == [True, True]
+
+
+def equal(told, alone):
+    """Check losses, and what the ranks have together."""
+    losses, parameters = alone
     held = {}
-    for told in found[f"{loader}, {name}"]:
-        assert isinstance(told, tuple), told
-        assert told[0] == pytest.approx(losses, rel=1e-10)
-        held |= told[1]
+    for each in told:
+        assert isinstance(each, tuple), each
+        assert each[0] == pytest.approx(losses, rel=1e-10)
+        held |= each[1]
     assert held.keys() == parameters.keys()
     for key, value in parameters.items():
         torch.testing.assert_close(torch.tensor(held[key]), torch.tensor(value), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "too many devices", "other batch", "stages in a checkpoint"])
-def test_around_it(found, name):
-    """A checkpoint goes from one plan to another; what cannot be is refused in a sentence."""
-    assert found[name] == [True, True]
