@@ -1,27 +1,31 @@
 """The oracle beside measured runs: times and memory of others' machines, peaks of traced models, its own speed.
 
 Claims and sources: accuracy on the ABCI logs beside ParaDL's (arXiv 2104.09075) on the same runs, one calibration on
-at most 64 devices; vTrain's open measurements below its own 8.37 % and 14.73 % (MICRO 2024); published activation
-memory within 1 % (arXiv 2205.05198 as calculon lists it); Megatron-LM's golden bytes within 10 % in the median; traced
-peaks; a 96-layer transformer over all hybrids on 1,024 devices within a second. Any folder in the shared format will
-do; a table that is not there is skipped and named.
+at most 64 devices; vTrain's open measurements below its own 8.37 % and 14.73 % (MICRO 2024); Sia's data-parallel steps
+(SOSP 2023) within 10 % on numbers of devices held out, beside Pollux' throughput model; published activation memory
+within 1 % (arXiv 2205.05198 as calculon lists it); Megatron-LM's golden bytes within 10 % in the median; traced peaks;
+a 96-layer transformer over all hybrids on 1,024 devices within a second. Any folder in the shared format will do; a
+table that is not there is skipped and named.
 
-    python benchmarks/plan/run.py --data DIR --json [--parts abci,vtrain,calculon,megatron,peaks,speed] [--results FILE]
+    python benchmarks/plan/run.py --data DIR --json [--parts abci,vtrain,sia,calculon,megatron,peaks,speed]
+        [--results FILE]
 """
 
 import argparse
+import dataclasses
 import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
-from benchmarks.plan import abci, accuracy, memory, vtrain
+from benchmarks.plan import abci, accuracy, memory, sia, vtrain
+from benchmarks.plan.coverage import Coverage
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Oracle
@@ -129,6 +133,36 @@ def vtrain_part(data: Path) -> Part:
     return numbers, rows, kept
 
 
+def sia_part(data: Path) -> Part:
+    """Predict data-parallel steps on numbers of devices that the fit has not seen, beside Pollux' model."""
+    folder = data / "parallel" / "sia_traces"
+    names = sia.traces(folder)
+    if not names:
+        raise _MissingError(f"no placements-<machine>.csv of {' or '.join(sia.MODELS)} in {folder}")
+    found = {f"{model} {machine}": sia.evaluate(*sia.read(folder, model, machine)) for model, machine in names}
+    columns = {"sia_mape": "error", "sia_mape_more_replicas": "error_more"}
+    columns |= {"sia_mape_pollux": "pollux", "sia_mape_more_replicas_pollux": "pollux_more"}
+    numbers: dict[str, Any] = {
+        name: 100 * float(mean(getattr(trace, column) for trace in found.values())) for name, column in columns.items()
+    }
+    numbers["sia_mape_worst"] = 100 * max(trace.error for trace in found.values())
+    numbers["sia_mape_more_replicas_worst"] = 100 * max(trace.error_more for trace in found.values())
+    rows: list[Row] = []
+    for name, trace in found.items():
+        held = f"{trace.rows} in turn"
+        rows += [
+            (f"Sia, {name}: numbers of devices held out", _percent(trace.error), _beside(trace.pollux), "", held),
+            (f"Sia, {name}: the larger half", _percent(trace.error_more), _beside(trace.pollux_more), "", ""),
+        ]
+    for label, column in (("held out", "coverage"), ("the larger half", "coverage_more")):
+        each: list[Coverage] = [getattr(trace, column) for trace in found.values()]
+        total = Coverage(mean(one.share for one in each), geometric_mean(one.factor for one in each))
+        numbers |= total.summary(f"sia, {label}")
+        rows.append((f"Sia: in the 90 % interval, {label}", str(total), "85 %", "", f"{len(each)} traces"))
+    kept = {name: dataclasses.asdict(trace) for name, trace in found.items()}
+    return numbers, rows, kept
+
+
 def calculon_part(data: Path) -> Part:
     """Compare activation memory with the published figures."""
     folder = data / "parallel" / "calculon"
@@ -185,6 +219,7 @@ def speed_part(data: Path) -> Part:  # noqa: ARG001 -- every part is called alik
 PARTS: Mapping[str, Callable[[Path], Part]] = {
     "abci": abci_part,
     "vtrain": vtrain_part,
+    "sia": sia_part,
     "calculon": calculon_part,
     "megatron": megatron_part,
     "peaks": peaks_part,
@@ -237,6 +272,10 @@ def _need(*paths: Path) -> None:
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise _MissingError(f"no {', '.join(missing)}")
+
+
+def _beside(pollux: float) -> str:
+    return f"10 %, Pollux {_percent(pollux)}"
 
 
 def _percent(share: float) -> str:

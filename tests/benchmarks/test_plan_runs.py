@@ -104,8 +104,8 @@ def test_repeated_runs_predict_each_other():
 
 def test_missing_tables_are_named(tmp_path, capsys):
     """An empty folder skips what needs tables and runs the rest."""
-    result = summary(capsys, "--data", str(tmp_path), "--parts", "abci,vtrain,calculon,megatron")
-    assert set(result["skipped"]) == {"abci", "vtrain", "calculon", "megatron"}
+    result = summary(capsys, "--data", str(tmp_path), "--parts", "abci,vtrain,sia,calculon,megatron")
+    assert set(result["skipped"]) == {"abci", "vtrain", "sia", "calculon", "megatron"}
     assert "epochs.csv" in result["skipped"]["abci"]
     assert result["summary"] == {}
 
@@ -198,3 +198,25 @@ def test_bad_arguments(tmp_path, capsys, arguments, words):
         plan.main(["--data", str(folder), *arguments])
     assert refusal.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_traces_of_a_known_machine(tmp_path, capsys):
+    """Steps that follow the model are predicted on numbers of devices held out; a row in both files counts once."""
+    folder = tmp_path / "parallel" / "sia_traces" / "imagenet"
+    folder.mkdir(parents=True)
+    rows = [
+        (devices, samples, 0.01 + 0.002 * samples + max(0.0, 0.04 * (devices - 1) / devices - 0.001 * samples))
+        for devices in (1, 2, 3, 4)
+        for samples in (8, 16, 24, 32, 48, 64)
+    ]
+    placements = "".join(f"{devices},{samples},{seconds!r}\n" for devices, samples, seconds in rows)
+    (folder / "placements-quad.csv").write_text(f"placement,local_bsz,step_time\n{placements}")
+    (folder / "scalability-quad.csv").write_text(
+        "num_nodes,num_replicas,local_bsz,step_time\n"
+        + "".join(f"1,{devices},{samples},{seconds!r}\n" for devices, samples, seconds in rows)
+    )
+    result = summary(capsys, "--data", str(tmp_path), "--parts", "sia")
+    assert result["table"]["rows"][0][-1] == "24 in turn"
+    assert result["summary"]["sia_mape"] < 8
+    assert result["summary"]["interval_coverage_sia, held out"] > 0.5

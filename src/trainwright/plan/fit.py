@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
-from trainwright.plan.reach import Reach, conformal, ends, reach_margin
+from trainwright.plan.reach import Reach, conformal, reach_margin, reach_of
 from trainwright.randomness import rng
 
 __all__ = ["Constant", "Fit", "Floats", "Predict", "fit_constants", "leave_out"]
@@ -137,7 +137,7 @@ def fit_constants(
         at_bounds=tuple(name for name, at in zip(names, ends, strict=True) if at),
         uncertain=tuple(name for name, move in zip(names, moves, strict=True) if move < 1e-3),
         reach={
-            name: _reach(_column(name, values, seconds), seconds, without)
+            name: reach_of(_column(name, values, seconds), seconds, without)
             for name, values in (covariates or {}).items()
         },
     )
@@ -177,14 +177,6 @@ def leave_out(
         covariates={name: _column(name, values, seconds)[kept] for name, values in (covariates or {}).items()},
     )
     return fit, np.asarray(predict(fit.values), dtype=np.float64)
-
-
-def _reach(column: Floats, seconds: Floats, without: Callable[[NDArray[np.bool_]], Floats]) -> Reach:
-    """Return what was seen of a covariate and the scores of fits without either of its ends."""
-    scores: list[float] = []
-    for held, beyond in ends(column):
-        scores += (np.abs(np.log(without(held) / seconds))[held] / (1 + beyond)).tolist()
-    return Reach(low=float(column.min()), high=float(column.max()), scores=tuple(scores))
 
 
 def _column(name: str, values: ArrayLike, seconds: Floats) -> Floats:

@@ -11,7 +11,7 @@ it is the widest honest range that the measurements give, not one that is bound 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainwright.errors import InputError
 from trainwright.plan.intervals import UNCALIBRATED
 
-__all__ = ["Reach", "conformal", "ends", "reach_margin"]
+__all__ = ["Reach", "conformal", "reach_margin", "reach_of"]
 
 Floats = NDArray[np.float64]
 
@@ -43,13 +43,19 @@ class Reach:
         return beyond
 
 
-def ends(column: Floats) -> Iterator[tuple[NDArray[np.bool_], Floats]]:
-    """Yield which rows have the lowest value, then the highest, and how many doublings these lie from the others."""
+def reach_of(column: Floats, measured: Floats, without: Callable[[NDArray[np.bool_]], Floats]) -> Reach:
+    """Return what was seen of a covariate, and the scores of the lowest and of the highest value if left out.
+
+    `without` predicts every measurement by a fit without those of a mask; nan where such a fit can say nothing.
+    """
+    scores: list[float] = []
     for end in (column.min(), column.max()):
         held = column == end
         if 2 * np.count_nonzero(held) <= held.size:
             kept = Reach(low=float(column[~held].min()), high=float(column[~held].max()))
-            yield held, kept.doublings(column[held])
+            found = np.abs(np.log(without(held) / measured))[held] / (1 + kept.doublings(column[held]))
+            scores += found[np.isfinite(found)].tolist()
+    return Reach(low=float(column.min()), high=float(column.max()), scores=tuple(scores))
 
 
 def conformal(scores: ArrayLike, level: float) -> float:
