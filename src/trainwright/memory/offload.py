@@ -9,8 +9,9 @@ are, the values whose next reader is farthest leave too (Belady's rule).
 
 The programme does not know when copies end, so the fastest few are changed: annealing forces one decision of the
 plan's tree after another (an option, a split, whether what is held leaves, the memory of a part), everything else
-being read off the table again, and keeps what a compiled simulator finds faster. `simulate` has the last word; with a
-plan without copies among the candidates, offloading never loses time.
+being read off the table again, and keeps what a compiled simulator finds faster. From these, from the plan without
+copies and from one that recomputes nothing, `phases` goes on to plans that are not persistent. `simulate` has the last
+word; with a plan without copies among the candidates, offloading never loses time.
 """
 
 import heapq
@@ -25,6 +26,7 @@ from trainwright.memory.chain import Chain
 from trainwright.memory.joint import Priced, Programme, operations_of, rows_of
 from trainwright.memory.link import Link
 from trainwright.memory.operations import Operation
+from trainwright.memory.phases import annealed, everything, phases_of
 from trainwright.memory.simulate import simulate
 from trainwright.memory.sizes import sizes_of
 from trainwright.randomness import rng
@@ -44,7 +46,7 @@ _HURRIES = np.array([math.inf, 3.0, 1.5])
 _WHOLE = 40
 """Stages from which on every try is made; shorter chains have fewer decisions."""
 _NOTHING = 1e-9
-_CLIMBS = ((6, 3000), (3, 9000), (1, 24000))
+_CLIMBS = ((6, 3000), (2, 8000))
 """How many of the fastest are changed, and how often each is tried; then the fastest of them, more often."""
 
 
@@ -60,7 +62,7 @@ def plan_offload(
 
     `start` is a plan without copies that fits, if there is one, `lowest` one with copies that may.
     """
-    from trainwright.memory._placed import climb, fastest, unforced
+    from trainwright.memory._placed import climb, fastest, unforced, walk
 
     best, least = start, math.inf
     if start is not None:
@@ -100,6 +102,16 @@ def plan_offload(
             accept(operations_of(rows))
             changed.append((seconds, number, programme, price, forced))
         seeds = changed
+    if least <= quickest * (1 + _NOTHING):
+        return best
+    starts = [
+        walk(sizes, programme.table(price), forced)[0]
+        for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
+    ]
+    phases = [phases_of(sizes.plain.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))]
+    for seconds, rows in annealed(sizes, (limits, _HURRIES), [*phases, everything(sizes.plain.size)], scale=scale):
+        if seconds < least:
+            accept(operations_of(rows))
     return best
 
 
