@@ -28,8 +28,8 @@ from benchmarks.memory.joint import joint_optimality, layer_graphs, share, show,
 from benchmarks.memory.training import MODELS, train
 
 from trainwright.memory import Chain, Stage, simulate
+from trainwright.memory.compiled_plan import Compiler
 from trainwright.memory.exact import solve_exact
-from trainwright.memory.execute.compiled import Compiler
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 

@@ -1,18 +1,18 @@
 """`trainwright memory ...`: plan a step within a memory budget, its curve, what a plan does, its picture."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table
-from trainwright.errors import InputError
+from trainwright.errors import BudgetError, InputError, PlanMismatch
 from trainwright.files import write_text
 
 if TYPE_CHECKING:
-    from trainwright.memory import Chain
+    from trainwright.memory import Chain, CompiledPlan
 
 __all__ = ["app"]
 
@@ -52,6 +52,10 @@ def plan(
         str | None, typer.Option("--optimizer", help="Of a model: sgd, momentum, adam or adamw; its state counts.")
     ] = None,
     saved_multiple: _MULTIPLE = 1.0,
+    backend: Annotated[
+        str, typer.Option("--backend", help="eager, or compile: what a model compiled by torch.compile saves.")
+    ] = "eager",
+    compiler: Annotated[str, typer.Option("--compiler", help="Of compile: inductor or aot_eager.")] = "inductor",
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
     json: _JSON = False,
 ) -> None:
@@ -61,6 +65,15 @@ def plan(
     from trainwright.memory.lowest import lowest_with_copies
     from trainwright.memory.planning import full_bytes, minimal_bytes
 
+    if backend not in {"eager", "compile"}:
+        raise BudgetError(f"--backend: got {backend!r}; allowed: eager, compile")
+    if backend == "compile":
+        theirs = {"--offload": offload, "--bandwidth": bandwidth, "--limit": limit, "--solver": solver != "auto"}
+        strange = next((name for name, value in theirs.items() if value not in {None, False}), None)
+        if strange is not None:
+            raise BudgetError(f"{strange}: got it with --backend compile; allowed: with --backend eager")
+        _plan_compiled(spec, {"budget": budget, "optimizer": optimizer, "compiler": compiler}, out, json=json)
+        return
     chain = _chain(spec, saved_multiple, optimizer)
     speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else None
     made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver, limit_seconds=limit)
@@ -127,11 +140,15 @@ def explain(file: _PLAN, *, json: _JSON = False) -> None:
     """Say what a plan does with each stage, and who holds the bytes of its peak."""
     from dataclasses import asdict
 
-    from trainwright.memory import Plan
+    from trainwright.memory import CompiledPlan
     from trainwright.memory.budget import readable
+    from trainwright.memory.compiled_plan import read_plan
     from trainwright.memory.explain import explain as explained
 
-    made = Plan.load(file)
+    made = read_plan(file)
+    if isinstance(made, CompiledPlan):
+        _explain_compiled(made, json=json)
+        return
     reports = explained(made)
     print_table(
         ("stage", "name", "", "forwards", "option", "bytes saved", "seconds paid"),
@@ -168,10 +185,17 @@ def plot(
     json: _JSON = False,
 ) -> None:
     """Draw memory over time, with the lanes of compute and copies."""
-    from trainwright.memory import Plan
+    from trainwright.memory import CompiledPlan
+    from trainwright.memory.compiled_plan import read_plan
     from trainwright.memory.picture import draw
 
-    draw(Plan.load(file), out)
+    made = read_plan(file)
+    if isinstance(made, CompiledPlan):
+        raise PlanMismatch(
+            f"plan file {str(file)!r}: got a plan of --backend compile, whose memory over time only the compiled code "
+            "knows; allowed: one of --backend eager; see `trainwright memory explain`"
+        )
+    draw(made, out)
     print(f"picture: {out}")
     if json:
         print_json({"picture": out})
@@ -235,17 +259,80 @@ def pipeline(
         )  # fmt: skip
 
 
+def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, json: bool) -> None:
+    from trainwright.memory import fit
+    from trainwright.memory.budget import readable
+
+    given = _model(spec)
+    if given is None:
+        raise BudgetError(
+            f"--backend: got 'compile' for the file {spec!r}; allowed: MODULE:FUNCTION for (model, sample[, loss]), "
+            "which is compiled and run"
+        )
+    model, sample, loss = given
+    made: CompiledPlan = fit(model, sample, loss=loss, backend="compile", **settings).plan
+    share = made.seconds_again / made.forward_seconds if made.forward_seconds else 0.0
+    print_table(
+        ("", "plan"),
+        [
+            ("peak, measured", readable(made.peak_bytes)),
+            ("budget", readable(made.budget_bytes)),
+            ("parameters, batch and what else is fixed", readable(made.fixed_bytes)),
+            ("saved for backward", f"{len(made.saved)} values, {readable(sum(each.bytes for each in made.saved))}"),
+            ("run again", f"{len(made.again)} operations, {100 * share:.2f} % of forward"),
+            ("compiler", made.compiler),
+        ],
+    )
+    if out is not None:
+        made.save(out)
+        print(f"plan: {out}")
+    if json:
+        print_json(made.summary)
+
+
+def _explain_compiled(made: "CompiledPlan", *, json: bool) -> None:
+    from dataclasses import asdict
+
+    from trainwright.memory.budget import readable
+    from trainwright.memory.explain import explain_compiled
+
+    reports = explain_compiled(made)
+    print_table(
+        ("module", "saved values", "bytes", "run again", "seconds"),
+        [
+            (each.module or "the model's own", each.saved, readable(each.saved_bytes), each.again,
+             f"{each.again_seconds:.4g}")
+            for each in reports
+        ],
+    )  # fmt: skip
+    print(f"\npeak {readable(made.peak_bytes)} of {readable(made.budget_bytes)}, measured, {made.compiler}:")
+    print(f"  parameters, batch and what else is fixed: {readable(made.fixed_bytes)}")
+    print(f"  values of the step: {readable(made.peak_bytes - made.fixed_bytes)}")
+    if json:
+        print_json({"modules": [asdict(each) for each in reports], "peak_bytes": made.peak_bytes,
+                    "fixed_bytes": made.fixed_bytes})  # fmt: skip
+
+
 def _chain(spec: str, saved_multiple: float, optimizer: str | None = None) -> "Chain":
-    """Return the chain that SPEC names: the one place that decides what a SPEC may be."""
+    """Return the chain that SPEC names."""
     from trainwright.memory import read_chain
     from trainwright.memory.subject import as_chain
 
-    if Path(spec).suffix in {".json", ".txt"} or ":" not in spec:
+    made = _model(spec)
+    if made is None:
         return read_chain(spec, saved_multiple=saved_multiple)
+    model, sample, loss = made
+    return as_chain(model, sample, loss=loss, optimizer=optimizer)
+
+
+def _model(spec: str) -> tuple[Any, Any, Any] | None:
+    """Return model, sample and loss that SPEC names, None for a file: the one place that decides what a SPEC may be."""
+    if Path(spec).suffix in {".json", ".txt"} or ":" not in spec:
+        return None
     made = made_by("SPEC", spec, function_of("SPEC", spec))
     if not isinstance(made, tuple) or len(made) not in {2, 3} or not hasattr(made[0], "named_parameters"):
         raise InputError(
             f"SPEC: {spec} returned {type(made).__name__}; allowed: a function that returns (model, sample) or (model, "
             "sample, loss), the loss a function of the model's result"
         )
-    return as_chain(made[0], made[1], loss=made[2] if len(made) == 3 else None, optimizer=optimizer)
+    return made[0], made[1], made[2] if len(made) == 3 else None

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from trainwright.errors import BudgetError
 from trainwright.memory.budget import read_budget
 from trainwright.memory.chain import Chain, Option, Stage
+from trainwright.memory.compiled_plan import CompiledPlan
 from trainwright.memory.link import Link
 from trainwright.memory.operations import Kind, Operation, Value
 from trainwright.memory.pareto import Curve, CurvePoint, curve_of
@@ -16,6 +17,7 @@ from trainwright.memory.subject import as_chain, read_chain
 
 __all__ = [
     "Chain",
+    "CompiledPlan",
     "Curve",
     "CurvePoint",
     "Kind",
@@ -52,7 +54,8 @@ def plan(
 ) -> Plan:
     """Plan a step of a model, a chain, or a chain or graph file within a budget, with the settings of `plan_chain`.
 
-    A model needs `sample`, and may have `loss`, `optimizer` and `accumulate`, as in `fit`.
+    A model needs `sample`, and may have `loss`, `optimizer` and `accumulate`, as in `fit`. Plans of compiled code come
+    with what `fit` returns.
     """
     chain = as_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
     return plan_chain(chain, budget=budget, **settings)
@@ -110,8 +113,15 @@ def measure_link(device: Any = "cuda", **settings: Any) -> Link:
     return measured(device, **settings)
 
 
-def apply(model: Any, plan: Plan) -> Any:
-    """Return a module that trains as a plan for this model says (see `fit`); raises `PlanMismatch` for another's."""
+def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
+    """Return a module that trains as a plan for this model says (see `fit`); raises `PlanMismatch` for another's.
+
+    By a `CompiledPlan` it is compiled, and the plan checked against its graph, when its first batch comes.
+    """
+    if isinstance(plan, CompiledPlan):
+        from trainwright.memory.execute.compiled import apply_compiled
+
+        return apply_compiled(model, plan)
     from trainwright.memory.execute.fitting import apply as applied
 
     return applied(model, plan)

@@ -10,7 +10,7 @@ one value at a time let go and the room filled anew. The best of all is taken, s
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = ["Choice", "Step", "choose", "least"]
 
 _EVERY = (1, 2, 3, 4, 6, 8)  # crossings saved
 _DROPS = 40
+_PART, _LEAST_PART = 0.2, 0.004  # of a peak, that `least` lowers it by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class Choice:
 def choose(step: Step, limit: int, starts: Iterable[Flags] = ()) -> Choice:
     """Return the fastest choice found whose peak is at most `limit` bytes; `excess` is above 0 if none was found."""
     found = [step.tried(start, limit) for start in (*starts, *_crossings(step))]
-    best = min((_descended(step, each, limit) for each in found), key=lambda each: each.rank)
+    best = min((_filled(step, _lowered(step, each, limit), limit) for each in found), key=lambda each: each.rank)
     if best.excess:
         return best
     sizes = step.kept[step.storage]
@@ -108,15 +109,29 @@ def choose(step: Step, limit: int, starts: Iterable[Flags] = ()) -> Choice:
     return best
 
 
-def least(step: Step, starts: Iterable[Flags] = ()) -> int:
-    """Return the least peak found, in bytes: that of a search for ever lower limits."""
-    best = min(step.tried(each).peak_bytes for each in (*starts, *_crossings(step)))
-    for _ in range(20):
-        lower = choose(step, best * 99 // 100, starts)
-        if lower.excess:
-            return best
-        best = lower.peak_bytes
-    return best
+def least(step: Step, starts: Iterable[Flags] = ()) -> Choice:
+    """Return the choice of the least peak found, whatever its time.
+
+    From each start as `choose`, but for ever lower limits. Measured seconds have no part in it: the same graph has the
+    same least.
+    """
+    alike = replace(step, seconds=np.ones(len(step.seconds)))
+    found = (_sunk(alike, alike.tried(start)) for start in (*starts, *_crossings(step)))
+    best = min(found, key=lambda each: (each.peak_bytes, each.seconds))
+    return step.tried(best.saved, best.peak_bytes)
+
+
+def _sunk(step: Step, choice: Choice) -> Choice:
+    """Return a choice after flips that lower its peak, by parts of it that become smaller."""
+    part = _PART
+    while part > _LEAST_PART:
+        limit = int(choice.peak_bytes * (1 - part))
+        lower = _lowered(step, step.tried(choice.saved, limit), limit)
+        if lower.peak_bytes < choice.peak_bytes:
+            choice = lower
+        else:
+            part /= 2
+    return choice
 
 
 def _crossings(step: Step) -> Iterator[Flags]:
@@ -142,8 +157,8 @@ def _crossings(step: Step) -> Iterator[Flags]:
         yield saved
 
 
-def _descended(step: Step, choice: Choice, limit: int) -> Choice:
-    """Return a choice after flips that lower what is above the limit, then after those that save time within it."""
+def _lowered(step: Step, choice: Choice, limit: int) -> Choice:
+    """Return a choice after flips that lower what is above the limit at the least cost, as far as they do."""
     while choice.excess:
         seconds, excess = step.flipped(choice.saved, step.candidates, limit)
         gain = choice.excess - excess
@@ -158,9 +173,9 @@ def _descended(step: Step, choice: Choice, limit: int) -> Choice:
             if not better.excess:
                 break
         if better is choice:
-            return choice
+            break
         choice = better
-    return _filled(step, choice, limit)
+    return choice
 
 
 def _filled(step: Step, choice: Choice, limit: int, *, but: int = -1) -> Choice:

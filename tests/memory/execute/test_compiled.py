@@ -1,6 +1,7 @@
 """Fitting by torch.compile: within the budget, with the gradients of the compiled model without one."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,9 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 from models import gpt, resnet
 from trainwright import memory
-from trainwright.errors import BudgetError, BudgetExceeded, InfeasibleBudget, UnsupportedModel
+from trainwright.errors import BudgetError, BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
+from trainwright.memory.compiled_plan import RunAgain, SavedValue, read_plan
 from trainwright.memory.execute.allocated import allocated_bytes
-from trainwright.memory.execute.measure import tracked_peak
+from trainwright.memory.execute.measure import tracked_peak, train_once
+from trainwright.memory.explain import explain_compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch importing its own compiler
 compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor's code for a CPU wants a C++ compiler")
@@ -55,6 +58,84 @@ def test_a_compiled_step_keeps_its_budget_and_its_gradients():
         fitted(torch.cat((BATCH, BATCH)))
     fitted.eval()
     assert torch.equal(fitted(BATCH), fitted(BATCH))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tries", [1, 3])
+def test_the_least_budget_that_is_named_is_kept(tries):
+    """A budget that nothing keeps is refused with one that is kept, whatever the number of compilations."""
+    settings = {"backend": "compile", "compiler": "aot_eager", "tries": tries}
+    with pytest.raises(InfeasibleBudget, match="least found") as refused:
+        memory.fit(net(), BATCH, budget="60 KiB", **settings)
+    least = refused.value.minimal_bytes
+    assert sum(refused.value.owners.values()) == least
+    fitted = memory.fit(net(), BATCH, budget=least, **settings)
+    assert fitted.plan.peak_bytes <= least < tracked_peak(net(), BATCH)
+    assert same(trained(net(), BATCH), trained(fitted, BATCH))
+    with pytest.raises(InfeasibleBudget):
+        memory.fit(net(), BATCH, budget=least - 1024, **settings)
+
+
+PLANNED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_compiled import BATCH, net
+from trainwright import memory
+memory.fit(net(), BATCH, budget=0.6, backend="compile", compiler="aot_eager").plan.save(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_of_another_process(tmp_path):
+    """A plan from a file trains bit by bit as the model does, within its peak; for another graph it is refused."""
+    path = tmp_path / "plan.json"
+    subprocess.run([sys.executable, "-c", PLANNED, str(Path(__file__).parent), str(path)], check=True)
+    plan = memory.CompiledPlan.load(path)
+    assert plan.again
+    assert {each.module for each in plan.again} <= {str(place) for place in range(20)}
+    plain, fitted = net(), memory.apply(net(), plan)
+    assert fitted.plan is plan
+    assert same(trained(plain, BATCH), trained(fitted, BATCH))
+    assert same(trained(plain, BATCH[:9]), trained(fitted, BATCH[:9]))  # the rest of an epoch is planned anew
+    fitted.zero_grad()
+    step = allocated_bytes(lambda: train_once(fitted, BATCH, None), cuda=False)
+    assert step + plan.fixed_bytes == plan.peak_bytes
+    with pytest.raises(BudgetExceeded, match="no larger than the sample"):
+        fitted(torch.cat((BATCH, BATCH)))
+    with pytest.raises(PlanMismatch, match="plan again") as refused:
+        memory.apply(net(4), plan)(BATCH)
+    assert "\n" not in str(refused.value)
+
+
+def compiled_plan():
+    """Return a plan as a fit would make it."""
+    return memory.CompiledPlan(
+        budget_bytes=4096, peak_bytes=4000, simulated_bytes=3900, fixed_bytes=1000, input_bytes=128,
+        forward_seconds=0.5, compiler="aot_eager", graph="0123456789abcdef", torch_version="2.13.0",
+        saved=(SavedValue("mm", "blocks.10", 512), SavedValue("t", "", 0)),
+        again=(RunAgain("gelu", "blocks.9", 0.125), RunAgain("mul", "blocks.9", 0.25)),
+    )  # fmt: skip
+
+
+def test_a_plan_goes_through_a_file(tmp_path):
+    """What is written is read; a plan of the other back-end, another schema, or half a file is refused."""
+    plan, path = compiled_plan(), tmp_path / "plan.json"
+    plan.save(path)
+    assert memory.CompiledPlan.load(path) == read_plan(path) == plan
+    assert plan.seconds_again == 0.375
+    with pytest.raises(PlanMismatch, match="no memory plan"):
+        memory.Plan.load(path)
+    for content in ({"kind": "memory plan"}, plan.to_json() | {"schema": 9}, plan.to_json() | {"saved": [{}]}, [1]):
+        with pytest.raises(PlanMismatch, match="allowed"):
+            memory.CompiledPlan.from_json(content)
+
+
+def test_what_a_module_leaves_to_backward():
+    """Values and operations are told by module, in their order."""
+    reports = explain_compiled(compiled_plan())
+    assert [(each.module, each.saved, each.saved_bytes, each.again, each.again_seconds) for each in reports] == [
+        ("", 1, 0, 0, 0), ("blocks.9", 0, 0, 2, 0.375), ("blocks.10", 1, 512, 0, 0),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -101,7 +182,6 @@ class Breaks(nn.Module):
             Breaks, BATCH, {}, UnsupportedModel, r"Breaks cannot be compiled as one graph \(.*\); allowed",
             marks=pytest.mark.slow,
         ),
-        pytest.param(net, BATCH, {"budget": "60 KiB"}, InfeasibleBudget, "least found", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_bad_input(model, batch, settings, error, says):

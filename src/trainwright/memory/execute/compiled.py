@@ -9,9 +9,9 @@ budget, or leaves room, it is compiled again with so much less or more.
 import copy
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+import numpy as np
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
@@ -25,11 +25,14 @@ from trainwright.errors import (
     BudgetError,
     BudgetExceeded,
     InfeasibleBudget,
+    PlanMismatch,
     TrainwrightError,
     UnsupportedModel,
     closest,
 )
+from trainwright.kernels import Flags
 from trainwright.memory.budget import read_budget, readable
+from trainwright.memory.compiled_plan import CompiledPlan, Compiler, RunAgain, SavedValue
 from trainwright.memory.execute.allocated import allocated_bytes
 from trainwright.memory.execute.counted import tensors_of, total_bytes
 from trainwright.memory.execute.measure import Call, granule_of, named_state_bytes, tracked_peak, train_once, untouched
@@ -38,37 +41,11 @@ from trainwright.memory.execute.stages import check_trains
 from trainwright.memory.execute.traced import Traced
 from trainwright.memory.saving import Choice, choose, least
 
-__all__ = ["CompiledPlan", "fit_compiled"]
+__all__ = ["apply_compiled", "fit_compiled"]
 
-Compiler = Literal["inductor", "aot_eager"]
 Loss = Callable[[Any], torch.Tensor]
 _KNOBS = (0.75, 0.5, 0.25, 0.1, 0.0)  # torch's activation budgets among the starts
 _ROOM = 0.03  # of the budget, that another compilation is worth
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompiledPlan:
-    """What a compiled step saves for its backward, and what it was measured to take."""
-
-    budget_bytes: int
-    peak_bytes: int
-    """Measured: live allocations of a step at their most, with parameters, buffers and batch."""
-    simulated_bytes: int
-    """As the sweep foresaw it, without what a loss takes for itself."""
-    seconds_again: float
-    """What is run again, each operation measured alone."""
-    forward_seconds: float
-    """All of forward, measured so."""
-    saved: tuple[str, ...]
-    """Names of values of the joint graph."""
-    again: tuple[str, ...]
-    """Names of operations that backward runs again."""
-    compiler: Compiler
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The plan's numbers by name."""
-        return {**asdict(self), "saved": len(self.saved), "again": len(self.again)}
 
 
 def fit_compiled(
@@ -85,8 +62,9 @@ def fit_compiled(
 ) -> nn.Module:
     """Return a compiled module that trains inside `budget`; see `trainwright.memory.fit`.
 
-    `compiler` is what torch.compile makes code with; it compiles up to `tries` times. Raises `InfeasibleBudget`,
-    `BudgetExceeded`, and `UnsupportedModel` for a model that is not one graph.
+    `compiler` is what torch.compile makes code with; it compiles up to `tries` times, and once more where none of them
+    kept the budget: with the least that is found. Raises `InfeasibleBudget`, whose `minimal_bytes` are the measured
+    peak of that, and `UnsupportedModel` for a model that is not one graph.
     """
     if compiler not in get_args(Compiler):
         allowed = get_args(Compiler)
@@ -109,11 +87,12 @@ def fit_compiled(
     fixed = elsewhere + total_bytes([*model.parameters(), *model.buffers(), *batch], granule)
     fixed += gradients if accumulate else 0
     cuda = any(each.is_cuda for each in model.parameters())
-    limit, peaks = budget_bytes - fixed, []
+    input_bytes = total_bytes(batch, granule)
+    limit: int | None = budget_bytes - fixed
     planned = copy.copy(model)  # the same parameters, buffers and children
     best: tuple[CompiledPlan, Callable[..., Any]] | None = None
-    for _ in range(tries):
-        partition = _Partition(limit, budget_bytes, fixed, granule, compiler)
+    for left in range(tries - 1, -2, -1):
+        partition = _Partition(limit, granule, compiler)
         run = _entry(planned, partition)
         try:
             with untouched(model):
@@ -122,33 +101,47 @@ def fit_compiled(
                     model.zero_grad()
                 peak = fixed + allocated_bytes(lambda: train_once(run, sample, loss), cuda=cuda)  # noqa: B023  at once
         except Exception as error:
-            if best is not None and isinstance(_cause(error), InfeasibleBudget):
-                break
             raise _refusal(model, error) from error
-        peaks.append(peak)
-        plan = partition.plan(peak)
+        plan = partition.plan(budget_bytes, peak, fixed, input_bytes)
         if peak <= budget_bytes and (best is None or plan.seconds_again < best[0].seconds_again):
             best = plan, run
         spare = budget_bytes - peak
-        if spare >= 0 and (not partition.costs or spare < _ROOM * budget_bytes):
+        enough = spare >= 0 and (not partition.costs or spare < _ROOM * budget_bytes)
+        if enough or (best is not None and (left <= 0 or partition.lowest)):
             break
-        limit = partition.simulated_bytes + spare  # what the simulation missed, it misses again
-    if best is None:
-        raise BudgetExceeded(
-            f"budget: got {readable(budget_bytes)}, and a compiled step took {readable(min(peaks))} though its plan "
-            "was within it; allowed: a budget with room for what compiled code takes beyond its graph; raise it"
-        )
-    return _carried_out(planned, *best, total_bytes(batch, granule))
+        if partition.lowest and spare < 0:
+            raise _infeasible(budget_bytes, peak, fixed)
+        # What the simulation missed, it misses again.
+        limit = partition.simulated_bytes + spare if left else None
+    assert best is not None  # noqa: S101  or it was refused
+    return _carried_out(planned, *best)
+
+
+def apply_compiled(model: nn.Module, plan: CompiledPlan) -> nn.Module:
+    """Return a compiled module that saves what a plan says; see `trainwright.memory.apply`.
+
+    It is compiled when its first batch comes, and raises `PlanMismatch` then if its graph is another. A smaller batch
+    later on is planned anew within the plan's budget.
+    """
+    check_trains(model)
+    planned = copy.copy(model)
+    partition = _Partition(plan.budget_bytes - plan.fixed_bytes, granule_of(model), plan.compiler, plan)
+    return _carried_out(planned, plan, _entry(planned, partition))
 
 
 class _Partition(CustomPartitionerFn):
-    """Partitions a joint graph so that it takes at most `limit` bytes beside what is fixed, and remembers how."""
+    """Partitions a joint graph so that it takes at most `limit` bytes beside what is fixed, and remembers how.
 
-    def __init__(self, limit: int, budget_bytes: int, fixed_bytes: int, granule: int, compiler: Compiler) -> None:
+    Without a limit, or with one that the search does not reach, it takes the least that is found. The first graph of a
+    `given` plan is partitioned as that says.
+    """
+
+    def __init__(self, limit: int | None, granule: int, compiler: Compiler, given: CompiledPlan | None = None) -> None:
         self.costs = False
         """Whether more is run again than by torch's own partition."""
-        self._limit, self._budget_bytes, self._fixed_bytes = limit, budget_bytes, fixed_bytes
-        self._granule, self._compiler = granule, compiler
+        self.lowest = False
+        """Whether it is the least that is found."""
+        self._limit, self._granule, self._compiler, self._given = limit, granule, compiler, given
         self._made: tuple[Traced, Choice] | None = None
 
     def __call__(
@@ -156,19 +149,42 @@ class _Partition(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
-        traced = Traced(gm.graph, kwargs["num_fwd_outputs"], fuses=self._compiler == "inductor", granule=self._granule)
+        traced = Traced(
+            gm.graph, kwargs["num_fwd_outputs"], fuses=self._compiler == "inductor", granule=self._granule,
+            timed=self._given is None,
+        )  # fmt: skip
         plain = traced.named(_saved_by_torch(gm, 1.0, kwargs))
-        choice = traced.step.tried(plain, self._limit)
-        self.costs = choice.excess > 0
+        choice = self._planned(traced) if self._given else self._chosen(gm, traced, plain, kwargs)
+        self.costs = bool((choice.saved != traced.step.tried(plain).saved).any())
         if self.costs:
-            starts = [plain, *(traced.named(_saved_by_torch(gm, knob, kwargs)) for knob in _KNOBS)]
-            choice = choose(traced.step, self._limit, starts)
-            if choice.excess:
-                raise self._infeasible(least(traced.step, starts))
             traced.tag(choice)
-        self._made = traced, choice
+        self._made, self._given = (traced, choice), None
         with functorch_config.patch(activation_memory_budget=1.0):
             return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+
+    def _chosen(self, gm: fx.GraphModule, traced: Traced, plain: Flags, settings: dict[str, Any]) -> Choice:
+        """Return the fastest choice found within the limit, torch's own if that is, or else the least."""
+        if self._limit is not None:
+            choice = traced.step.tried(plain, self._limit)
+            if not choice.excess:
+                return choice
+        starts = [plain, *(traced.named(_saved_by_torch(gm, knob, settings)) for knob in _KNOBS)]
+        if self._limit is not None:
+            choice = choose(traced.step, self._limit, starts)
+            if not choice.excess:
+                return choice
+        self.lowest = True
+        return least(traced.step, starts)
+
+    def _planned(self, traced: Traced) -> Choice:
+        """Return the choice of the plan; raise PlanMismatch if that is for another graph."""
+        assert self._given is not None  # noqa: S101  its caller has looked
+        if traced.digest != self._given.graph:
+            raise PlanMismatch(
+                f"plan: got one for the graph {self._given.graph}, the model's with this batch is {traced.digest}; "
+                "allowed: a plan of this very model, batch and version of torch; plan again"
+            )
+        return traced.step.tried(traced.named({each.name for each in self._given.saved}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Partition":
         return self  # inductor copies its settings, this one among them, and makes keys of them; graphs cannot be so
@@ -201,31 +217,42 @@ class _Partition(CustomPartitionerFn):
             eager = aot_autograd(fw_compiler=boxed_nop, partition_fn=self, keep_inference_input_mutations=True)
             return eager(gm, inputs)
 
-    def plan(self, peak_bytes: int) -> CompiledPlan:
+    def plan(self, budget_bytes: int, peak_bytes: int, fixed_bytes: int, input_bytes: int) -> CompiledPlan:
         """Return what was chosen, with the peak that was measured."""
         assert self._made is not None  # noqa: S101  a step has been compiled
         traced, choice = self._made
-        step, names = traced.step, [node.name for node in traced.nodes]
+        step = traced.step
+        saved, seen = [], {-1}
+        for place in np.flatnonzero(choice.saved).tolist():
+            own = int(step.storage[place])
+            size = 0 if own in seen else int(step.kept[own])
+            seen.add(own)
+            saved.append(SavedValue(traced.nodes[place].name, traced.module(place), size))
+        again = [RunAgain(traced.nodes[place].name, traced.module(place), float(step.seconds[place]))
+                 for place in np.flatnonzero(choice.again).tolist()]  # fmt: skip
         return CompiledPlan(
-            budget_bytes=self._budget_bytes,
+            budget_bytes=budget_bytes,
             peak_bytes=peak_bytes,
-            simulated_bytes=choice.peak_bytes + self._fixed_bytes,
-            seconds_again=choice.seconds,
+            simulated_bytes=choice.peak_bytes + fixed_bytes,
+            fixed_bytes=fixed_bytes,
+            input_bytes=input_bytes,
             forward_seconds=float(step.seconds[: step.forward].sum()),
-            saved=tuple(name for name, each in zip(names, choice.saved, strict=True) if each),
-            again=tuple(name for name, each in zip(names, choice.again, strict=True) if each),
+            saved=tuple(saved),
+            again=tuple(again),
             compiler=self._compiler,
+            graph=traced.digest,
+            torch_version=torch.__version__,
         )
 
-    def _infeasible(self, lowest: int) -> InfeasibleBudget:
-        needed = lowest + self._budget_bytes - self._limit
-        return InfeasibleBudget(
-            f"budget: got {readable(self._budget_bytes)} ({self._budget_bytes} bytes); allowed: at least "
-            f"{readable(needed)} ({needed} bytes), the least found for this model compiled; raise the budget, shrink "
-            "the batch, or take backend='eager', which may run a part again more than once",
-            minimal_bytes=needed,
-            owners={"fixed": self._budget_bytes - self._limit, "values of the step": lowest},
-        )
+
+def _infeasible(budget_bytes: int, needed: int, fixed_bytes: int) -> InfeasibleBudget:
+    return InfeasibleBudget(
+        f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(needed)} ({needed} "
+        "bytes), the least found for this model compiled; raise the budget, shrink the batch, or take "
+        "backend='eager', which may run a part again more than once",
+        minimal_bytes=needed,
+        owners={"fixed": fixed_bytes, "values of the step": needed - fixed_bytes},
+    )
 
 
 def _saved_by_torch(gm: fx.GraphModule, knob: float, settings: dict[str, Any]) -> set[str]:
@@ -247,7 +274,7 @@ def _entry(module: nn.Module, partition: _Partition) -> Callable[..., Any]:
     return torch.compile(forward, backend=partition.backend, fullgraph=True, dynamic=False)
 
 
-def _carried_out(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any], input_bytes: int) -> nn.Module:
+def _carried_out(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any]) -> nn.Module:
     """Let a module train by compiled code."""
     plain, granule, me = type(module).forward, granule_of(module), weakref.ref(module)
 
@@ -257,12 +284,17 @@ def _carried_out(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any],
         if not (module.training and torch.is_grad_enabled()):
             return plain(module, *args, **kwargs)
         size = total_bytes(tensors_of((args, kwargs)), granule)
-        if size > input_bytes:
+        if size > plan.input_bytes:
             raise BudgetExceeded(
-                f"batch: got {readable(size)}, the plan is for at most {readable(input_bytes)}; allowed: batches no "
-                "larger than the sample; fit again with a larger one"
+                f"batch: got {readable(size)}, the plan is for at most {readable(plan.input_bytes)}; allowed: batches "
+                "no larger than the sample; fit again with a larger one"
             )
-        return run(*args, **kwargs)
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            if isinstance(_cause(error), PlanMismatch):  # of a plan from a file, when it meets its first batch
+                raise _cause(error) from None
+            raise
 
     module.forward = forward
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules

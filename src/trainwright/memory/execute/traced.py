@@ -4,9 +4,11 @@ What forward saves is tagged MUST_SAVE, what backward runs again MUST_RECOMPUTE 
 CheckpointPolicy`), as selective checkpointing does. Operations that draw random numbers are never run again.
 """
 
+import hashlib
 import operator
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,9 @@ _FUSED = 0.25  # of an elementwise operation's time alone, once it is fused with
 
 
 class Traced:
-    """A joint graph of forward and backward, with its nodes in the order of `step`."""
+    """A joint graph of forward and backward, with its nodes in the order of `step`; not `timed`, all seconds are 0."""
 
-    def __init__(self, graph: fx.Graph, forward_outputs: int, *, fuses: bool, granule: int) -> None:
+    def __init__(self, graph: fx.Graph, forward_outputs: int, *, fuses: bool, granule: int, timed: bool = True) -> None:
         symbolic = next((n for n in graph.nodes if isinstance(n.meta.get("val"), torch.SymInt | torch.SymFloat)), None)
         if symbolic is not None:
             raise UnsupportedModel(
@@ -68,13 +70,27 @@ class Traced:
             storage=np.array(storage, np.int64),
             kept=np.array([*kept, 0], np.int64),
             passing=np.array([*passing, 0], np.int64),
-            seconds=np.array([times.of(node) if node in ahead else 0.0 for node in self.nodes]),
+            seconds=np.array([times.of(node) if timed and node in ahead else 0.0 for node in self.nodes]),
             fixed=self._flags({*held, *tangents}),
             pinned=self._flags({node for node in early if _pinned(node)}),
             keepable=self._flags({node for node in early if node in owners}),
             trunk=self._flags(trunk),
             handed=self._flags(handed),
         )
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the graph: what each node calls, by which name, on which others, and what shapes it makes."""
+        lines = [
+            f"{each.name} {each.op} {_called(each)} {each.args} {each.kwargs} {_shapes(each)}" for each in self.nodes
+        ]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def module(self, place: int) -> str:
+        """Return the path of the module whose forward makes a node; "" where torch does not say."""
+        stack = self.nodes[place].meta.get("nn_module_stack") or {}
+        path = next((str(path) for path, _ in reversed(stack.values())), "")
+        return path.partition("]")[2].lstrip(".")  # behind the name that the model has where it is called
 
     def named(self, names: set[str]) -> Flags:
         """Return the forward's nodes of these names."""
@@ -128,6 +144,12 @@ def _ancestors(nodes: Iterator[fx.Node]) -> set[fx.Node]:
             found.add(node)
             stack += node.all_input_nodes
     return found
+
+
+def _called(node: fx.Node) -> str:
+    if isinstance(node.target, str | torch._ops.OpOverload):  # noqa: SLF001  the type of known operations
+        return str(node.target)
+    return getattr(node.target, "__name__", type(node.target).__name__)
 
 
 def _tags(node: fx.Node) -> list[torch.Tag]:
