@@ -4,12 +4,16 @@ One server (2, 4, 8 devices): the constants of device, host and links are fitted
 configurations (hidden size and layers) and predict the fourth, four times; harder, on one hidden size for the other.
 Many servers (64, 512 devices): those constants stay as all single-server rows give them, the network's three are
 fitted on four fifths of the rows and predict the fifth, five times. Folds are drawn by counter-based randomness.
+
+Each row is predicted twice by the same fold: by the constants alone, and with what the fold's other rows of the same
+block (hidden size, heads, sequence, micro-batch, tensor ranks) took more or less than that, at other depths, degrees of
+data and pipeline and batches. It stands for a block that was profiled, as vTrain profiles each operator.
 """
 
 import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ import numpy as np
 from benchmarks.plan.coverage import Coverage, coverage
 from numpy.typing import NDArray
 
+from trainwright.plan.effects import effects_of
 from trainwright.plan.fit import Constant, fit_constants, leave_out
 from trainwright.plan.fit_transformer import (
     COLUMNS,
@@ -27,29 +32,36 @@ from trainwright.plan.fit_transformer import (
 )
 from trainwright.randomness import rng
 
-__all__ = ["Part", "many_servers", "one_server", "rank_agreement"]
+__all__ = ["Part", "Predicted", "Ranks", "many_servers", "one_server", "ranks"]
 
 Floats = NDArray[np.float64]
+
+BLOCK = ("hidden", "heads", "sequence", "micro", "tensor")
+"""What decides the shapes of a block's operators on a device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """What fits that had not seen a row predict for it."""
+
+    seconds: Floats
+    error: float
+    """Mean relative error."""
+    coverage: Coverage
+    """By the 90 % intervals of those fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Measured and predicted seconds of every row, and the constants of a fit on all of them."""
+    """Measured seconds of every row, predictions of both kinds, and the constants of a fit on all rows."""
 
     runs: TransformerSteps
     measured: Floats
-    predicted: Floats
-    """Of each row by the fit that had not seen it."""
-    coverage: Coverage
-    """By the 90 % intervals of those fits."""
+    by_constants: Predicted
+    by_blocks: Predicted
+    """Corrected by the rows of the same block that the fit had seen."""
     constants: Mapping[str, float]
     folds: int
-
-    @property
-    def errors(self) -> Floats:
-        """Relative errors."""
-        found: Floats = np.abs(self.predicted / self.measured - 1)
-        return found
 
 
 def one_server(path: Path, *, by: str = "shape", folds: int = 4, seed: int = 0) -> Part:
@@ -67,22 +79,33 @@ def many_servers(path: Path, server: Mapping[str, float], *, folds: int = 5, see
     return _part(NETWORK_CONSTANTS, server, runs, measured, _folds(len(measured), folds, seed))
 
 
-def rank_agreement(parts: Sequence[Part]) -> float:
-    """Return the mean Kendall tau-b of predicted and measured seconds within groups of one model, batch and size."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """Means over groups of one model, batch and number of devices."""
+
+    tau: float
+    """Kendall's tau-b of predicted and measured seconds."""
+    regret: float
+    """How much longer the row that is predicted fastest took than the fastest, as a share."""
+
+
+def ranks(pairs: Sequence[tuple[Part, Predicted]]) -> Ranks:
+    """Return how well predictions order the rows of each group."""
     from scipy.stats import kendalltau
 
-    found: list[float] = []
-    for part in parts:
+    taus: list[float] = []
+    regrets: list[float] = []
+    for part, found in pairs:
         groups: dict[tuple[float, ...], list[int]] = defaultdict(list)
         for place in range(len(part.measured)):
             names = ("hidden", "heads", "layers", "sequence", "batch", "devices")
             groups[tuple(float(getattr(part.runs, name)[place]) for name in names)].append(place)
-        found += [
-            float(kendalltau(part.predicted[places], part.measured[places]).statistic)
-            for places in groups.values()
-            if len(places) > 1
-        ]
-    return float(np.mean(found))
+        for places in groups.values():
+            if len(places) > 1:
+                predicted, measured = found.seconds[places], part.measured[places]
+                taus.append(float(kendalltau(predicted, measured).statistic))
+                regrets.append(float(measured[predicted.argmin()] / measured.min() - 1))
+    return Ranks(tau=float(np.mean(taus)), regret=float(np.mean(regrets)))
 
 
 def _part(
@@ -92,20 +115,34 @@ def _part(
         return transformer_seconds({**fixed, **values}, runs)
 
     covariates = {name: getattr(runs, name) for name in COLUMNS}
-    predicted, low, high = np.zeros((3, len(measured)))
+    blocks = list(zip(*(getattr(runs, name).tolist() for name in BLOCK), strict=True))
+    plain, corrected = np.zeros((2, 3, len(measured)))
     for number in np.unique(fold):
         held = fold == number
         fit, every = leave_out(constants, predict, measured, held, starts=2, covariates=covariates)
-        predicted[held] = every[held]
-        low[held], high[held] = (end[held] for end in fit.interval(every, covariates=covariates))
-    everything = fit_constants(constants, predict, measured, starts=2)
+        plain[:, held] = np.stack([every, *fit.interval(every, covariates=covariates)])[:, held]
+        effects = effects_of(fit.residuals, [block for block, out in zip(blocks, held, strict=True) if not out])
+        known = every * effects.factors(blocks)
+        closer = replace(fit, residuals=effects.residuals).interval(known, covariates=covariates)
+        met = held & np.array([block in effects.effects for block in blocks])
+        corrected[:, held] = plain[:, held]
+        corrected[:, met] = np.stack([known, *closer])[:, met]
     return Part(
         runs=runs,
         measured=measured,
-        predicted=predicted,
-        coverage=coverage(low, high, measured),
-        constants=everything.values,
+        by_constants=_predicted(plain, measured),
+        by_blocks=_predicted(corrected, measured),
+        constants=fit_constants(constants, predict, measured, starts=2).values,
         folds=len(np.unique(fold)),
+    )
+
+
+def _predicted(columns: Floats, measured: Floats) -> Predicted:
+    seconds, low, high = columns
+    return Predicted(
+        seconds=seconds,
+        error=float(np.abs(seconds / measured - 1).mean()),
+        coverage=coverage(low, high, measured),
     )
 
 

@@ -68,6 +68,19 @@ class TestShape:
         assert seconds(slow, tensor=16) > 2 * seconds(slow, tensor=8)
         assert seconds({name: VALUES[name] for name in VALUES if "network" not in name}, tensor=8) == seconds(tensor=8)
 
+    def test_fewer_tensor_ranks_send_more(self):
+        """Between servers every tensor rank sends its part: eight send once what two send four times; not inside."""
+        columns = {"batch": 64, "data": 16, "pipeline": 4}
+        slots, size = 1, 2 * 4 * 1024 * 2048
+        slow = VALUES | {"network_beta": 2e-9, "network_alpha": 1e-9}
+        for tensor, replicas in ((2, 4), (8, 1)):
+            more = seconds(slow, tensor=tensor, **columns) - seconds(
+                VALUES | {"network_alpha": 1e-9}, tensor=tensor, **columns
+            )
+            gradients = 2 * 15 / 16 * 2 * (12 * 2048**2 * 24 / 4 + 51200 * 2048)
+            sends = 2 * (slots + 3) * size * replicas
+            assert more == pytest.approx((sends + gradients) * (2e-9 - VALUES["network_beta"]))
+
 
 def test_a_fit_brings_the_server_back():
     """Runs timed on known constants are predicted by the fitted ones, also those that were not fitted on."""

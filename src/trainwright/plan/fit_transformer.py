@@ -135,9 +135,16 @@ def _sum_of_gradients(values: Mapping[str, float], r: TransformerSteps, size: Fl
 
 
 def _sends(values: Mapping[str, float], r: TransformerSteps, slots: Floats, size: Floats) -> Floats:
-    """Return the seconds of the transfers between stages: one forward and one backward a slot, filling included."""
-    _, beta = _link(values, r.devices <= r.per_node, "network_beta")
-    return np.where(r.pipeline > 1, 2 * (slots + r.pipeline - 1) * (values["send_seconds"] + size * beta), 0.0)
+    """Return the seconds of the transfers between stages: one forward and one backward a slot, filling included.
+
+    Between servers each tensor rank sends its part (arXiv 2104.04473, section 4.1), all devices of a server at once
+    through its links: the fewer the tensor ranks, the more replicas send beside each other.
+    """
+    inside = r.devices <= r.per_node
+    _, beta = _link(values, inside, "network_beta")
+    replicas = np.where(inside, 1.0, np.minimum(r.per_node, r.tensor * r.data) / r.tensor)
+    each = values["send_seconds"] + size * beta * replicas
+    return np.where(r.pipeline > 1, 2 * (slots + r.pipeline - 1) * each, 0.0)
 
 
 def _link(values: Mapping[str, float], inside: NDArray[np.bool_], beta: str) -> tuple[Floats, Floats]:
