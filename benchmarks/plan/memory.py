@@ -158,7 +158,7 @@ def _golden_bytes(row: Mapping[str, str]) -> tuple[float, float]:
         first=stages == 1,
         hidden=number("hidden-size"),
         heads=number("num-attention-heads"),
-        sequence=number("seq-length"),
+        sequence=number("seq-length") // context,  # Megatron divides embedding and head too, the oracle's axis blocks
         vocabulary=vocabulary,
         kv_heads=number("num-query-groups") if row["group-query-attention"] == "true" else 0,
         feedforward=number("ffn-hidden-size"),
@@ -172,7 +172,7 @@ def _golden_bytes(row: Mapping[str, str]) -> tuple[float, float]:
     )
     choices: dict[str, Any] = {
         "batch": micro * data * max(2, slots),  # Megatron's gradients stand in a buffer from the start
-        "degrees": Degrees(tensor=tensor, context=context, expert=expert, data=data // expert),
+        "degrees": Degrees(tensor=tensor, expert=expert, data=data // expert),
         "micro": micro,
         "zero": 3 if row["use-megatron-fsdp"] == "true" else int(row["use-distributed-optimizer"] == "true"),
         "sequence": row["sequence-parallel"] == "true",

@@ -121,12 +121,18 @@ def test_spatial_gathers_where_places_end():
     assert any(operation == "all_reduce" and phase == "gradient" for operation, _, phase, _, _ in found)
 
 
-def test_rings_of_context():
-    """C - 1 transfers of keys and values of s / c positions forward, twice that backward, in every block."""
-    plan = Oracle(make_cluster()).estimate(make_transformer(layers=3), batch=16, degrees=Degrees(context=4))
-    sent = {each.phase: each for each in plan.collectives if each.operation == "send"}
-    assert (sent["forward"].count, sent["backward"].count) == (3 * 3, 2 * 3 * 3)
-    assert sent["forward"].bytes == 16 * 2 * (128 // 4) * 256 * 4
+def test_context_gathers_keys_and_values():
+    """Those of all positions forward and once more backward, their gradients summed; at the end the sequence."""
+    found = listed(make_transformer(layers=3), context=4)
+    keys, whole = 16 * 2 * 128 * 256 * 4, 16 * 128 * 256 * 4
+    along = [(operation, phase, size, count) for operation, _, phase, size, count in found if phase != "gradient"]
+    assert sorted(along) == [
+        ("all_gather", "backward", keys, 3),
+        ("all_gather", "forward", whole, 1),
+        ("all_gather", "forward", keys, 3),
+        ("reduce_scatter", "backward", whole, 1),
+        ("reduce_scatter", "backward", keys, 3),
+    ]
 
 
 def test_experts_exchange_tokens():

@@ -11,6 +11,7 @@ from trainwright.plan.mesh import RECOMPUTE, Floats, Mesh
 from trainwright.plan.recomputation import forward_again, kept_bytes
 from trainwright.plan.roofline import layer_seconds
 from trainwright.plan.strategies import STRATEGIES, Exchange
+from trainwright.plan.strategies.context import gathered_bytes
 from trainwright.plan.work import Work
 
 __all__ = ["BlockCosts", "block_costs"]
@@ -71,7 +72,7 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
         backward_exchange=back,
         kept=np.stack(choices),
         whole=whole,
-        temporary=_temporary(work, samples, whole),
+        temporary=_temporary(work, samples, whole) + gathered_bytes(work, mesh),
         weights=work.per_block(elements),
         expert_weights=work.per_block(np.where(experts, elements, 0.0)),
         exchanges=tuple(exchanges),

@@ -104,7 +104,7 @@ def _layer_collectives(case: Case) -> Bottleneck | None:
 
 
 def _point_to_point(case: Case) -> Bottleneck | None:
-    sends = [each for each in case.moved if each.exchange.operation == "send" and each.exchange.axis != "context"]
+    sends = [each for each in case.moved if each.exchange.operation == "send"]
     seconds, latency = sum(each.seconds for each in sends), sum(each.latency for each in sends)
     what = "transfers between neighbours take"
     if latency > seconds / 2:

@@ -38,6 +38,8 @@ class Work:
     inputs: Floats = field(init=False)
     outputs: Floats = field(init=False)
     saved: Floats = field(init=False)
+    inside: Bools = field(init=False)
+    """Whether a layer is one of a transformer block."""
     rerun: Floats = field(init=False)
     """Share of `saved` that a selective recomputation makes anew."""
     launches: Floats = field(init=False)
@@ -62,6 +64,7 @@ class Work:
             "counts": np.array([block.count for block in blocks], dtype=np.int64),
             "roles": tuple(role for block in blocks for role in _roles(block, self.hidden)),
             "again": np.array(run_again(blocks), dtype=np.bool_),
+            "inside": np.repeat([block.transformer is not None for block in blocks], sizes),
             "forward_flops": column("forward_flops", 1 / batch),
             "backward_flops": column("backward_flops", 1 / batch),
             # Weights are read once a micro-batch, however many samples it has.

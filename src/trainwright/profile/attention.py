@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.backends import mha
 from torch.nn import functional
 
 __all__ = ["attention_by"]
@@ -13,15 +14,18 @@ __all__ = ["attention_by"]
 def attention_by(run: Callable[..., Any]) -> Iterator[None]:
     """Let attention be done by `run(attention, query, key, value, ...)`, with torch's own as its first argument.
 
-    What calls it by its name in `torch.nn.functional`, as `nn.MultiheadAttention` does, calls `run`.
+    What calls it by its name in `torch.nn.functional`, as `nn.MultiheadAttention` does, calls `run`; torch's encoder
+    layers take no shorter way in evaluation.
     """
-    own = functional.scaled_dot_product_attention
+    own, fast = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
 
     def attention(*args: Any, **kwargs: Any) -> Any:
         return run(own, *args, **kwargs)
 
     functional.scaled_dot_product_attention = attention
+    mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         functional.scaled_dot_product_attention = own
+        mha.set_fastpath_enabled(fast)

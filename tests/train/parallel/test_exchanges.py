@@ -133,6 +133,8 @@ CASES = {
     "spatial": counted("images", {"spatial": 2}),
     "tensor": counted("text", {"tensor": 2}),
     "tensor+sequence": counted("text", {"tensor": 2}, sequence=True),
+    "context": counted("text", {"context": 2}),
+    "context, micro-batches": counted("text", {"context": 2}, micro=2),
     "gpipe": counted("even", {"pipeline": 2}, micro=2, schedule="gpipe"),
     "1f1b": counted("even", {"pipeline": 2}, micro=2, schedule="1f1b"),
     "interleaved": counted("even", {"pipeline": 2}, micro=2, schedule="interleaved", chunks=2),

@@ -6,7 +6,10 @@ import pytest
 import small_models
 import torch
 from rank_group import on_ranks, plan_of
-from serial import distance
+from serial import apart, batches, distance, seeded
+
+from trainwright.errors import UnsupportedPlan
+from trainwright.train import parallelise
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -24,6 +27,34 @@ def case(make, shape, target, *, dtype=torch.float64, sync_bn=False, parts=1, pl
         )
 
     return check
+
+
+def evaluated(_rank, _world):
+    """Evaluate torch's own layers, which have a shorter way then."""
+    x = batches((8, 6), (8, 16), torch.float64)[0][0]
+    alone = seeded(small_models.Encoder, torch.float64).eval()
+    ours = parallelise(seeded(small_models.Encoder, torch.float64), plan_of(context=2)).eval()
+    with torch.no_grad():
+        return apart(ours(x), alone(x))
+
+
+class Counting(small_models.Block):
+    """A block that counts the positions it is given."""
+
+    def forward(self, x):
+        return super().forward(x + torch.arange(x.shape[1])[:, None])
+
+
+def refused(_rank, _world):
+    """Return 0 if a block that works otherwise on a part of a sequence is refused."""
+    model = small_models.Transformer("chunk")
+    model.blocks[0] = Counting(16, 4, "chunk")
+    ours = parallelise(model, plan_of(context=2))
+    with pytest.raises(UnsupportedPlan, match="Counting does not do with a part of a sequence"):
+        ours(torch.randn(2, 8, 6))
+    with pytest.raises(UnsupportedPlan, match="a sequence of 7 cannot be divided by 2"):
+        ours(torch.randn(2, 7, 6))
+    return 0.0
 
 
 MLP = (small_models.mlp, (6,), (4,))
@@ -73,6 +104,12 @@ ON_TWO = {
     "tensor+sequence, torch's encoder": case(*ENCODER, tensor=2, plan=SEQUENCE),
     "tensor, micro-batches": case(*BLOCKS["separate"], tensor=2, parts=2),
     "tensor, single precision": case(*BLOCKS["chunk"], tensor=2, dtype=torch.float32),
+    **{f"context, {how}": case(*model, context=2) for how, model in BLOCKS.items()},
+    "context, torch's encoder": case(*ENCODER, context=2),
+    "context, micro-batches": case(*BLOCKS["chunk"], context=2, parts=2),
+    "context, single precision": case(*BLOCKS["chunk"], context=2, dtype=torch.float32),
+    "context, evaluation": evaluated,
+    "context, positions in a block": refused,
     "pipeline, gpipe": case(*MLP, pipeline=2, plan={"schedule": "gpipe", "microbatches": 4}),
     "pipeline, 1f1b": case(*MLP, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "stages": (2, 3)}),
     "pipeline, interleaved": case(
@@ -92,6 +129,10 @@ ON_FOUR = {
     "spatial, U-Net": case(*UNET, spatial=4),
     "tensor": case(*BLOCKS["chunk"], tensor=4),
     "tensor+sequence": case(*BLOCKS["separate"], tensor=4, plan=SEQUENCE),
+    "context": case(*BLOCKS["chunk"], context=4),
+    "data+context": case(*BLOCKS["view"], data=2, context=2),
+    "ZeRO 3+context": case(*BLOCKS["chunk"], data=2, context=2, plan={"zero": 3}),
+    "ZeRO 1+context, micro-batches": case(*ENCODER, data=2, context=2, plan={"zero": 1}, parts=2),
     "data+tensor": case(*BLOCKS["view"], data=2, tensor=2),
     "data+tensor+sequence": case(*BLOCKS["chunk"], data=2, tensor=2, plan=SEQUENCE),
     "ZeRO 3+tensor": case(*BLOCKS["chunk"], data=2, tensor=2, plan={"zero": 3}),
@@ -117,6 +158,9 @@ ON_FOUR = {
 
 
 QUICK = (
+    "context, chunk",
+    "context, evaluation",
+    "context, positions in a block",
     "data",
     "ZeRO 3",
     "filter, norms",

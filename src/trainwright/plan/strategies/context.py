@@ -1,17 +1,25 @@
-"""Context parallelism: the sequence is divided everywhere; keys and values go round in a ring during attention.
+"""Context parallelism: blocks have a part of the sequence on each rank; keys and values are gathered for attention.
 
-Liu et al., "Ring Attention with Blockwise Transformers" (arXiv 2310.01889), section 3: c - 1 transfers forward of the
-keys and values of s / c positions, and twice that backward, beside the attention of what is there.
+Dubey et al., "The Llama 3 Herd of Models" (arXiv 2407.21783), section 3.3.2: keys and values of all positions by an
+all-gather. What a rank keeps are those of its own; in the backward pass they are gathered once more, attention is done
+once more, and the gradients of keys and values are summed by a reduce-scatter. A ring (arXiv 2310.01889) moves as much.
+Embedding and head are done by every rank, so that after the last block the sequence is gathered.
 """
 
 import numpy as np
 
-from trainwright.plan.collective import Phase
+from trainwright.plan.collective import Operation, Phase
 from trainwright.plan.mesh import Bools, Floats, Ints, Mesh
 from trainwright.plan.strategies._strategy import Exchange, Limit, Load, undivided
 from trainwright.plan.work import Work
 
-__all__ = ["Context"]
+__all__ = ["Context", "gathered_bytes"]
+
+_COPIES = 3
+"""Of gathered keys and values at the same time: these, their gradients, and these side by side for the exchange."""
+
+_BOTH_WAYS: tuple[tuple[Operation, Phase], ...] = (("all_gather", "forward"), ("reduce_scatter", "backward"))
+_AGAIN: tuple[Operation, Phase] = ("all_gather", "backward")
 
 
 class Context:
@@ -27,40 +35,71 @@ class Context:
         return Limit(most=min(shape.sequence for shape in shapes), by="the length of the sequence")
 
     def applies(self, work: Work, degrees: Ints) -> Bools:
-        """Accept parts of twice a whole number of positions, so that causal attention can be balanced."""
+        """Accept equal parts."""
         fits = np.ones(len(degrees), dtype=np.bool_)
         for block in work.blocks:
             if block.transformer is not None:
-                fits &= (degrees == 1) | (block.transformer.sequence % (2 * degrees) == 0)
+                fits &= block.transformer.sequence % degrees == 0
         return fits
 
     def compute(self, work: Work, mesh: Mesh) -> Floats:
-        """Divide all work."""
-        return undivided(work, mesh) / mesh.axis("context")[:, None]
+        """Divide the blocks; attention goes forward twice, with its backward pass it counts as one."""
+        attention = np.array([layer.kind == "attention" for layer in work.layers])
+        forward, backward = work.forward_flops, work.backward_flops
+        twice = np.where(attention, 1 + forward / np.maximum(1.0, forward + backward), 1.0)
+        degree = mesh.axis("context")[:, None]
+        return np.where(degree > 1, self._share(work, mesh) * np.where(work.inside, twice, 1.0), 1.0)
 
     def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
-        """Divide all that is kept, but no weights."""
-        return undivided(work, mesh), undivided(work, mesh) / mesh.axis("context")[:, None]
+        """Divide what blocks keep, but no weights."""
+        return undivided(work, mesh), self._share(work, mesh)
+
+    def _share(self, work: Work, mesh: Mesh) -> Floats:
+        return np.where(work.inside, 1.0 / mesh.axis("context")[:, None], 1.0)
 
     def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
-        """Return the transfers of keys and values, which attention may hide."""
+        """Return the exchanges of keys and values in every block, and those of the sequence after the last."""
         if load is not None:
             return []
         ranks, stride = mesh.group(("context",))
-        found = []
+        there = (ranks > 1).astype(np.float64)
+        moved: list[tuple[int, str, Floats, float, tuple[tuple[Operation, Phase], ...]]] = []
         for place, layer in enumerate(work.layers):
-            block = work.blocks[int(work.block[place])]
-            if layer.kind != "attention" or block.transformer is None:
-                continue
-            shape = block.transformer
-            keys = 2 * shape.sequence * shape.hidden * (shape.kv_heads or shape.heads) / shape.heads
-            positions = mesh.micro.astype(np.float64) / ranks / mesh.axis("tensor")
-            size = positions * (keys * work.precision.element_bytes)
-            directions: tuple[tuple[Phase, int], ...] = (("forward", 1), ("backward", 2))
-            for phase, times in directions:
-                count = (times * (ranks - 1)).astype(np.float64)
-                where = int(work.block[place])
-                found.append(
-                    Exchange("send", "context", ranks, stride, size, count, phase, where, layer.name, overlaps=True)
-                )
-        return found
+            if layer.kind == "attention" and work.inside[place]:
+                number = int(work.block[place])
+                moved.append((number, layer.name, _keys_and_values(work, mesh, number), 1.0, (*_BOTH_WAYS, _AGAIN)))
+        last = max((number for number, block in enumerate(work.blocks) if block.transformer), default=None)
+        if last is not None:
+            size = mesh.micro * np.float64(work.scaled(work.blocks[last].output_bytes))
+            # Once a micro-batch: before what follows the blocks, or after as many runs as there are.
+            number = min(last + 1, len(work.blocks) - 1)
+            once = 1.0 if number > last else 1.0 / int(work.counts[last])
+            moved.append((number, work.blocks[last].name, size, once, _BOTH_WAYS))
+        return [
+            Exchange(operation, "context", ranks, stride, size, times * there, phase, number, name)
+            for number, name, size, times, exchanges in moved
+            for operation, phase in exchanges
+        ]
+
+
+def gathered_bytes(work: Work, mesh: Mesh) -> Floats:
+    """Return (ways, blocks): bytes that gathered keys and values take while a block's attention is at work.
+
+    With them a mask of s / c by s, as a number and as a byte.
+    """
+    found = np.zeros((mesh.rows, len(work.blocks)))
+    degree = mesh.axis("context")
+    for number, block in enumerate(work.blocks):
+        if block.transformer is not None:
+            mask = block.transformer.sequence**2 / degree * (1 + work.precision.element_bytes)
+            found[:, number] = np.where(degree > 1, _COPIES * _keys_and_values(work, mesh, number) + mask, 0.0)
+    return found
+
+
+def _keys_and_values(work: Work, mesh: Mesh, block: int) -> Floats:
+    """Return the bytes of keys and values of all positions of a micro-batch, those of a tensor rank's heads."""
+    shape = work.blocks[block].transformer
+    assert shape is not None  # noqa: S101 -- those that ask have looked
+    elements = 2 * shape.sequence * shape.hidden * (shape.kv_heads or shape.heads) / shape.heads
+    found: Floats = mesh.micro / mesh.axis("tensor") * (elements * work.precision.element_bytes)
+    return found

@@ -72,7 +72,8 @@ class Tensor:
                 continue
             layer = work.layers[place]
             elements = work.outputs[place] if role == "row" else work.inputs[place]
-            size = mesh.micro / mesh.axis("context") * elements * work.precision.element_bytes
+            positions = mesh.axis("context") if work.inside[place] else 1
+            size = mesh.micro / positions * elements * work.precision.element_bytes
             for operation, phase, on in _at(role, mesh.sequence):
                 count = (on & (ranks > 1)).astype(np.float64)
                 if count.any():

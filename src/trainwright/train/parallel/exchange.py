@@ -126,8 +126,9 @@ def _gathered(part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]
     padded[: rows.shape[0]] = rows
     found = padded.new_empty((len(sizes) * most, *padded.shape[1:]))
     _all_gather(found, padded, group=group)
-    kept = [found[rank * most : rank * most + size] for rank, size in enumerate(sizes)]
-    return torch.cat(kept).movedim(0, dim).contiguous()
+    if min(sizes) < most:
+        found = torch.cat([found[rank * most : rank * most + size] for rank, size in enumerate(sizes)])
+    return found.movedim(0, dim).contiguous()
 
 
 def _scattered(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import ParallelPlan
 from trainwright.train.parallel.averaging import Averaging
 from trainwright.train.parallel.channel import ChannelParallel
+from trainwright.train.parallel.context import divide_sequence
 from trainwright.train.parallel.filter import FilterNorm, FilterParallel
 from trainwright.train.parallel.layers import LAYERS, replace_layers
 from trainwright.train.parallel.mesh import mesh_of
@@ -40,6 +41,8 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
     _equalise(model)
     if sync_bn:
         model = _synchronised(model, plan, mesh)
+    if inner == "context":  # inside what is run again
+        divide_sequence(model, mesh.get_group("context"))
     run_again(model, plan)
     return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
 
@@ -56,9 +59,15 @@ def _checked(plan: ParallelPlan) -> str:
         raise UnsupportedPlan.of(
             plan.strategy, f"there is no module for {name} parallelism; allowed: {', '.join(_SETUPS)}"
         )
-    if plan.zero and name not in {"data", "tensor"}:
+    if plan.zero and name not in {"data", "tensor", "context"}:
         raise UnsupportedPlan.of(
-            plan.strategy, f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data and tensor parallelism"
+            plan.strategy,
+            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor and context parallelism",
+        )
+    if plan.zero and name == "context" and plan.shard < plan.degrees.data:
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"ZeRO over {plan.shard} of {plan.degrees.data} data ranks beside context parallelism; allowed: over all",
         )
     if plan.precision not in _AUTOCAST:
         raise UnsupportedPlan.of(
@@ -155,6 +164,16 @@ def _spatial(model: nn.Module, _: ParallelPlan, mesh: DeviceMesh) -> Setup:
     return Setup(module=model, call=replicated, alone=replicated.no_sync)
 
 
+def _context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    if plan.zero:
+        # State is divided over the last axis and equal on the first: the mesh turned round.
+        groups, names = [mesh.get_group("context"), mesh.get_group("data")], ("context", "data")
+        turned = DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names)
+        return shard(model, turned, zero=plan.zero)
+    replicated = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return Setup(module=model, call=replicated, alone=replicated.no_sync)
+
+
 def _tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
     if plan.degrees.data == 1:
@@ -204,6 +223,7 @@ _SETUPS: dict[str, Callable[[nn.Module, ParallelPlan, DeviceMesh], Setup]] = {
     "filter": _filter,
     "channel": _channel,
     "spatial": _spatial,
+    "context": _context,
     "tensor": _tensor,
     "pipeline": _pipeline,
 }
