@@ -6,7 +6,7 @@ import pytest
 import small_models
 import torch
 from rank_group import on_ranks, plan_of
-from serial import apart, batches, distance, seeded
+from serial import apart, batches, distance, far, gradients, seeded
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train import parallelise
@@ -36,6 +36,20 @@ def evaluated(_rank, _world):
     ours = parallelise(seeded(small_models.Encoder, torch.float64), plan_of(context=2)).eval()
     with torch.no_grad():
         return apart(ours(x), alone(x))
+
+
+def mixed(_rank, _world):
+    """Return 0 if a step under autocast is about that of one device."""
+    plan = plan_of(context=2, precision="amp-bf16")
+    ours = parallelise(seeded(small_models.Transformer, torch.float32), plan)
+    alone = seeded(small_models.Transformer, torch.float32)
+    x, y = batches((8, 6), (8, 6), torch.float32)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = (alone(x) - y).square().mean()
+    expected.backward()
+    loss = ours.backward(lambda model, batch: (model(batch[0]) - batch[1]).square().mean(), [(1.0, (x, y))])
+    near = apart(loss, expected.detach()) < 0.01
+    return 0.0 if near and far(gradients(ours.module), gradients(alone)) < 0.05 else 1.0
 
 
 class Counting(small_models.Block):
@@ -109,6 +123,7 @@ ON_TWO = {
     "context, micro-batches": case(*BLOCKS["chunk"], context=2, parts=2),
     "context, single precision": case(*BLOCKS["chunk"], context=2, dtype=torch.float32),
     "context, evaluation": evaluated,
+    "context, mixed precision": mixed,
     "context, positions in a block": refused,
     "pipeline, gpipe": case(*MLP, pipeline=2, plan={"schedule": "gpipe", "microbatches": 4}),
     "pipeline, 1f1b": case(*MLP, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "stages": (2, 3)}),
@@ -160,6 +175,7 @@ ON_FOUR = {
 QUICK = (
     "context, chunk",
     "context, evaluation",
+    "context, mixed precision",
     "context, positions in a block",
     "data",
     "ZeRO 3",

@@ -76,7 +76,8 @@ class _Block:
     def _compare(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Refuse a block that does something else with a part of a sequence, such as count its positions from 0."""
         rest = any(isinstance(each, torch.Tensor) for each in (*args, *kwargs.values()))
-        part = x[:1] if rest else x[:1, :2]  # a mask is for the whole length
+        dtype = next((each.dtype for each in self._block.parameters()), x.dtype)  # that of x may be autocast's
+        part = (x[:1] if rest else x[:1, :2]).to(dtype)  # a mask is for the whole length
         world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False), _evaluating(self._block):
             whole = gather(part, self._group, dim=1, sizes=(part.shape[1],) * world, scatter=False)
