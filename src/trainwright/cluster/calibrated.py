@@ -55,6 +55,7 @@ class Figures:
     overlap: float = 1.0
     overlap_spread: float = 0.0
     runtime_seconds: Mapping[str, float] = field(default_factory=dict)
+    runtime_shares: Mapping[str, float] = field(default_factory=dict)
     runtime_spread: float = 0.0
     storage: Storage = field(default_factory=Storage)
     storage_spread: float = 0.0
@@ -124,6 +125,7 @@ def fitted(figures: Figures) -> Cluster:
         measured=tuple(each for level in figures.levels for each in level.exchanges),
         overlap=figures.overlap,
         runtime_seconds=figures.runtime_seconds,
+        runtime_shares=figures.runtime_shares,
         storage=figures.storage,
         errors=errors,
         residuals=residuals,

@@ -10,8 +10,8 @@ from trainwright.cluster.tier import ExchangeTimes, Tier
 
 __all__ = ["RUNTIMES", "Cluster"]
 
-RUNTIMES = ("step", "pipeline")
-"""What has code of its own that takes time: an iteration on several devices, a micro-batch in a stage."""
+RUNTIMES = ("step", "gpipe", "1f1b")
+"""What has code of its own that takes time: an iteration on several devices, a micro-batch in a stage by schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,10 @@ class Cluster:
     """
     runtime_seconds: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Seconds of torch's own code beyond computation and exchanges: of "step" for an iteration on several devices, with
-    the mean of its loss, of "pipeline" for a micro-batch in a stage. None on devices that work beside their host."""
+    the mean of its loss, of a schedule for a micro-batch in a stage. None on devices that work beside their host."""
+    runtime_shares: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    """How much longer computation takes under a schedule than alone, as a share: stages wait for each other's delays,
+    and micro-batches take each other's place in caches."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
     residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
@@ -61,6 +64,9 @@ class Cluster:
         for name, seconds in self.runtime_seconds.items():
             one_of(f"Cluster.runtime_seconds.{name}", name, RUNTIMES)
             at_least(f"Cluster.runtime_seconds.{name}", seconds)
+        for name, share in self.runtime_shares.items():
+            one_of(f"Cluster.runtime_shares.{name}", name, RUNTIMES[1:])
+            at_least(f"Cluster.runtime_shares.{name}", share)
         for name, error in self.errors.items():
             at_least(f"Cluster.errors.{name}", error)
         self._check_tiers()

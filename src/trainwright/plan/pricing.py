@@ -188,7 +188,7 @@ class Pricer:
             exposed=exposed,
             bubble=bubble_slots(mesh) * waiting,
             update=updated / bandwidth if bandwidth else np.zeros(mesh.rows),
-            framework=self._framework(mesh, slowest),
+            framework=self._framework(mesh, slowest, busy=work_ahead + work_back),
             memory=memory,
             costs=costs,
             place=place,
@@ -207,14 +207,17 @@ class Pricer:
         beside = 0.0 if waits else self.cluster.overlap
         return max(float(prices.exposed[row]), exposed_seconds(prices.stage_times(row), beside))
 
-    def _framework(self, mesh: Mesh, runs: Floats) -> Floats:
-        """Return the seconds of an iteration that neither layers nor exchanges explain."""
+    def _framework(self, mesh: Mesh, runs: Floats, *, busy: Floats) -> Floats:
+        """Return the seconds of an iteration that neither layers, `busy` in a micro-batch, nor exchanges explain."""
         work, runtime = self.work, self.cluster.runtime_seconds
         launches = work.per_block(work.launches)
         share = runs @ launches / max(1.0, float(work.counts @ launches))
         passes = mesh.microbatches + bubble_slots(mesh)
         a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
-        a_pass += np.where(mesh.axis("pipeline") > 1, runtime.get("pipeline", 0.0), 0.0)
+        pipelined, gpipe = mesh.axis("pipeline") > 1, mesh.schedule == SCHEDULES.index("gpipe")
+        for schedule, chosen in (("gpipe", pipelined & gpipe), ("1f1b", pipelined & ~gpipe)):
+            longer = self.cluster.runtime_shares.get(schedule, 0.0) * (busy + a_pass)
+            a_pass = np.where(chosen, a_pass + runtime.get(schedule, 0.0) + longer, a_pass)
         a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), runs @ units_seconds(work, self.cluster), 0.0)
         once = np.where(mesh.degrees.prod(axis=1) > 1, runtime.get("step", 0.0), 0.0)
         found: Floats = self.cluster.overhead_seconds + once + passes * a_pass

@@ -78,10 +78,11 @@ def _figures(
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
     runtime: dict[str, float] = {}
+    shares: dict[str, float] = {}
     runtime_spread = 0.0
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
         widest = levels[-1]
-        runtime, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
+        runtime, shares, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
         units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
         levels = (*levels[:-1], replace(widest, exchanges=(*widest.exchanges, units)))
         runtime_spread = max(runtime_spread, units_spread)
@@ -106,6 +107,7 @@ def _figures(
         overlap=overlap,
         overlap_spread=overlap_spread,
         runtime_seconds=runtime,
+        runtime_shares=shares,
         runtime_spread=runtime_spread,
         storage=storage,
         storage_spread=spread,

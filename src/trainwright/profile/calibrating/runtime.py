@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.cluster.fitting import median
@@ -22,7 +23,10 @@ Work = Callable[[], object]
 _SIDE = 128  # of the matrices whose products are computed beside an exchange
 _MESSAGE = 4 * 2**20
 _UNITS, _WIDTHS = 4, (64, 256, 512, 1024, 2048)  # linear layers of a model, and their widths
-_FEW, _MANY, _MICRO = 4, 12, 4  # micro-batches of two pipelines, and samples of each
+_MICRO = 4  # samples where nothing is to compute
+_STAGES = ((_WIDTHS[0], _MICRO), (512, 32))  # widths of a stage's layers, and samples of a micro-batch
+_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_MICROBATCHES = 8
 
 
 def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float]:
@@ -81,12 +85,14 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     return units, math.sqrt(statistics.fmean(each**2 for each in apart))
 
 
-def measure_runtime(exchanges: Iterable[ExchangeTimes], *, repeats: int) -> tuple[dict[str, float], float]:
-    """Return `Cluster.runtime_seconds` for processors, and how far two halves of the repeats lay apart, relatively.
+def measure_runtime(
+    exchanges: Iterable[ExchangeTimes], *, repeats: int
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """Return `Cluster.runtime_seconds` and `runtime_shares` for processors, and how far two halves lay apart.
 
     Of models too small to compute: what a step under DDP, with the mean of its loss, takes more than the step and the
-    sum of its gradients; what a further micro-batch of a pipeline with a stage on every rank takes more than its layer
-    and two messages.
+    sum of its gradients; what a micro-batch of a pipeline with a stage on every rank takes more than its layers and two
+    messages. What it takes more of layers that compute for milliseconds is a share of their seconds.
     """
 
     def seconds(operation: str, size: int) -> float:
@@ -96,19 +102,24 @@ def measure_runtime(exchanges: Iterable[ExchangeTimes], *, repeats: int) -> tupl
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     sample, small = torch.rand(_MICRO, _WIDTHS[0]), _layers(_WIDTHS[0])
     copied = DistributedDataParallel(_layers(_WIDTHS[0]), gradient_as_bucket_view=True)
-    few, many = (_pipeline(mesh, number) for number in (_FEW, _MANY))
-    works = [_step(small, sample), _step(copied, sample, mean=True), _step(small[0], sample), few, many]
+    works = [_step(small, sample), _step(copied, sample, mean=True)]
+    for width, micro in _STAGES:
+        works.append(_step(_layers(width), torch.rand(micro, width), again=True))
+        works += [_pipeline(mesh, name, width, micro) for name in _SCHEDULES]
     summed = seconds("all_reduce", 4 * _UNITS * (_WIDTHS[0] + 1) * _WIDTHS[0])
-    sends = 2 * seconds("send", 4 * _MICRO * _WIDTHS[0])
-    found = [
-        {
-            "step": max(0.0, together - alone - summed),
-            "pipeline": max(0.0, (longer - shorter) / (_MANY - _FEW) - single - sends),
-        }
-        for alone, together, single, shorter, longer in _medians(works, torch.device("cpu"), repeats)
-    ]
-    total, *halves = (sum(each.values()) for each in found)
-    return found[0], abs(halves[0] - halves[1]) / (2 * total) if total else 0.0
+    sends = [2 * seconds("send", 4 * width * micro) for width, micro in _STAGES]
+    slots = _MICROBATCHES + dist.get_world_size() - 1
+    found = []
+    for alone, together, *staged in _medians(works, torch.device("cpu"), repeats):
+        runtime, shares = {"step": max(0.0, together - alone - summed)}, {}
+        size = len(staged) // len(_STAGES)
+        (tiny, *short), (whole, *long) = staged[:size], staged[size:]
+        for name, less, more in zip(_SCHEDULES, short, long, strict=True):
+            runtime[name] = max(0.0, less / slots - tiny - sends[0])
+            shares[name] = max(0.0, (more / slots - sends[1] - runtime[name]) / whole - 1)
+        found.append((runtime, shares, [*runtime.values(), *(whole * share for share in shares.values())]))
+    (runtime, shares, every), *halves = found
+    return runtime, shares, math.dist(halves[0][2], halves[1][2]) / (2 * math.hypot(*every)) if any(every) else 0.0
 
 
 def _medians(works: list[Work], device: torch.device, repeats: int) -> list[list[float]]:
@@ -154,28 +165,26 @@ def _sharded(width: int, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-def _pipeline(mesh: DeviceMesh, number: int) -> Work:
-    """Return an iteration of so many micro-batches on a pipeline of a layer a rank."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
+def _pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> Work:
+    """Return an iteration of a pipeline with `_layers` on every rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    stage = PipelineStage(nn.Linear(_WIDTHS[0], _WIDTHS[0]), rank, ranks, torch.device("cpu"), group=mesh.get_group())
-    schedule = ScheduleGPipe(stage, n_microbatches=number, loss_fn=lambda output, _: output.mean())
-    whole, target = torch.rand(number * _MICRO, _WIDTHS[0]), torch.zeros(number)
+    stage = PipelineStage(_layers(width), rank, ranks, torch.device("cpu"), group=mesh.get_group())
+    iteration = _SCHEDULES[schedule](stage, n_microbatches=_MICROBATCHES, loss_fn=lambda output, _: output.mean())
+    whole, target = torch.rand(_MICROBATCHES * micro, width), torch.zeros(_MICROBATCHES)
 
     def once() -> None:
         given = (whole,) if rank == 0 else ()
-        schedule.step(*given, target=target if rank == ranks - 1 else None, return_outputs=False)
-        stage.submod.zero_grad()
+        iteration.step(*given, target=target if rank == ranks - 1 else None, return_outputs=False)
 
     return once
 
 
-def _step(model: nn.Module, sample: torch.Tensor, *, mean: bool = False) -> Work:
-    """Return a pass and back, which may end with the mean of the loss over all ranks."""
+def _step(model: nn.Module, sample: torch.Tensor, *, mean: bool = False, again: bool = False) -> Work:
+    """Return a pass and back, which may end with the mean of the loss over all ranks; `again` adds to gradients."""
 
     def once() -> None:
-        model.zero_grad()
+        if not again:
+            model.zero_grad()
         loss = model(sample).mean()
         loss.backward()
         if mean:
