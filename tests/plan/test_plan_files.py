@@ -20,6 +20,8 @@ PLANS = st.builds(
     micro_batch=COUNTS,
     sequence=st.booleans(),
     stages=st.lists(COUNTS).map(tuple),
+    recomputed=st.lists(st.text()).map(tuple),
+    rough=st.text(),
     breakdown=st.builds(Breakdown, compute=SECONDS, bubble=SECONDS),
     interval=st.tuples(SECONDS, SECONDS),
     collectives=st.lists(

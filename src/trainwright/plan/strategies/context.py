@@ -89,7 +89,7 @@ def gathered_bytes(work: Work, mesh: Mesh) -> Floats:
     """
     found = np.zeros((mesh.rows, len(work.blocks)))
     degree = mesh.axis("context")
-    for number, block in enumerate(work.blocks):
+    for number, block in enumerate(work.blocks) if (degree > 1).any() else ():
         if block.transformer is not None:
             mask = block.transformer.sequence**2 / degree * (1 + work.precision.element_bytes)
             found[:, number] = np.where(degree > 1, _COPIES * _keys_and_values(work, mesh, number) + mask, 0.0)
