@@ -52,6 +52,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         schedule=SCHEDULES[int(mesh.schedule[row])],
         chunks=int(mesh.chunks[row]),
         stages=stages.lengths if degrees.pipeline > 1 else (),
+        cuts=stages.begins if degrees.pipeline > 1 else (),
         precision=request.precision,
         optimizer=request.optimizer,
         breakdown=breakdown,

@@ -79,7 +79,7 @@ def _with_microbatches(rows: Ints, work: Work, request: Request) -> Mesh:
     chosen = []
     for chunks in CHUNKS:
         # Interleaved schedules need micro-batches in whole rounds of the stages.
-        woven = (stages > 1) & (stages * chunks <= work.runs) & (slots % stages == 0)
+        woven = (stages > 1) & (stages * chunks <= work.parts) & (slots % stages == 0)
         chosen.append(np.flatnonzero(woven) if chunks > 1 else np.arange(len(degrees)))
     places = np.concatenate(chosen)
     chunks_of = np.repeat(CHUNKS, [len(each) for each in chosen])

@@ -81,7 +81,7 @@ class Oracle:
         )
         work = Work(profile_in(profile, precision), request.plan_precision)
         possible = shapes(work, request)
-        parts = min(work.runs, request.devices * max(CHUNKS))
+        parts = min(work.parts, request.devices * max(CHUNKS))
         pricer = Pricer(work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=parts)
         found = search(pricer, possible, request)
         rejected = (*possible.rejected, *(_refused(each, request) for each in found if each.prices is None))
@@ -237,6 +237,6 @@ def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: st
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(allowed)}: this model has no {what}")
     if schedule not in SCHEDULES:
         raise InputError(f"schedule: got {schedule!r}; allowed: {', '.join(SCHEDULES[1:])}")
-    most = max(1, work.runs // degrees.pipeline) if degrees.pipeline > 1 else 1
+    most = max(1, work.parts // degrees.pipeline) if degrees.pipeline > 1 else 1
     if not 1 <= chunks <= most:
         raise InputError(f"chunks: got {chunks} with {degrees.pipeline} stages; allowed: 1 to {most} for this model")

@@ -102,6 +102,8 @@ class ParallelPlan:
     """Model chunks of a pipeline stage (interleaved)."""
     stages: tuple[int, ...] = ()
     """Blocks of each pipeline stage, in order, repeated blocks counted as often as they run."""
+    cuts: tuple[str, ...] = ()
+    """Paths of the modules that these stages but the first begin with; () where the profile does not say them."""
     precision: str = "fp32"
     optimizer: str = "adamw"
     breakdown: Breakdown = field(default_factory=Breakdown)

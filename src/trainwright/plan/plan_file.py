@@ -44,7 +44,7 @@ def plan_from(document: Any, where: str = "plan") -> ParallelPlan:
         values[name] = tuple(
             _record(kind, one, f"{where}, {name}, {place}") for place, one in enumerate(values.get(name, ()))
         )
-    for name in ("stages", "interval", "recomputed"):
+    for name in ("stages", "cuts", "interval", "recomputed"):
         if name in values:
             values[name] = tuple(values[name])
     plan: ParallelPlan = _record(ParallelPlan, values, where)

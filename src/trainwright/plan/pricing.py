@@ -128,7 +128,9 @@ class Pricer:
         one = np.ones((1, len(work.layers)))
         ahead, back = layer_seconds(work, cluster, assumptions, samples=np.ones(1), share=one, weights=one)
         seconds = np.repeat(work.per_block(ahead + back)[0], work.counts)
-        self._cuts = cuts(seconds, max(1, min(most_parts, work.runs)))
+        edges = np.append(work.part_starts, work.runs)
+        parts = np.add.reduceat(seconds, work.part_starts)
+        self._cuts = [edges[ends] for ends in cuts(parts, max(1, min(most_parts, work.parts)))]
         self._stages: dict[tuple[int, int], Stages] = {}
 
     def stages(self, pipeline: int, chunks: int) -> Stages:

@@ -23,6 +23,8 @@ class Stages:
     """The most that a sample hands on between two stages, traced."""
     lengths: tuple[int, ...]
     """Blocks of each stage, of chunk after chunk."""
+    begins: tuple[str, ...]
+    """Paths of the modules that all but the first of these begin with, () if they are not known."""
 
 
 def cuts(seconds: Floats, most: int) -> list[Ints]:
@@ -61,7 +63,9 @@ def stages_of(work: Work, ends: Ints, chunks: int) -> Stages:
     held = parts.reshape(chunks, stages, -1).sum(axis=0)
     runs, first = np.unique(held, axis=0, return_index=True)
     handed = max((work.blocks[of_run[end - 1]].output_bytes for end in ends[:-1]), default=0)
+    paths = [begin for block in work.blocks for begin in block.begins]
     return Stages(
+        begins=tuple(paths[start] for start in starts[1:]) if paths else (),
         runs=runs.astype(np.float64),
         first=first.astype(np.int64),
         cut_bytes=float(handed),

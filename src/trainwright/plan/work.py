@@ -43,6 +43,8 @@ class Work:
     rerun: Floats = field(init=False)
     """Share of `saved` that a selective recomputation makes anew."""
     launches: Floats = field(init=False)
+    part_starts: Ints = field(init=False)
+    """The runs that a pipeline's stage may begin with, 0 the first."""
     _starts: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,7 @@ class Work:
             "saved": held * scale / batch,
             "rerun": column("rerun_bytes") / np.maximum(1.0, column("saved_bytes")),
             "launches": column("launches"),
+            "part_starts": _part_starts(blocks),
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
@@ -94,6 +97,11 @@ class Work:
     def runs(self) -> int:
         """Blocks, repeated ones as often as they run."""
         return int(self.counts.sum())
+
+    @property
+    def parts(self) -> int:
+        """Parts of the chain that stages are made of: runs, each with those behind it that no stage begins with."""
+        return len(self.part_starts)
 
     def per_block(self, values: Floats) -> Floats:
         """Return sums over the layers of each block: (..., layers) becomes (..., blocks)."""
@@ -121,6 +129,12 @@ def _kept(block: Block) -> Floats:
         saved, total = spread, spread.sum() or 1.0
     found: Floats = saved * (block.kept_bytes / total if block.kept_bytes else 1.0)
     return found
+
+
+def _part_starts(blocks: tuple[Block, ...]) -> Ints:
+    """Return where stages may begin: at the first run, at modules of the model, and anywhere in a described one."""
+    begins = [begin for block in blocks for begin in block.begins or ("any",) * block.count]
+    return np.array([place for place, begin in enumerate(begins) if begin or not place], dtype=np.int64)
 
 
 def _roles(block: Block, hidden: int) -> list[str]:

@@ -145,8 +145,22 @@ def blocks_of(
         names = [stages[part[0]].name if length == 1 else _title(stages, layers, part) for part in parts]
         own = tuple(layer for found in layers[start : start + length] for layer in found)
         members = tuple(names) if count > 1 else ()
-        blocks.append(replace(block, name=names[0], layers=own, count=count, members=members))
+        begins = tuple(_begins([each for i in part for each in layers[i]], layers[: part[0]]) for part in parts)
+        blocks.append(replace(block, name=names[0], layers=own, count=count, members=members, begins=begins))
     return tuple(blocks)
+
+
+def _weighs(layer: Layer) -> bool:
+    return bool(layer.weight_elements or layer.channels)  # weights that two layers share count at the first
+
+
+def _begins(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> str:
+    """Return the path of the outermost module whose first layer with weights is the first of a run."""
+    first = next((layer.name for layer in run if _weighs(layer)), "")
+    earlier = next((own.name for found in reversed(before) for own in reversed(found) if _weighs(own)), "")
+    path, other = first.split("."), earlier.split(".")
+    shared = next((place for place, (one, two) in enumerate(zip(path, other, strict=False)) if one != two), 0)
+    return ".".join(path[: shared + 1])
 
 
 def _nameless(stage: Stage, layers: Sequence[Layer]) -> Hashable:

@@ -126,3 +126,8 @@ class Block:
     """Runs of layers between neighbouring cuts, in order, whose layers are this block's; () if it is one stage."""
     members: tuple[str, ...] = field(default=())
     """Names of the runs, if they are more than one."""
+    begins: tuple[str, ...] = field(default=())
+    """Of each run, the path of the outermost module that begins with its first layer with weights; "" if it has none.
+
+    A pipeline can be cut there; () of a described model, whose layers are no modules.
+    """

@@ -139,6 +139,20 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
+class Tied(nn.Module):
+    """The first layer's weights are the last one's; both are kept, and a mode is asked for outside any layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(6, 16)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)))
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        x = self.layers(self.first(x))
+        return nn.functional.dropout(x, 0.0 if self.training else 1.0) @ self.last.weight + self.last.bias[:6]
+
+
 def fine_tuned(how):
     """Return a transformer whose embedding is not trained: what enters its blocks wants no gradient."""
     model = Transformer(how)

@@ -6,9 +6,12 @@ import pytest
 import small_models
 import torch
 from rank_group import on_ranks, plan_of
-from serial import apart, batches, distance, far, gradients, seeded
+from serial import apart, batches, distance, far, gradients, loss_of, seeded
 
+from trainwright.cluster import Cluster
 from trainwright.errors import UnsupportedPlan
+from trainwright.plan import Degrees, Oracle
+from trainwright.profile import Profile
 from trainwright.train import parallelise
 
 pytestmark = [
@@ -71,6 +74,17 @@ def refused(_rank, _world):
     return 0.0
 
 
+def of_the_oracle(rank, world):
+    """Cut where a profile with a loss says; the loss is no stage."""
+    make = partial(small_models.Transformer, "separate", depth=3)
+    profile = Profile.trace(make(), batches(*TEXT, torch.float32)[0], loss=loss_of)
+    plan = Oracle(Cluster.preset("dgx-h100")).estimate(
+        profile, batch=8, degrees=Degrees(pipeline=world), micro=2, schedule="1f1b"
+    )
+    assert len(plan.cuts) == world - 1
+    return distance(make, plan, *TEXT)
+
+
 MLP = (small_models.mlp, (6,), (4,))
 CNN = (small_models.convolutions, IMAGE, (5,))
 CNN_BN = (partial(small_models.convolutions, norm=True), IMAGE, (5,))
@@ -80,6 +94,7 @@ TEXT = ((8, 6), (8, 6))
 BLOCKS = {how: (partial(small_models.Transformer, how), *TEXT) for how in ("separate", "chunk", "split", "view")}
 ENCODER = (small_models.Encoder, (8, 6), (8, 16))
 CHAIN = (small_models.chain, *TEXT)
+TIED = (small_models.Tied, (6,), (6,))
 SEQUENCE = {"sequence": True}
 
 ON_TWO = {
@@ -130,6 +145,15 @@ ON_TWO = {
     "pipeline, interleaved": case(
         *MLP, pipeline=2, plan={"schedule": "interleaved", "microbatches": 4, "chunks": 2, "stages": (1, 2, 1, 1)}
     ),
+    "pipeline, blocks of a list": case(*BLOCKS["separate"], pipeline=2, plan={"schedule": "1f1b", "microbatches": 4}),
+    "pipeline, within a block": case(
+        *BLOCKS["view"],
+        pipeline=2,
+        plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("blocks.0.norm2",)},
+    ),
+    "pipeline, tied weights": case(
+        *TIED, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "cuts": ("layers.1",)}
+    ),
     "spatial, single precision": case(*CNN, spatial=2, dtype=torch.float32),
     "filter, single precision": case(*CNN, filter=2, dtype=torch.float32),
     "channel, single precision": case(*CNN, channel=2, dtype=torch.float32),
@@ -161,6 +185,13 @@ ON_FOUR = {
     "tensor+sequence+pipeline": case(
         *CHAIN, tensor=2, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "stages": (2, 3), **SEQUENCE}
     ),
+    "data+pipeline, tied weights": case(
+        *TIED, data=2, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("layers.2",)}
+    ),
+    "tensor+sequence+pipeline, blocks of a list": case(
+        *BLOCKS["chunk"], tensor=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2, **SEQUENCE}
+    ),
+    "pipeline, cut by the oracle": of_the_oracle,
     "data+filter": case(*CNN, data=2, filter=2),
     "data+filter, norms": case(*CNN_BN, data=2, filter=2, sync_bn=True),
     "data+filter, micro-batches": case(*MLP, data=2, filter=2, parts=2),

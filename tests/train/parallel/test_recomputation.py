@@ -105,6 +105,9 @@ ON_TWO = {
     "context": case(*TEXTS["chunk"], context=2),
     "context, attention": case(*TEXTS["chunk"], context=2, **SELECTIVE),
     "pipeline": case(*CHAIN, pipeline=2, microbatches=4, schedule="1f1b", stages=(2, 3), paths=("1", "2")),
+    "pipeline of a list, attention": case(
+        *TEXTS["separate"], pipeline=2, microbatches=4, schedule="gpipe", **SELECTIVE
+    ),
     "pipeline, attention": case(*CHAIN, pipeline=2, microbatches=4, schedule="gpipe", stages=(2, 3), **SELECTIVE),
 }
 

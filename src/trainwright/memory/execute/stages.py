@@ -21,7 +21,7 @@ from torch import fx, nn
 
 from trainwright.errors import UnsupportedModel
 
-__all__ = ["Row", "check_trains", "split"]
+__all__ = ["Row", "above", "check_trains", "cut_at", "split"]
 
 _LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
 _MUCH = 0.25  # of a model's operations with parameters
@@ -103,6 +103,57 @@ def split(model: nn.Module, *, skips: bool = True) -> Row:
     return _cut(model, graph, skips=skips)
 
 
+def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
+    """Return parts of a model, the first from its inputs, the others from these modules on; they share its modules.
+
+    Modules in which no part begins are called as they are. A part hands one value on. Raises `UnsupportedModel` where a
+    model cannot be cut so.
+    """
+    tracer = _Around(paths)
+    try:
+        graph = tracer.trace(model)
+    except Exception as error:
+        raise UnsupportedModel(f"{type(model).__name__} cannot be traced ({error})") from error
+    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    starts = [0]
+    for path in paths:
+        found = (place for place, node in enumerate(nodes) if place >= starts[-1] and _is_below(node, path))
+        starts.append(next(found, -1))
+        if starts[-1] <= starts[-2]:
+            raise UnsupportedModel(f"{type(model).__name__} does not call {path!r}, or not where a part could begin")
+    carried: list[Sequence[fx.Node]] = [inputs]
+    for path, start in zip(paths, starts[1:], strict=True):
+        alive = [node for node in (*inputs, *nodes[:start]) if any(user in nodes[start:] for user in node.users)]
+        if len(alive) != 1 or output in alive[0].users:
+            names = ", ".join(node.name for node in alive)
+            raise UnsupportedModel(f"what goes to {path!r} and behind it is not one value, but {names or 'nothing'}")
+        carried.append(alive)
+    parts = [nodes[start:stop] for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True)]
+    following = [(given, ()) for given in carried[1:]]
+    modules = [_stage(model, carried[i], part, (*following, None)[i], output) for i, part in enumerate(parts)]
+    return [module if i + 1 == len(modules) else _Single(module) for i, module in enumerate(modules)]
+
+
+class _Single(nn.Module):
+    """A part whose one value is not handed on as a tuple."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args: Any) -> Any:
+        (value,) = self.part(*args)
+        return value
+
+
+def _is_below(node: fx.Node, path: str) -> bool:
+    """Whether an operation calls a module, one in it, or the one that begins with it."""
+    target = f"{node.target}."
+    return node.op == "call_module" and (target.startswith(f"{path}.") or f"{path}.".startswith(target))
+
+
 def check_trains(model: nn.Module) -> None:
     """Raise `UnsupportedModel` in evaluation mode and for parameters that have no shape yet."""
     if not model.training:
@@ -145,6 +196,22 @@ class _Tracer(fx.Tracer):
             for node in reversed([node for node in self.graph.nodes if node not in before]):
                 self.graph.erase_node(node)
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+def above(paths: Sequence[str]) -> set[str]:
+    """Return the paths of the modules that these are in, the model itself ("") apart."""
+    return {path.rsplit(".", up)[0] for path in paths for up in range(1, path.count(".") + 1)}
+
+
+class _Around(_Tracer):
+    """Looks only into modules in which a part begins."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__()
+        self._above = above(paths)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002  torch's signature
+        return module_qualified_name not in self._above
 
 
 class _Whole(nn.Module):

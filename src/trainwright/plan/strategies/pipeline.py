@@ -23,7 +23,7 @@ class Pipeline:
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- any batch; small ones have bubbles
         """Return the number of blocks."""
-        return Limit(most=max(1, work.runs), by="the blocks of the model's chain")
+        return Limit(most=max(1, work.parts), by="the blocks of the model's chain")
 
     def applies(self, work: Work, degrees: Ints) -> Bools:  # noqa: ARG002 -- stages need not be equal
         """Accept any degree within the limit."""
@@ -39,7 +39,7 @@ class Pipeline:
 
     def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return what a stage in the middle sends in an iteration: outputs on, gradients back."""
-        if load is None or work.runs < 2:
+        if load is None or work.parts < 2:
             return []
         ranks, stride = mesh.group(("pipeline",))
         parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)

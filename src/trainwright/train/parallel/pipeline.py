@@ -3,8 +3,8 @@
 Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473, section 2.2).
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,12 +15,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from trainwright.errors import UnsupportedPlan
+from trainwright.errors import UnsupportedModel, UnsupportedPlan
+from trainwright.memory.execute.measure import untouched
+from trainwright.memory.execute.stages import above, cut_at
 from trainwright.plan import ParallelPlan
 from trainwright.train.cutting import cut, samples_in
-from trainwright.train.parallel.blocks import chain_of
+from trainwright.train.parallel.blocks import blocks_of, chain_of
 
-__all__ = ["Pipeline", "stages_of"]
+__all__ = ["Pipeline", "cuts_of", "uncut_of"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -28,26 +30,27 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 class Pipeline(nn.Module):
     """This rank's stages. Forward and backward passes come in one: `backward(loss, batch)`.
 
-    The model is an `nn.Sequential`, cut as the plan says; `loss(model, batch)` is to call the model once, with tensors
-    whose first dimension are samples.
+    The model is cut where the plan says; `loss(model, batch)` is to call the model once, with tensors whose first
+    dimension are samples. Of a parameter that several stages use each of their ranks has all of the gradient.
     """
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
         super().__init__()
         self._plan = plan
         self._group = mesh.get_group("pipeline")
-        self._rank, ranks = dist.get_rank(self._group), plan.degrees.pipeline
+        self._rank, self._ranks = dist.get_rank(self._group), plan.degrees.pipeline
         self._device = next((each.device for each in model.parameters()), torch.device("cpu"))
-        pieces = stages_of(model, plan)
-        self._count = len(pieces)
-        self._mine = range(self._rank, self._count, ranks)
-        self._pieces = {index: nn.Sequential(*(each for _, each in pieces[index])) for index in self._mine}
-        for index in set(range(self._count)) - set(self._mine):
-            for path, _ in pieces[index]:
-                parent, _, name = path.rpartition(".")
-                setattr(model.get_submodule(parent), name, nn.Identity())
+        cuts = cuts_of(model, plan)
+        self._count = len(cuts) + 1
+        self._mine = range(self._rank, self._count, self._ranks)
+        training = model.training
+        stages = {mode: _stages(model.train(mode), plan, cuts) for mode in (True, False)}
+        model.train(training)
+        self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
+        self._tied = _tied(model, stages[True], self._ranks)
+        _forget(model, list(self._pieces[True].values()))
         self.module = model
-        """The model, with nothing in place of the other ranks' modules."""
+        """The model, without the parameters and buffers that only other ranks' stages use."""
         self._schedules: dict[Any, Any] = {}  # by what goes in: of each what is sent between stages is known
         self._loss: Loss | None = None
         self._parts: list[Any] = []
@@ -69,15 +72,15 @@ class Pipeline(nn.Module):
 
     def _through(self, args: Any, seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
         """Pass a batch through all stages; note in `seen` what goes into this rank's, and comes out."""
-        ranks = self._plan.degrees.pipeline
         found = args
+        pieces = self._pieces[self.module.training]
         for index in range(self._count):
             if index in self._mine:
-                given, found = found, (self._pieces[index](*found),)
+                given, found = found, (pieces[index](*found),)
                 if seen is not None:
                     seen[index] = tuple(_Like.of(each).made("meta") for each in given), _Like.of(found[0]).made("meta")
             if index + 1 < self._count:
-                found = self._passed(found, index % ranks, (index + 1) % ranks)
+                found = self._passed(found, index % self._ranks, (index + 1) % self._ranks)
         return found
 
     def _passed(self, found: Any, source: int, target: int) -> Any:
@@ -96,7 +99,7 @@ class Pipeline(nn.Module):
 
     def _told(self, found: Any) -> torch.Tensor:
         """Give what the last stage made to all ranks."""
-        source = self._plan.degrees.pipeline - 1
+        source = self._ranks - 1
         like = [_Like.of(found[0]) if self.last else None]
         dist.broadcast_object_list(like, group=self._group, group_src=source, device=self._device)
         whole = found[0].contiguous() if self.last else like[0].made(self._device)  # type: ignore[union-attr]
@@ -130,7 +133,10 @@ class Pipeline(nn.Module):
             torch.stack(losses).mean().detach() if self.last else torch.zeros((), device=device, dtype=inputs[0].dtype)
         )
         self._loss, self._parts = None, []
-        dist.broadcast(total, group=self._group, group_src=self._plan.degrees.pipeline - 1)
+        for parameter, ranks in self._tied:
+            if self._rank in ranks:
+                self._sum(parameter, ranks)
+        dist.broadcast(total, group=self._group, group_src=self._ranks - 1)
         return total
 
     def _made(self, inputs: tuple[torch.Tensor, ...]) -> Any:
@@ -140,12 +146,12 @@ class Pipeline(nn.Module):
         go into the norms' statistics.
         """
         seen: dict[int, tuple[Any, Any]] = {}
-        with self._untouched():
+        with untouched(self.module):
             self._through(inputs, seen)
         device = inputs[0].device
         stages = [
             PipelineStage(piece, index, self._count, device, *seen[index], group=self._group)
-            for index, piece in self._pieces.items()
+            for index, piece in self._pieces[True].items()
         ]
         settings = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
         if self._plan.schedule == "interleaved":
@@ -153,15 +159,21 @@ class Pipeline(nn.Module):
         kind = ScheduleGPipe if self._plan.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], **settings)  # type: ignore[arg-type]
 
-    @contextlib.contextmanager
-    def _untouched(self) -> Iterator[None]:
-        """Leave buffers and random numbers as they were."""
-        kept = [(buffer, buffer.clone()) for piece in self._pieces.values() for buffer in piece.buffers()]
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            yield
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
+    def _sum(self, parameter: nn.Parameter, ranks: list[int]) -> None:
+        """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        own = getattr(parameter.grad, "_local_tensor", parameter.grad)
+        terms = {rank: own.clone() if rank == self._rank else torch.empty_like(own) for rank in ranks}
+        messages = [
+            dist.P2POp(kind, terms[of], group=self._group, group_peer=rank)
+            for rank in ranks
+            if rank != self._rank
+            for kind, of in ((dist.isend, self._rank), (dist.irecv, rank))
+        ]
+        for message in dist.batch_isend_irecv(messages):
+            message.wait()
+        own.copy_(functools.reduce(torch.add, terms.values()))
 
     def _loss_of(self, output: Any, place: torch.Tensor) -> torch.Tensor:
         """Return the user's loss of a micro-batch whose output is there already."""
@@ -169,17 +181,27 @@ class Pipeline(nn.Module):
         return self._loss(_Given(output), self._parts[int(place)])
 
 
-def stages_of(model: nn.Module, plan: ParallelPlan) -> list[list[tuple[str, nn.Module]]]:
-    """Return the stages of a model, each the named modules that it runs one after the other.
+def cuts_of(model: nn.Module, plan: ParallelPlan) -> tuple[str, ...]:
+    """Return the paths of the modules that the stages but the first begin with.
 
-    Raises `UnsupportedPlan` if the model is no sequence, or the plan's stages are not as long as it.
+    A plan that names none counts the modules of an `nn.Sequential`, or leaves it to us: equal parts of the sequence, or
+    of the model's blocks. Raises `UnsupportedPlan` where that does not fit the model.
     """
-    chain = chain_of(model)
     count = plan.degrees.pipeline * (plan.chunks if plan.schedule == "interleaved" else 1)
-    if not isinstance(model, nn.Sequential):
+    if plan.cuts:
+        if len(plan.cuts) != count - 1:
+            raise UnsupportedPlan.of(plan.strategy, f"it names {len(plan.cuts)} cuts for {count} stages")
+        return plan.cuts
+    if isinstance(model, nn.Sequential):
+        chain = [path for path, _ in chain_of(model)]
+    elif not plan.stages:
+        paths = {module: path for path, module in model.named_modules()}
+        chain = [paths[block] for block in blocks_of(model)]
+    else:
         raise UnsupportedPlan.of(
             plan.strategy,
-            f"{type(model).__name__} is no nn.Sequential, which a pipeline is cut from; make its forward one",
+            f"{type(model).__name__} is no nn.Sequential, whose modules its stages {plan.stages} could count; plan it "
+            "with a profile of the model, which names them",
         )
     sizes = plan.stages or tuple(len(range(each, len(chain), count)) for each in range(count))
     if len(sizes) != count or sum(sizes) != len(chain) or min(sizes) < 1:
@@ -188,8 +210,53 @@ def stages_of(model: nn.Module, plan: ParallelPlan) -> list[list[tuple[str, nn.M
             f"its stages {sizes} are for {count} stages of {sum(sizes)} modules; the model has {len(chain)}, one after "
             "the other",
         )
-    ends = list(accumulate(sizes))
-    return [chain[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return tuple(chain[end] for end in accumulate(sizes[:-1]))
+
+
+def uncut_of(model: nn.Module, cuts: tuple[str, ...]) -> list[nn.Module]:
+    """Return the outermost modules that no stage begins within: those that are called as they are."""
+    looked_into = {"", *above(cuts)}
+    return [
+        each
+        for path, each in model.named_modules()
+        if path not in looked_into and path.rpartition(".")[0] in looked_into
+    ]
+
+
+def _stages(model: nn.Module, plan: ParallelPlan, cuts: tuple[str, ...]) -> list[nn.Module]:
+    try:
+        return cut_at(model, cuts)
+    except UnsupportedModel as error:
+        raise UnsupportedPlan.of(plan.strategy, str(error)) from error
+
+
+def _tied(model: nn.Module, stages: list[nn.Module], ranks: int) -> list[tuple[nn.Parameter, list[int]]]:
+    """Return the parameters that stages of several ranks use, with these ranks; in the model's order."""
+    users: dict[nn.Parameter, set[int]] = {}
+    for index, stage in enumerate(stages):
+        for parameter in stage.parameters():
+            users.setdefault(parameter, set()).add(index % ranks)
+    return [
+        (each, sorted(users[each]))
+        for each in model.parameters()
+        if each.requires_grad and len(users.get(each, ())) > 1
+    ]
+
+
+def _forget(model: nn.Module, stages: list[nn.Module]) -> None:
+    """Drop the parameters and buffers of a model that these stages do not use, with the modules that have no others."""
+    used = {id(each) for stage in stages for each in _held(stage)}
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if _held(child) and not any(id(each) in used for each in _held(child)):
+                setattr(module, name, nn.Identity())
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if id(tensor) not in used:
+                setattr(module, name, None)
+
+
+def _held(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 @dataclass(frozen=True)

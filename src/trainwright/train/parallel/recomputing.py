@@ -17,7 +17,8 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.memory.execute.surroundings import Buffers, Seen
 from trainwright.plan import ParallelPlan
 from trainwright.profile.attention import attention_by
-from trainwright.train.parallel.blocks import blocks_of, chain_of
+from trainwright.train.parallel.blocks import blocks_of
+from trainwright.train.parallel.pipeline import cuts_of, uncut_of
 
 __all__ = ["run_again"]
 
@@ -31,8 +32,8 @@ def run_again(model: nn.Module, plan: ParallelPlan) -> None:
         for block in _blocks(model, plan):
             block.forward = _Block(block)
     elif plan.recompute == "selective":
-        whole = plan.degrees.pipeline == 1  # a pipeline calls the parts of a sequence, not the sequence
-        for part in [model] if whole else [module for _, module in chain_of(model)]:
+        whole = plan.degrees.pipeline == 1  # a pipeline calls the modules that it does not cut, not the model
+        for part in [model] if whole else uncut_of(model, cuts_of(model, plan)):
             part.forward = _Attention(part, plan if whole else None)
 
 
