@@ -16,7 +16,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Degrees, Oracle
 from trainwright.profile import Profile
 from trainwright.profile.storages import StorageTracker
-from trainwright.train import parallelise
+from trainwright.train import Assignment, Trial, parallelise
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -245,3 +245,41 @@ def test_refused(match, settings):
     make = small_models.mlp if settings["recompute"] == "full" else images
     with pytest.raises(UnsupportedPlan, match=match):
         trained(make, plan_of(**settings), IMAGES)
+
+
+class Nobody:
+    def exchange(self, records):
+        return True
+
+
+def test_a_trial_by_the_best_plan_that_fits():
+    """Where memory is short the best plan recomputes; the trial trains by it, within that memory, to the same bits."""
+    torch.manual_seed(3)
+    x = torch.randn(48, 8, 6)
+    make = partial(deep, small_models.Attention)
+    profile = Profile.trace(make(), (x,), optimizer="sgd")
+    oracle = Oracle(Cluster.preset("dgx-a100"))
+    choices = {"batch": 48, "devices": 1, "optimizer": "sgd", "micro": 48}
+    whole = oracle.rank(profile, **choices)[0]
+    room = whole.peak_bytes // 2
+    best = oracle.rank(profile, max_memory_bytes=room, **choices)[0]
+    assert (whole.recompute, best.recompute, len(best.recomputed)) == ("none", "full", 4)
+    losses = []
+    for plan in (whole, best):
+        assignment = Assignment(
+            trial=0, lease=1, params={}, seed=5, max_epochs=1, rank=0, world_size=1, start_devices=1
+        )
+        torch.manual_seed(7)
+        model = make()
+        run = Trial(assignment, Nobody()).prepare(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=lambda model, x: model(x).square().mean(),
+            plan=plan,
+        )
+        tracker = StorageTracker()
+        tracker.watch([*model.parameters(), x], "held")
+        with tracker:
+            losses.append([run.step(x).item() for _ in range(3)])
+    assert losses[0] == losses[1]
+    assert tracker.peak_bytes <= room
