@@ -251,6 +251,8 @@ def main() -> None:
     summary["step_error_worst"] = max(abs(row["error"]) for row in rows)
     summary["step_within_15_percent"] = sum(abs(row["error"]) <= 0.15 for row in rows) / len(rows)
     summary["step_interval_coverage"] = sum(row["inside"] for row in rows) / len(rows)
+    widths = [(row["interval"][1] - row["interval"][0]) / row["predicted_seconds"] for row in rows]
+    summary["step_interval_width_mean"] = statistics.fmean(widths)
     result = {
         "benchmark": "plan_steps",
         "summary": summary,
