@@ -31,14 +31,13 @@ from numpy.typing import NDArray
 
 from trainwright.memory.chain import Chain
 from trainwright.memory.exact import Searched, listed
+from trainwright.memory.integer import Integer, Terms
 from trainwright.memory.simulate import simulate
 
 __all__ = ["solve_milp"]
 
 _SLACK = 1e-6
 """Of HiGHS: by so much of the room, or of the time, a solution may be beyond a limit."""
-
-_Terms = list[tuple[int, float]]
 
 
 def solve_milp(
@@ -64,11 +63,7 @@ class _Programme:
         self.unit = (
             math.fsum(min(o.forward_seconds + o.backward_seconds for o in s.choices) for s in chain.steps) or 1.0
         )
-        self.cost: list[float] = []
-        self.whole: list[int] = []
-        self.rows: tuple[list[int], list[int], list[float]] = ([], [], [])
-        self.low: list[float] = []
-        self.high: list[float] = []
+        self.integer = Integer()
         self.bare: dict[tuple[int, int], int] = {}  # A
         self.plain: dict[tuple[int, int], int] = {}  # P
         self.found: dict[tuple[int, int, int], int] = {}  # V
@@ -81,10 +76,8 @@ class _Programme:
 
     # Variables
 
-    def _variable(self, cost: float = 0.0, *, whole: bool = True) -> int:
-        self.cost.append(cost / self.unit)
-        self.whole.append(int(whole))
-        return len(self.cost) - 1
+    def _variable(self, seconds: float = 0.0, *, whole: bool = True) -> int:
+        return self.integer.variable(seconds / self.unit, whole=whole)
 
     def _variables(self) -> None:
         for d in range(1, self.n + 1):
@@ -116,16 +109,6 @@ class _Programme:
 
     # Rows
 
-    def _row(self, terms: Iterable[tuple[int | None, float]], low: float, high: float) -> None:
-        place = len(self.low)
-        for column, factor in terms:
-            if column is not None and factor:
-                self.rows[0].append(place)
-                self.rows[1].append(column)
-                self.rows[2].append(factor)
-        self.low.append(low)
-        self.high.append(high)
-
     def _there(self, d: int, i: int, o: int) -> list[tuple[int | None, float]]:
         """Return the value of i, bare (-1) or by an option, found or made in phase d."""
         if o < 0:
@@ -136,30 +119,30 @@ class _Programme:
         for i in range(1, d + 1):
             kinds = [-1, *self._options(i)] if i < d else list(self._options(i))
             everything = [term for o in kinds for term in self._there(d, i, o)]
-            self._row(everything, 1.0 if i == d else 0.0, 1.0)
+            self.integer.row(everything, 1.0 if i == d else 0.0, 1.0)
             if i > 1:
                 runs = [(self.plain.get((d, i)), -1.0), *((self.made[d, i, o], -1.0) for o in self._options(i))]
                 before = [(self.read[d, i - 1, o], 1.0) for o in (-1, *self._options(i - 1))]
-                self._row([*before, *runs], 0.0, math.inf)
+                self.integer.row([*before, *runs], 0.0, math.inf)
                 if i == d:
-                    self._row(before, 1.0, 1.0)
+                    self.integer.row(before, 1.0, 1.0)
             if i == d:
                 continue
             for o in kinds:
                 here = self.read[d, i, o]
-                self._row([*self._there(d, i, o), (here, -1.0)], 0.0, math.inf)
+                self.integer.row([*self._there(d, i, o), (here, -1.0)], 0.0, math.inf)
                 later = self.bare.get((d - 1, i)) if o < 0 else self.found[d - 1, i, o]
-                self._row([(here, 1.0), (later, -1.0)], 0.0, math.inf)
+                self.integer.row([(here, 1.0), (later, -1.0)], 0.0, math.inf)
                 if o >= 0 and self._stays(i):
-                    self._row([*self._there(d, i, o), (later, -1.0)], 0.0, 0.0)
+                    self.integer.row([*self._there(d, i, o), (later, -1.0)], 0.0, 0.0)
 
-    def _start(self, d: int, i: int) -> _Terms:
+    def _start(self, d: int, i: int) -> Terms:
         """Bytes of what phase d finds of stage i."""
         step = self.chain.steps[i - 1]
         terms = [(self.found.get((d, i, o)), float(each.saved_bytes)) for o, each in enumerate(step.choices)]
         return [(k, size) for k, size in ((self.bare.get((d, i)), float(step.output_bytes)), *terms) if k is not None]
 
-    def _held(self, d: int, i: int) -> _Terms:
+    def _held(self, d: int, i: int) -> Terms:
         """Bytes of the value of i while i + 1 stands in phase d."""
         step = self.chain.steps[i - 1]
         options = ((self.read[d, i, o], float(each.saved_bytes)) for o, each in enumerate(step.choices))
@@ -169,7 +152,7 @@ class _Programme:
         steps = self.chain.steps
         grown = sum(step.parameter_gradient_bytes for step in steps[d:])
         arrived = steps[d - 1].delta_bytes + grown
-        left: _Terms = []
+        left: Terms = []
         for i in range(1, d + 1):
             step = steps[i - 1]
             if i > 2:
@@ -193,34 +176,17 @@ class _Programme:
                 self._limit([*left, *held, *back], self.room - arrived - more)
 
     def _limit(self, terms: Iterable[tuple[int | None, float]], most: int) -> None:
-        self._row([(column, size / self.room) for column, size in terms], -math.inf, most / self.room)
+        self.integer.row([(column, size / self.room) for column, size in terms], -math.inf, most / self.room)
 
     # Solution
 
     def solve(self, known: float, limit_seconds: float) -> Searched:
-        """Run HiGHS; a known time is one row more, so that nothing slower is searched."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-
-        cost = np.array(self.cost)
-        if math.isfinite(known):
-            self._row(enumerate(self.cost), -math.inf, known / self.unit)
-        shape = (len(self.low), len(cost))
-        matrix = csr_array((self.rows[2], (self.rows[0], self.rows[1])), shape=shape)
-        answer = milp(
-            cost,
-            integrality=np.array(self.whole),
-            bounds=Bounds(0, 1),
-            constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
-            options={"time_limit": limit_seconds, "mip_rel_gap": _SLACK},
-        )
-        if answer.status == 2:  # nothing is as fast
-            return Searched(operations=None, seconds=math.inf, lower_seconds=known, finished=True)
-        bound = 0.0 if answer.mip_dual_bound is None else max(0.0, float(answer.mip_dual_bound))
-        lower = min(known, bound * self.unit)
-        if answer.x is None:
-            return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=False)
-        operations = listed(self._path(answer.x > 0.5))
+        """Run HiGHS; nothing slower than a known time is searched."""
+        solved = self.integer.solve(limit_seconds, gap=_SLACK, known=known / self.unit)
+        lower = min(known, max(0.0, solved.bound) * self.unit)
+        if solved.values is None:
+            return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=solved.finished)
+        operations = listed(self._path(solved.values > 0.5))
         simulation = simulate(self.chain, operations, budget_bytes=self.chain.fixed_bytes + self.room)
         if not simulation.fits:  # by HiGHS's tolerance beyond the room: the bound holds, the plan does not
             return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=False)
@@ -228,7 +194,7 @@ class _Programme:
             operations=operations,
             seconds=simulation.seconds,
             lower_seconds=lower,
-            finished=answer.status == 0,
+            finished=solved.finished,
         )
 
     def _path(self, chosen: NDArray[np.bool_]) -> list[list[int]]:

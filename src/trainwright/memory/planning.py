@@ -9,6 +9,7 @@ from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.chain import Chain
 from trainwright.memory.exact import Searched, solve_exact
 from trainwright.memory.improve import improve
+from trainwright.memory.joint_milp import certify
 from trainwright.memory.link import Link
 from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.milp import solve_milp
@@ -46,8 +47,8 @@ def plan_chain(
     integer programme for the best of all plans in its phases' order, or, after `limit_seconds` (60), for the best
     found and a bound, on chains of up to 60 stages; `auto` is `dp`, an exact search of bounded size, and, where that
     did not end, `milp` if `limit_seconds` says how long it may take (so that no clock decides unasked). With
-    `offload`, values may also wait on the host, behind a link of `bandwidth` bytes per second each way. Raises
-    InfeasibleBudget.
+    `offload`, values may also wait on the host, behind a link of `bandwidth` bytes per second each way; `milp`, or a
+    limit, then asks an integer programme for a bound on all plans with copies. Raises InfeasibleBudget.
     """
     if solver not in get_args(Solver):
         allowed = get_args(Solver)
@@ -82,9 +83,10 @@ def plan_chain(
         raise ChainError(
             f"solver: got 'milp' for {len(chain.stages)} stages; allowed: at most {_LONGEST_MILP}; take 'auto'"
         )
-    if solver == "milp" or (solver == "auto" and found == "dp" and short and limit_seconds):
+    limit = _LIMIT_SECONDS if limit_seconds is None else limit_seconds
+    certified = solver == "milp" or (solver == "auto" and short and limit_seconds is not None)
+    if certified and not offload and found == "dp":
         known = _seconds(chain, budget_bytes, operations)
-        limit = _LIMIT_SECONDS if limit_seconds is None else limit_seconds
         searched = solve_milp(chain, budget_bytes, better_than_seconds=known, limit_seconds=limit)
         operations, lower = _better(searched, operations, known, lower)
         found = "milp"
@@ -95,6 +97,10 @@ def plan_chain(
             raise _infeasible(chain, budget_bytes, copies=True)
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
         lower = max(least, lower_bound(chain, budget_bytes, link))
+        if certified and (joint or operations):
+            known = simulate(chain, joint or operations or (), budget_bytes=budget_bytes, link=link).seconds
+            proof = certify(chain, budget_bytes, link, known_seconds=known, limit_seconds=limit)
+            lower = max(lower, proof.lower_seconds)
         if joint is not None and joint != operations:
             joint = simplified(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=lower, link=link)
