@@ -169,6 +169,8 @@ ON_FOUR = {
     "tensor": case(*BLOCKS["chunk"], tensor=4),
     "tensor+sequence": case(*BLOCKS["separate"], tensor=4, plan=SEQUENCE),
     "context": case(*BLOCKS["chunk"], context=4),
+    "tensor+context": case(*BLOCKS["separate"], tensor=2, context=2),
+    "tensor+context, torch's encoder": case(*ENCODER, tensor=2, context=2, parts=2),
     "data+context": case(*BLOCKS["view"], data=2, context=2),
     "ZeRO 3+context": case(*BLOCKS["chunk"], data=2, context=2, plan={"zero": 3}),
     "ZeRO 1+context, micro-batches": case(*ENCODER, data=2, context=2, plan={"zero": 1}, parts=2),

@@ -114,6 +114,7 @@ ON_TWO = {
 
 ON_FOUR = {
     "ZeRO 3+tensor+sequence": case(*TEXTS["separate"], data=2, tensor=2, zero=3, sequence=True),
+    "tensor+context": case(*TEXTS["chunk"], tensor=2, context=2),
     "data+filter": case(images, IMAGES, data=2, filter=2, **BLOCKS),
     "data+spatial, micro-batches": case(images, IMAGES, data=2, spatial=2, parts=2, **BLOCKS),
     "tensor+pipeline": case(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
@@ -106,6 +107,11 @@ class _Block:
         **settings: Any,
     ) -> Any:
         """Return this rank's queries' attention to the keys and values of all ranks."""
+        if isinstance(query, DTensor):  # of some heads only: tensor parallelism has divided the others
+            given: tuple[Any, ...] = (query, key, value, attn_mask)
+            q, k, v, mask = (each.to_local() if isinstance(each, DTensor) else each for each in given)
+            found = self._attend(attention, q, k, v, mask, dropout_p, is_causal, **settings)
+            return DTensor.from_local(found, query.device_mesh, query.placements, run_check=False)
         group, own = self._group, key.shape[-2]
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         if attn_mask is not None and attn_mask.shape[-2] == world * own:

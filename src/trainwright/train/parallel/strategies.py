@@ -42,6 +42,8 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
     if sync_bn:
         model = _synchronised(model, plan, mesh)
     if inner == "context":  # inside what is run again
+        if plan.degrees.tensor > 1:
+            divide_blocks(model, mesh["tensor"], sequence=False)
         divide_sequence(model, mesh.get_group("context"))
     run_again(model, plan)
     return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
@@ -50,9 +52,10 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
 def _checked(plan: ParallelPlan) -> str:
     """Return the degree that says how a plan is set up: that beside data, of pipelines "pipeline", else "data"."""
     inner = [name for each in fields(plan.degrees) if (name := each.name) != "data" and getattr(plan.degrees, name) > 1]
-    if len(inner) > 1 and set(inner) != {"tensor", "pipeline"}:
+    if len(inner) > 1 and set(inner) not in ({"tensor", "pipeline"}, {"tensor", "context"}):
         raise UnsupportedPlan.of(
-            plan.strategy, f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline, and data"
+            plan.strategy,
+            f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline or context, and data",
         )
     name = inner[-1] if inner else "data"
     if name not in _SETUPS:
@@ -64,6 +67,9 @@ def _checked(plan: ParallelPlan) -> str:
             plan.strategy,
             f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor and context parallelism",
         )
+    if name == "context" and plan.degrees.tensor > 1 and (plan.zero or plan.sequence):
+        what = f"ZeRO {plan.zero}" if plan.zero else "sequence parallelism"
+        raise UnsupportedPlan.of(plan.strategy, f"{what} beside tensor and context parallelism; allowed: without")
     if plan.zero and name == "context" and plan.shard < plan.degrees.data:
         raise UnsupportedPlan.of(
             plan.strategy,
@@ -170,6 +176,10 @@ def _context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
         groups, names = [mesh.get_group("context"), mesh.get_group("data")], ("context", "data")
         turned = DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names)
         return shard(model, turned, zero=plan.zero)
+    if plan.degrees.tensor > 1:
+        copies = mesh["context"] if plan.degrees.data == 1 else mesh["data", "context"]._flatten()  # noqa: SLF001
+        averaging = Averaging(list(model.parameters()), copies.get_group())
+        return Setup(module=model, call=model, alone=averaging.off)
     replicated = DistributedDataParallel(model, gradient_as_bucket_view=True)
     return Setup(module=model, call=replicated, alone=replicated.no_sync)
 
