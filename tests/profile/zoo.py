@@ -7,7 +7,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-from models import alexnet, cosmoflow, densenet, gpt, inception, mlp, resnet, unet, vgg, vit
+from models import alexnet, cosmoflow, densenet, gpt, inception, llama, mlp, resnet, unet, vgg, vit
 
 SMALL = {
     "alexnet": (lambda: alexnet.alexnet(10, hidden=32), lambda: alexnet.sample(2, 64)),
@@ -15,6 +15,7 @@ SMALL = {
     "densenet": (densenet.densenet_small, lambda: densenet.sample(2, 32)),
     "gpt": (lambda: gpt.gpt("tiny", vocabulary=97, length=16), lambda: gpt.sample(2, 16, 97)),
     "inception": (lambda: inception.inception(10, width=2), lambda: inception.sample(2, 32)),
+    "llama": (lambda: llama.llama("tiny", vocabulary=97), lambda: llama.sample(2, 16, 97)),
     "mlp": (lambda: mlp.mlp(32, 48, 3), lambda: mlp.sample(4, 32)),
     "resnet18": (lambda: resnet.resnet18(10, width=8), lambda: resnet.sample(2, 32)),
     "resnet50": (lambda: resnet.resnet50(10, width=8), lambda: resnet.sample(2, 32)),

@@ -20,10 +20,10 @@ def flops_of(operation: Any, arguments: Sequence[Any], results: Sequence[Shape])
     """Return the floating-point operations of an aten operation.
 
     `arguments` are its positional arguments with tensors replaced by things that have a `shape`; `results` the shapes
-    of what it returns. Operations that are not products count 0.
+    of what it returns. Operations that are not products count 0, and of causal attention what its mask leaves.
     """
     count = _PRODUCTS.get(getattr(operation, "overloadpacket", operation))
-    return float(count(arguments, results)) if count else 0.0
+    return count(arguments, results) * _seen(operation, arguments) if count else 0.0
 
 
 def is_known(operation: Any) -> bool:
@@ -33,6 +33,19 @@ def is_known(operation: Any) -> bool:
         return True
     name: str = operation._schema.name.partition("::")[2].strip("_")  # noqa: SLF001  the public name has no base name
     return bool(operation.namespace == "aten") and name.startswith(_BOUND_BY_MEMORY)
+
+
+def _seen(operation: Any, arguments: Sequence[Any]) -> float:
+    """Return the share of an attention's scores that a causal mask leaves; fused kernels skip the rest."""
+    if "scaled_dot_product" not in str(operation):
+        return 1.0
+    place = [argument.name for argument in operation._schema.arguments].index("is_causal")  # noqa: SLF001  as above
+    if not (len(arguments) > place and arguments[place]):
+        return 1.0
+    query, key = _shapes(arguments[1:3] if "backward" in str(operation) else arguments[:2])
+    asked, known = query[-2], key[-2]
+    full = max(0, asked - known)  # positions behind the last key see all of them
+    return (min(asked, known) * (min(asked, known) + 1) / 2 + full * known) / (asked * known)
 
 
 def _product(arguments: Sequence[Any], _: Sequence[Shape]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from trainwright.profile.layer import Kind, Layer
 from trainwright.profile.recorder import Operation, Shaped
 
-__all__ = ["Gathered", "Weights", "gather", "layer_of"]
+__all__ = ["Gathered", "Weights", "gather", "gather_fused", "layer_of"]
 
 
 @dataclass(slots=True)
@@ -32,6 +32,53 @@ class Weights:
         new = (storages & self.elements.keys()) - self.counted
         self.counted |= new
         return sum(self.elements[number] for number in new)
+
+
+def gather_fused(operations: Sequence[Operation], first: int, last: int) -> list[Gathered]:
+    """Divide the operations first..last of a stage into products, each alone, and what lies between two of them.
+
+    What only one later stretch between products reads is part of that. What runs outside any module stays as it is.
+    """
+    found: list[Gathered] = []
+    views: list[int] = []
+    for i in range(first, last + 1):
+        if operations[i].is_view:
+            views.append(i)
+            continue
+        alone = any(
+            operations[k].flops or not operations[k].call for k in (i, *(found[-1].forward[-1:] if found else ()))
+        )
+        if found and not alone:
+            found[-1].forward += [*views, i]
+        else:
+            found.append(Gathered([*views, i]))
+        views = []
+    if not found:
+        return [Gathered(views)]
+    found[-1].forward += views
+    layer_of = {i: layer for layer in found for i in layer.forward}
+    readers: dict[int, list[Gathered]] = {}
+    for i, layer in layer_of.items():
+        for number in operations[i].reads:
+            readers.setdefault(number, []).append(layer)
+    merged = []
+    for layer in found:
+        outside = [
+            reader
+            for i in layer.forward
+            for number in operations[i].creates
+            for reader in readers.get(number, ())
+            if reader is not layer
+        ]
+        into = outside[0] if outside else layer
+        stretches = not any(
+            operations[i].flops or not operations[i].call for each in (layer, into) for i in each.forward
+        )
+        if outside and stretches and all(reader is into for reader in outside):
+            into.forward[:0] = layer.forward
+        else:
+            merged.append(layer)
+    return merged
 
 
 def gather(operations: Sequence[Operation], first: int, last: int, parameters: frozenset[int]) -> list[Gathered]:
@@ -78,8 +125,8 @@ def layer_of(
         forward_bytes=sum(operation.bytes for operation in own),
         backward_bytes=sum(operation.bytes for operation in back),
         saved_bytes=saved,
-        launches=sum(not operation.is_view for operation in own),
-        backward_launches=sum(not operation.is_view for operation in back),
+        launches=sum(_launched(operation) for operation in own),
+        backward_launches=sum(_launched(operation) for operation in back),
         **_geometry(own),
     )
 
@@ -97,6 +144,10 @@ def _without_views(operations: Sequence[Operation], found: Sequence[Gathered]) -
             layers.append(Gathered(waiting + gathered.forward))
             waiting = []
     return layers or [Gathered(waiting)]
+
+
+def _launched(operation: Operation) -> bool:
+    return not operation.is_view and not operation.joins
 
 
 def _base(operation: Operation) -> str:
@@ -121,6 +172,8 @@ def _kind(operations: Sequence[Operation]) -> Kind:
     for kind, beginnings in _KINDS:
         if any(name.startswith(beginnings) for name in names):
             return kind
+    if {"rsqrt", "mean"} <= set(names):  # a norm written out
+        return "norm"
     if any(operation.flops for operation in operations):
         return "linear"
     pointwise = all(operation.is_view or _moves_only(operation) for operation in operations)

@@ -31,6 +31,7 @@ class Request:
     device: str | None = None
     name: str = ""
     fold: bool = True
+    fuse: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -72,6 +73,7 @@ class Request:
             name=self.name or type(self.model).__name__,
             granule_bytes=self.granule_bytes,
             fold=self.fold,
+            fuse=self.fuse,
             seconds=seconds,
         )
         return replace(profile, optimizer=_name(self.optimizer))

@@ -77,13 +77,16 @@ class Profile:
         device: str | None = None,
         name: str = "",
         fold: bool = True,
+        fuse: bool = False,
     ) -> "Profile":
         """Return the profile of one training step, found without running a kernel (fake tensors).
 
         `sample` is a tensor, a tuple of arguments or a mapping of keywords, on any device or on `meta`; with
         `loss(model, sample)`, a scalar, it is whatever that takes. `optimizer` is "sgd", "momentum", "adam", "adamw", a
         function of the parameters, or None for no update; `precision` fp32 (as the model is), amp-fp16, amp-bf16 or
-        bf16. Without `fold` equal stages stay apart. The model is copied without its data and stays as it is.
+        bf16. Without `fold` equal stages stay apart. With `fuse` what lies between two products of a stage is one
+        kernel, as `torch.compile(model)` makes it, and its inside reaches no memory; a loss outside the model stays as
+        it is, and the step's peak is not known. The model is copied without its data and stays as it is.
 
         A model that depends on values cannot be traced: its step is then run and timed, as by `measured`, and
         `origin` says so. Raises ProfileError, with the module and the operation, if that fails too.
@@ -100,6 +103,7 @@ class Profile:
                 device=device,
                 name=name,
                 fold=fold,
+                fuse=fuse,
             )
         )
 

@@ -81,6 +81,8 @@ class Operation:
     creates: tuple[int, ...]
     forward: int = -1
     """In the backward pass: the operation of the forward pass that it belongs to."""
+    joins: bool = False
+    """Whether it is part of a later operation's kernel."""
 
     @property
     def is_view(self) -> bool:

@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import ProfileError
 from trainwright.profile.chain import Access, blocks_of, cuts, intervals
+from trainwright.profile.fusion import fused
 from trainwright.profile.layer import Layer, Stage
-from trainwright.profile.layers import Gathered, Weights, gather, layer_of
+from trainwright.profile.layers import Gathered, Weights, gather, gather_fused, layer_of
 from trainwright.profile.profile import Profile
 from trainwright.profile.recorder import Operation
 from trainwright.profile.recording import Recording
@@ -26,7 +27,7 @@ __all__ = ["Chained", "batch_of", "profile_of"]
 class Chained:
     """A recording divided at its cuts into stages, and these into layers."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, fuse: bool = False) -> None:
         self.recording = recording
         operations, storages = recording.operations, recording.storages
         _, size = recording.parts["forward"]
@@ -41,6 +42,9 @@ class Chained:
             for operation in forward
         ]
         within = {i for i in range(size - 1) if forward[i].leaf and forward[i].call == forward[i + 1].call}
+        if fuse:  # a kernel may not be cut
+            calls = [operation.call if not operation.flops else 0 for operation in forward]
+            within |= {i for i in range(size - 1) if calls[i] == calls[i + 1] != 0}
         found = cuts(accesses, recording.results, ignored, within)
         while found and all(operation.is_view for operation in forward[found[-1][0] + 1 :]):
             found.pop()  # the end only looks at the last stage's result in another way
@@ -48,9 +52,13 @@ class Chained:
         self.outputs = [{storage} for _, storage in found] + [set(recording.results) - recording.fixed]
         self.common = self._common(forward)
         weights = frozenset(recording.parameters)
-        self.layers = [gather(operations, first, last, weights) for first, last in self.spans]
+        self.layers = [
+            gather_fused(operations, *span) if fuse else gather(operations, *span, weights) for span in self.spans
+        ]
         self._stage_of = {i: k for k, (first, last) in enumerate(self.spans) for i in range(first, last + 1)}
         self.backward_spans = self._lead_back()
+        if fuse:
+            self.recording = fused(recording, self.layers)
 
     def _read(self, operation: Operation) -> frozenset[int]:
         """Return what an operation reads; that a loss compares with the input does not make it live so long."""
@@ -291,10 +299,12 @@ def profile_of(
     name: str,
     granule_bytes: int,
     fold: bool = True,
+    fuse: bool = False,
     seconds: Mapping[int, float] | None = None,
 ) -> Profile:
     """Return the profile that a recorded step gives, with the measured seconds of its operations if there are any."""
-    chained = Chained(recording)
+    chained = Chained(recording, fuse=fuse)
+    recording = chained.recording
     stages = chained.stages(seconds)
     if seconds is not None:
         stages = _with_update(stages, sum(seconds.get(i, 0.0) for i in range(*recording.parts["update"])))
@@ -319,8 +329,8 @@ def profile_of(
         common_bytes=sum(storages[number].bytes for number in chained.common),
         state_bytes=recording.state_bytes,
         update_bytes=_update_bytes(recording),
-        peak_bytes=recording.peak_bytes,
-        peak_by_owner=recording.peak_by_owner,
+        peak_bytes=None if fuse else recording.peak_bytes,
+        peak_by_owner={} if fuse else recording.peak_by_owner,
         granule_bytes=granule_bytes,
         uncounted=recording.uncounted,
         torch_version=torch.__version__,
