@@ -16,7 +16,7 @@ class Device:
     memory_bytes: int = 0
     """0: not known, and nothing is refused for its size."""
     flops: Mapping[str, float] = field(default_factory=dict)
-    """Peak operations a second by precision (fp32, tf32, fp16, bf16); a multiply-add counts as two."""
+    """Peak operations a second by precision (fp32, tf32, fp16, bf16, fp8); a multiply-add counts as two."""
     memory_bandwidth: float = 0.0
     """Bytes a second between the device and its own memory."""
     launch_seconds: float = 0.0

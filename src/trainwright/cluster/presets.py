@@ -37,7 +37,7 @@ _A100_80 = replace(_A100_40, kind="A100-80GB", memory_bytes=80 * 10**9, memory_b
 _H100 = Device(
     kind="H100-80GB",
     memory_bytes=80 * 10**9,
-    flops={"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12},
+    flops={"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "fp8": 1979e12},
     memory_bandwidth=3350e9,
     launch_seconds=5e-6,
     host_bandwidth=64e9,
@@ -83,6 +83,7 @@ _MACHINES: Mapping[str, tuple[Callable[[int], Cluster], int, int]] = MappingProx
     "abci-v100": (_abci, 1088, 1088),
     "dgx-a100": (_dgx("dgx-a100", _A100_80, 300e9, 25e9), 1, 100_000),
     "dgx-h100": (_dgx("dgx-h100", _H100, 450e9, 50e9), 1, 100_000),
+    "dgx-h200": (_dgx("dgx-h200", _H200, 450e9, 50e9), 1, 100_000),
     "juwels-booster": (_flat("juwels-booster", _A100_40, inside=_inside(4, 300e9), links=4, bandwidth=25e9), 936, 936),
     "polaris": (_flat("polaris", _A100_40, inside=_inside(4, 300e9), links=2, bandwidth=25e9), 560, 560),
     "h200": (lambda _nodes: Cluster(name="h200", source=_SHEETS, device=_H200), 1, 1),

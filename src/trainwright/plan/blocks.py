@@ -1,5 +1,6 @@
 """What one run of each block takes and keeps on one device, for the different ways to divide it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ from trainwright.cluster import Cluster
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.links import all_seconds
 from trainwright.plan.mesh import RECOMPUTE, Floats, Mesh
-from trainwright.plan.recomputation import forward_again, kept_bytes
+from trainwright.plan.recomputation import exchanges_again, kept_bytes, layers_again
 from trainwright.plan.roofline import layer_seconds
 from trainwright.plan.strategies import STRATEGIES, Exchange
 from trainwright.plan.strategies.context import gathered_bytes
@@ -55,12 +56,18 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
     forward, backward = layer_seconds(work, cluster, assumptions, samples=samples, share=share, weights=weights)
     took = all_seconds(cluster, exchanges)
     ahead, back = (
-        _exposed(exchanges, took, phase, seconds, beside=cluster.overlap)
+        _exposed(exchanges, took, phase, seconds, beside=cluster.overlap, hidden=assumptions.asynchronous)
         for phase, seconds in (("forward", work.per_block(forward)), ("backward", work.per_block(backward)))
     )
     bytes_kept = kept * work.saved * samples[:, None]
-    choices = [kept_bytes(work, mesh, bytes_kept, name) for name in RECOMPUTE]
-    again = [forward_again(work, forward, ahead, name) for name in RECOMPUTE]
+    choices = [kept_bytes(work, mesh, bytes_kept, name, share=share) for name in RECOMPUTE]
+    again = []
+    for name in RECOMPUTE:
+        repeated = work.per_block(np.where(layers_again(work, name), forward, 0.0))
+        places = exchanges_again(work, exchanges, name)
+        some = [exchanges[i] for i in places], [took[i] for i in places]
+        waited = _exposed(*some, "forward", repeated, beside=cluster.overlap, hidden=assumptions.asynchronous)
+        again.append(repeated + waited)
     experts = np.array([layer.experts > 0 for layer in work.layers])
     elements = weights * work.weights
     whole = work.per_block(bytes_kept)
@@ -72,26 +79,38 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
         backward_exchange=back,
         kept=np.stack(choices),
         whole=whole,
-        temporary=_temporary(work, samples, whole) + gathered_bytes(work, mesh),
+        temporary=_temporary(work, samples, whole, kept) + gathered_bytes(work, mesh),
         weights=work.per_block(elements),
         expert_weights=work.per_block(np.where(experts, elements, 0.0)),
         exchanges=tuple(exchanges),
     )
 
 
-def _exposed(exchanges: list[Exchange], seconds: list[Floats], phase: str, compute: Floats, *, beside: float) -> Floats:
+def _exposed(
+    exchanges: list[Exchange],
+    seconds: list[Floats],
+    phase: str,
+    compute: Floats,
+    *,
+    beside: float,
+    hidden: Mapping[str, float],
+) -> Floats:
     """Return the seconds of a phase's exchanges that its computation does not hide."""
-    open_, hidden = np.zeros_like(compute), np.zeros_like(compute)
+    open_, covered = np.zeros_like(compute), np.zeros_like(compute)
     for exchange, took in zip(exchanges, seconds, strict=True):
         if exchange.phase == phase and exchange.block is not None:
-            into = hidden if exchange.overlaps else open_
-            into[:, exchange.block] += exchange.count * took
-    found: Floats = open_ + np.maximum((1 - beside) * hidden, hidden - compute)
+            share = 1.0 if exchange.overlaps else hidden.get(exchange.axis, 0.0)
+            covered[:, exchange.block] += share * exchange.count * took
+            open_[:, exchange.block] += (1 - share) * exchange.count * took
+    found: Floats = open_ + np.maximum((1 - beside) * covered, covered - compute)
     return found
 
 
-def _temporary(work: Work, samples: Floats, whole: Floats) -> Floats:
-    """Return the bytes of a block's backward pass beyond what is kept: both gradients, and what it needs inside."""
+def _temporary(work: Work, samples: Floats, whole: Floats, share: Floats) -> Floats:
+    """Return the bytes of a block's backward pass beyond what is kept: both gradients, and what it needs inside.
+
+    They are divided as what the block keeps is, on the average of its layers if it keeps nothing.
+    """
     inside = []
     for place, block in enumerate(work.blocks):
         # The gradient of a run's input is that of the output of the run before it: of the same block, or of another.
@@ -101,6 +120,7 @@ def _temporary(work: Work, samples: Floats, whole: Floats) -> Floats:
         inside.append(max(block.forward_temporary_bytes, block.backward_temporary_bytes + both))
     undivided = samples[:, None] * np.array([work.scaled(size) for size in inside])
     kept = samples[:, None] * work.per_block(work.saved)
-    ratio: Floats = np.where(kept > 0, whole / np.maximum(kept, 1e-300), 1.0)
+    plain = work.per_block(share) / work.per_block(np.ones_like(share))
+    ratio: Floats = np.where(kept > 0, whole / np.maximum(kept, 1.0), plain)
     found: Floats = undivided * ratio
     return found

@@ -119,5 +119,5 @@ def _state_bytes(pricer: Pricer, mesh: Mesh, level: int, elements: Floats) -> tu
     """Return bytes of weights and optimizer state, and of gradients, which come while activations go."""
     precision, data = pricer.work.precision, mesh.axis("data")
     optimizing, gradients, weights = (data if level >= least else 1 for least in (1, 2, 3))
-    state = pricer.optimizer.state_bytes(precision) / optimizing + precision.weight_bytes / weights
+    state = pricer.optimizer.state_bytes(precision) / optimizing + precision.resident_bytes(level) / weights
     return elements * state, elements * (precision.gradient_bytes / gradients)

@@ -53,7 +53,7 @@ def footprint(
     precision = work.precision
     shard, level = mesh.shard[:, None].astype(np.float64), mesh.zero[:, None]
     elements = costs.weights[place] @ stages.runs.T
-    weights = elements * precision.weight_bytes / np.where(level == 3, shard, 1.0)
+    weights = elements * np.where(level == 3, precision.resident_bytes(3) / shard, precision.weight_bytes)
     gradients = elements * precision.gradient_bytes / np.where(level >= 2, shard, 1.0)
     optimizing = elements * optimizer.state_bytes(precision) / np.where(level >= 1, shard, 1.0)
     state = weights + gradients + optimizing

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 AXES = tuple(degree.name for degree in fields(Degrees))
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "operators")
 SCHEDULES = ("", "gpipe", "1f1b", "interleaved")
 
 _LONG = 2**40

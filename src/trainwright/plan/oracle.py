@@ -145,6 +145,7 @@ class Oracle:
         recompute: str = "none",
         schedule: str = "",
         chunks: int = 1,
+        ring: bool = False,
         precision: str = "fp32",
         optimizer: str = "adamw",
         input: Input | None = None,  # noqa: A002 (the option's word)
@@ -153,7 +154,11 @@ class Oracle:
         """Return what one given plan comes to, whether or not it fits into memory.
 
         `micro` samples are what one replica (data or expert rank) works on at a time, by default all of its own.
-        `schedule` is by default "1f1b" for a pipeline, "interleaved" with chunks. `shard` is by default all data ranks.
+        `schedule` is by default "1f1b" for a pipeline, "interleaved" with chunks. `shard` is by default all data ranks;
+        data times context divides state over the context ranks too. `recompute` "operators" keeps of a block the
+        outputs of attention and of every second product, as torch's selective checkpointing by operator can. `ring` says
+        that context ranks divide embedding, head and loss too, and pass keys and values round, which our training does
+        not.
 
         Raises `InputError` for degrees beyond the cluster, a model that cannot be divided so, or a batch that does not
         fall into micro-batches.
@@ -167,7 +172,7 @@ class Oracle:
             input=input,
             saving=saving,
         )
-        work = Work(profile_in(profile, precision), request.plan_precision)
+        work = Work(profile_in(profile, precision), request.plan_precision, ring)
         _check(work, degrees, batch)
         _check_choices(work, degrees, recompute=recompute, schedule=schedule, chunks=chunks)
         replicas = degrees.data * degrees.expert
@@ -185,7 +190,7 @@ class Oracle:
             np.array([[getattr(degrees, name) for name in AXES]], dtype=np.int64),
             micro=np.array([micro], dtype=np.int64),
             zero=zero,
-            shard=(degrees.data if shard is None else shard) if zero else 1,
+            shard=_shard(degrees, degrees.data if shard is None else shard) if zero else 1,
             sequence=sequence,
             recompute=RECOMPUTE.index(recompute),
             schedule=SCHEDULES.index(chosen),
@@ -222,13 +227,21 @@ def _check(work: Work, degrees: Degrees, batch: int) -> None:
             raise InputError(f"{strategy.axis}: got {degree}; allowed: a number that divides {limit.by}")
 
 
+def _shard(degrees: Degrees, wanted: int) -> int:
+    apart = degrees.spatial * degrees.expert > 1
+    most = degrees.data * (1 if apart else degrees.context)
+    if wanted != most and (wanted < 1 or degrees.data % wanted):
+        raise InputError(f"shard: got {wanted}; allowed: {most}, or a divisor of the {degrees.data} data ranks")
+    return wanted
+
+
 def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: str, chunks: int) -> None:
     together = [name for name in EXCLUSIVE if getattr(degrees, name) > 1]
     if len(together) > 1:
         raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(EXCLUSIVE)}")
     if recompute not in RECOMPUTE:
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(RECOMPUTE)}")
-    if recompute not in (allowed := choices_of(work)):
+    if ("full" if recompute == "operators" else recompute) not in (allowed := choices_of(work)):
         what = (
             "call of scaled_dot_product_attention"
             if recompute == "selective"

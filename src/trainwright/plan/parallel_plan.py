@@ -89,11 +89,12 @@ class ParallelPlan:
     zero: int = 0
     """0: state replicated; 1: optimizer state divided; 2: gradients too; 3: weights too (FSDP)."""
     shard: int = 1
-    """Devices over which `zero` divides, a divisor of degrees.data (equal to it unless hybrid)."""
+    """Devices over which `zero` divides: all of degrees.data, fewer if hybrid, or those of degrees.context too."""
     sequence: bool = False
     """Whether the tensor-parallel ranks divide the sequence outside attention and feed-forward."""
     recompute: str = "none"
-    """"none"; "selective": attention is run again in the backward pass; "full": whole blocks."""
+    """"none"; "selective": attention is run again in the backward pass; "full": whole blocks;
+    "operators": all of them but attention and every second product."""
     recomputed: tuple[str, ...] = ()
     """Paths of the modules that a full recomputation runs again; (): those of the model's lists of blocks."""
     schedule: str = ""

@@ -10,9 +10,13 @@ Profiles = Profile | Callable[[str], Profile]
 """A profile, or what returns one for a precision, such as `Traces`."""
 
 
+_TRACED_AS = {"amp-fp8": "amp-bf16"}
+"""Products at a byte an element have the operations and activations of those at two."""
+
+
 def profile_in(profiles: Profiles, precision: str) -> Profile:
     """Return the profile for a precision."""
-    return profiles if isinstance(profiles, Profile) else profiles(precision)
+    return profiles if isinstance(profiles, Profile) else profiles(_TRACED_AS.get(precision, precision))
 
 
 def conversion(profile: Profile, precision: str) -> str:
@@ -20,6 +24,7 @@ def conversion(profile: Profile, precision: str) -> str:
 
     A described shape has formulas for each precision. The figures are those of docs/explanation/oracle-accuracy.md.
     """
+    precision = _TRACED_AS.get(precision, precision)
     if profile.origin == "described" or profile.precision == precision:
         return ""
     return (

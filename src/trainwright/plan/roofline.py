@@ -13,10 +13,19 @@ from trainwright.profile import Layer
 __all__ = ["device_flops", "framework_seconds", "launch_seconds", "layer_seconds"]
 
 
+_CAST_BYTES = 5
+"""An element of an operand: read in two bytes for its greatest value, read again, and written in one."""
+
+
 def device_flops(cluster: Cluster, work: Work) -> float:
     """Return the device's peak operations a second at the plan's precision; raises `InputError` if it is not known."""
+    return _peak(cluster, work.precision.flops)
+
+
+def _peak(cluster: Cluster, wanted: str) -> float:
     known = cluster.device.flops
-    wanted = work.precision.flops
+    if wanted == "fp8" and wanted not in known:
+        raise InputError(f"cluster {cluster.name!r}: device.flops has no fp8; allowed: a device that has, or amp-bf16")
     names = (wanted, "fp16", "bf16") if wanted != "fp32" else ("fp32",)
     found = next((known[name] for name in names if name in known), None)
     if found is None and wanted != "fp32" and "fp32" in known:
@@ -101,10 +110,19 @@ def _roofline(
         (work.backward_flops, work.backward_bytes, 2) if backward else (work.forward_flops, work.forward_bytes, 1)
     )
     read = passes * weights * work.weights * work.precision.weight_bytes
+    rate, bandwidth = device_flops(cluster, work) * reached, device.memory_bandwidth * assumptions.bandwidth
+    fixed = passes * launch_seconds(work, cluster)
+    if work.precision.products:
+        cast = np.array([layer.kind == "linear" for layer in work.layers]) & work.inside
+        quick = device.efficiency.get("fp8", assumptions.efficiency.get("fp8", 0.5))
+        rate = np.where(cast, _peak(cluster, work.precision.products) * quick, rate)
+        operands = work.inputs + (work.outputs if backward else 0)
+        elements = np.where(cast, samples[:, None] * share * operands + weights * work.weights, 0.0)
+        fixed = fixed + (elements * _CAST_BYTES / bandwidth if bandwidth else 0.0)
     return roofline_seconds(
         samples[:, None] * share * flops,
         samples[:, None] * share * moved + read,
-        rate=device_flops(cluster, work) * reached,
-        bandwidth=device.memory_bandwidth * assumptions.bandwidth,
-        fixed_seconds=passes * launch_seconds(work, cluster),
+        rate=rate,
+        bandwidth=bandwidth,
+        fixed_seconds=fixed,
     )

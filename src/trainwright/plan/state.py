@@ -24,6 +24,15 @@ class Precision:
     """Of one number of optimizer state."""
     flops: str
     """The device's speed that counts."""
+    products: str = ""
+    """Another for products with the weights of transformer blocks, whose operands are cast to a byte an element."""
+
+    def resident_bytes(self, level: int) -> int:
+        """Return bytes a parameter of the weights that are read, at a ZeRO level.
+
+        With divided weights there are none beside a master copy: its shards are cast as they are gathered.
+        """
+        return 0 if level == 3 and self.master_bytes else self.weight_bytes
 
 
 PRECISIONS = {
@@ -55,6 +64,16 @@ PRECISIONS = {
             master_bytes=4,
             state_bytes=4,
             flops="bf16",
+        ),
+        Precision(
+            name="amp-fp8",
+            element_bytes=2,
+            weight_bytes=2,
+            gradient_bytes=4,
+            master_bytes=4,
+            state_bytes=4,
+            flops="bf16",
+            products="fp8",
         ),
         Precision(
             name="bf16",

@@ -24,6 +24,8 @@ class Work:
 
     profile: Profile
     precision: Precision
+    ring: bool = False
+    """Whether context ranks divide all of the model and pass keys and values round a ring."""
     layers: tuple[Layer, ...] = field(init=False)
     block: Ints = field(init=False)
     counts: Ints = field(init=False)
@@ -57,14 +59,15 @@ class Work:
             return np.array([getattr(layer, name) * factor for layer in layers], dtype=np.float64)
 
         weights = column("weight_elements")
-        held = np.concatenate([_kept(block) for block in blocks]) if layers else np.zeros(0)
+        known = any(layer.saved_bytes for layer in layers)
+        held = np.concatenate([_kept(block, known=known) for block in blocks]) if layers else np.zeros(0)
         sizes = [len(block.layers) for block in blocks]
         made = {
             "_starts": np.cumsum([0, *sizes[:-1]]),
             "layers": layers,
             "block": np.repeat(np.arange(len(blocks)), sizes),
             "counts": np.array([block.count for block in blocks], dtype=np.int64),
-            "roles": tuple(role for block in blocks for role in _roles(block, self.hidden)),
+            "roles": tuple(_roles(blocks, self.hidden)),
             "again": np.array(run_again(blocks), dtype=np.bool_),
             "inside": np.repeat([block.transformer is not None for block in blocks], sizes),
             "forward_flops": column("forward_flops", 1 / batch),
@@ -115,19 +118,15 @@ class Work:
         )
 
 
-def _kept(block: Block) -> Floats:
-    """Return what each layer keeps, scaled to what the block was seen to keep as a whole.
+def _kept(block: Block, *, known: bool) -> Floats:
+    """Return what each layer keeps: what autograd was seen to keep, if that is `known`, else shares of the block's.
 
     Copies of weights that autocast made are left out: the state's bytes a parameter have them.
     """
-    copies = np.array([layer.copied_bytes for layer in block.layers], dtype=np.float64)
-    saved = np.array([layer.saved_bytes for layer in block.layers], dtype=np.float64)
-    total = saved.sum()
-    saved -= copies
-    if not total:
-        spread = np.array([layer.output_elements for layer in block.layers], dtype=np.float64)
-        saved, total = spread, spread.sum() or 1.0
-    found: Floats = saved * (block.kept_bytes / total if block.kept_bytes else 1.0)
+    if known:
+        return np.array([layer.saved_bytes - layer.copied_bytes for layer in block.layers], dtype=np.float64)
+    spread = np.array([layer.output_elements for layer in block.layers], dtype=np.float64)
+    found: Floats = spread * (block.kept_bytes / (spread.sum() or 1.0) if block.kept_bytes else 1.0)
     return found
 
 
@@ -137,12 +136,22 @@ def _part_starts(blocks: tuple[Block, ...]) -> Ints:
     return np.array([place for place, begin in enumerate(begins) if begin or not place], dtype=np.int64)
 
 
-def _roles(block: Block, hidden: int) -> list[str]:
+def _roles(blocks: tuple[Block, ...], hidden: int) -> list[str]:
     """Return the part of each layer in tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3)."""
     if not hidden:
-        return [""] * len(block.layers)
-    if block.transformer is None:
-        return _outer_roles(block, hidden)
+        return ["" for block in blocks for _ in block.layers]
+    roles: list[str] = []
+    outer: list[Layer] = []  # of neighbouring blocks that are no transformers: head and loss may be several
+    for block in blocks:
+        if block.transformer is None:
+            outer += block.layers
+        else:
+            roles += _outer_roles(outer, hidden) + _inner_roles(block, hidden)
+            outer = []
+    return roles + _outer_roles(outer, hidden)
+
+
+def _inner_roles(block: Block, hidden: int) -> list[str]:
     roles: list[str] = []
     divided, worked = False, False  # between a column and its row; and something but a matrix came since
     for place, layer in enumerate(block.layers):
@@ -170,11 +179,11 @@ def _attention_follows(layers: tuple[Layer, ...]) -> bool:
     return "attention" in kinds[:until]
 
 
-def _outer_roles(block: Block, hidden: int) -> list[str]:
+def _outer_roles(layers: list[Layer], hidden: int) -> list[str]:
     """Return those of embedding and head: both divide the vocabulary, and the loss works on its part of the logits."""
     roles = []
     divided = False
-    for layer in block.layers:
+    for layer in layers:
         if layer.kind == "embedding" and layer.filters in {0, hidden}:
             roles.append("row")
         elif layer.kind == "linear" and layer.channels == hidden and layer.filters > hidden:

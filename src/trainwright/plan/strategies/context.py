@@ -4,6 +4,10 @@ Dubey et al., "The Llama 3 Herd of Models" (arXiv 2407.21783), section 3.3.2: ke
 all-gather. What a rank keeps are those of its own; in the backward pass they are gathered once more, attention is done
 once more, and the gradients of keys and values are summed by a reduce-scatter. A ring (arXiv 2310.01889) moves as much.
 Embedding and head are done by every rank, so that after the last block the sequence is gathered.
+
+That is what our training does. With `Work.ring` all of the model is divided, as by torchtitan and Megatron-LM, which
+give each rank an early and a late part of the sequence, so that a causal mask leaves all as much to do: c - 1 transfers
+of the keys and values of s / c positions beside attention, and twice that backward (arXiv 2310.01889, section 3).
 """
 
 import numpy as np
@@ -43,7 +47,9 @@ class Context:
         return fits
 
     def compute(self, work: Work, mesh: Mesh) -> Floats:
-        """Divide the blocks; attention goes forward twice, with its backward pass it counts as one."""
+        """Divide the blocks; attention goes forward twice, with its backward pass it counts as one; a ring all."""
+        if work.ring:
+            return undivided(work, mesh) / mesh.axis("context")[:, None]
         attention = np.array([layer.kind == "attention" for layer in work.layers])
         forward, backward = work.forward_flops, work.backward_flops
         twice = np.where(attention, 1 + forward / np.maximum(1.0, forward + backward), 1.0)
@@ -55,12 +61,14 @@ class Context:
         return undivided(work, mesh), self._share(work, mesh)
 
     def _share(self, work: Work, mesh: Mesh) -> Floats:
-        return np.where(work.inside, 1.0 / mesh.axis("context")[:, None], 1.0)
+        return np.where(work.inside | work.ring, 1.0 / mesh.axis("context")[:, None], 1.0)
 
     def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return the exchanges of keys and values in every block, and those of the sequence after the last."""
         if load is not None:
             return []
+        if work.ring:
+            return _round(work, mesh)
         ranks, stride = mesh.group(("context",))
         there = (ranks > 1).astype(np.float64)
         moved: list[tuple[int, str, Floats, float, tuple[tuple[Operation, Phase], ...]]] = []
@@ -82,6 +90,22 @@ class Context:
         ]
 
 
+def _round(work: Work, mesh: Mesh) -> list[Exchange]:
+    ranks, stride = mesh.group(("context",))
+    directions: tuple[tuple[Phase, int], ...] = (("forward", 1), ("backward", 2))
+    found = []
+    for place, layer in enumerate(work.layers):
+        if layer.kind == "attention" and work.inside[place]:
+            number = int(work.block[place])
+            size = _keys_and_values(work, mesh, number) / ranks
+            for phase, times in directions:
+                count = (times * (ranks - 1)).astype(np.float64)
+                found.append(
+                    Exchange("send", "context", ranks, stride, size, count, phase, number, layer.name, overlaps=True)
+                )
+    return found
+
+
 def gathered_bytes(work: Work, mesh: Mesh) -> Floats:
     """Return (ways, blocks): bytes that gathered keys and values take while a block's attention is at work.
 
@@ -89,7 +113,7 @@ def gathered_bytes(work: Work, mesh: Mesh) -> Floats:
     """
     found = np.zeros((mesh.rows, len(work.blocks)))
     degree = mesh.axis("context")
-    for number, block in enumerate(work.blocks) if (degree > 1).any() else ():
+    for number, block in enumerate(work.blocks) if (degree > 1).any() and not work.ring else ():
         if block.transformer is not None:
             mask = block.transformer.sequence**2 / degree * (1 + work.precision.element_bytes)
             found[:, number] = np.where(degree > 1, _COPIES * _keys_and_values(work, mesh, number) + mask, 0.0)

@@ -111,12 +111,13 @@ def _named(mesh: Mesh, axes: tuple[str, ...]) -> str:
 
 def _shards(mesh: Mesh) -> tuple[Ints, Ints, list[tuple[str, Ints, Ints]]]:
     """Return (ranks, stride) of the shards, and the groups of other copies, whose parts are summed."""
-    stride = mesh.group(("data",))[1]
-    ranks = mesh.shard
-    inside = mesh.group(("context", "spatial", "expert"))
+    ranks, data = mesh.shard, mesh.axis("data")
+    beyond = ranks > data  # over the context ranks too
+    stride = np.where(beyond, mesh.group(("context", "data"))[1], mesh.group(("data",))[1])
+    inside, apart = mesh.group(("context", "spatial", "expert"))
     others = [
-        ("context+spatial+expert", *inside),
-        ("data", mesh.axis("data") // np.maximum(1, ranks), stride * ranks),
+        ("context+spatial+expert", np.where(beyond, 1, inside), apart),
+        ("data", np.where(beyond, 1, data // np.maximum(1, ranks)), stride * ranks),
     ]
     return ranks, stride, others
 
