@@ -3,11 +3,11 @@
 Claims and sources: accuracy on the ABCI logs beside ParaDL's (arXiv 2104.09075) on the same runs, one calibration on
 at most 64 devices; vTrain's open measurements below its own 8.37 % and 14.73 % (MICRO 2024); Sia's data-parallel steps
 (SOSP 2023) within 10 % on numbers of devices held out, beside Pollux' throughput model; published activation memory
-within 1 % (arXiv 2205.05198 as calculon lists it); Megatron-LM's golden bytes within 10 % in the median; traced peaks;
-a 96-layer transformer over all hybrids on 1,024 devices within a second. Any folder in the shared format will do; a
-table that is not there is skipped and named.
+within 1 % (arXiv 2205.05198 as calculon lists it); Megatron-LM's golden bytes within 10 % in the median; torchtitan's
+tables of Llama runs (GitHub `pytorch/torchtitan`) within 15 %; traced peaks; a 96-layer transformer over all hybrids on
+1,024 devices within a second. Any folder in the shared format will do; a table that is not there is skipped and named.
 
-    python benchmarks/plan/run.py --data DIR --json [--parts abci,vtrain,sia,calculon,megatron,peaks,speed]
+    python benchmarks/plan/run.py --data DIR --json [--parts abci,vtrain,sia,calculon,megatron,torchtitan,peaks,speed]
         [--results FILE]
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
 from benchmarks._report import add_arguments, environment, finish, progress, table
 from benchmarks.plan import abci, accuracy, memory, sia, vtrain
 from benchmarks.plan.coverage import Coverage
@@ -191,6 +192,62 @@ def megatron_part(data: Path) -> Part:
     return numbers, [row], {"left_out": dict(golden.left_out), "workspace_bytes": golden.workspace_bytes}
 
 
+def torchtitan_part(data: Path) -> Part:
+    """Predict torchtitan's tables: as a user without a calibration, and by constants fitted on the 8B runs alone."""
+    path = data / "parallel" / "torchtitan" / "results.csv"
+    _need(path)
+    try:
+        torchtitan = importlib.import_module("benchmarks.plan.torchtitan")
+    except ImportError as error:
+        raise _MissingError(f"{error}") from error
+    from scipy.stats import kendalltau
+
+    scores = torchtitan.score(path)
+    held, measured = np.array(scores.held), scores.measured
+    calibrated, plain = (np.abs(each / measured - 1) for each in (scores.calibrated, scores.uncalibrated))
+    memory_errors = np.abs(scores.memory_errors())
+    numbers = {
+        "torchtitan_mape": 100 * float(calibrated[held].mean()),
+        "torchtitan_mape_fitted": 100 * float(calibrated[~held].mean()),
+        "torchtitan_mape_uncalibrated": 100 * float(plain.mean()),
+        "torchtitan_memory_mape": 100 * float(memory_errors.mean()),
+        "torchtitan_rank": float(kendalltau(scores.calibrated[held], measured[held]).statistic),
+        "torchtitan_rank_in_tables": scores.ordered(),
+    }
+    count = f"{(~held).sum()} + {held.sum()}"
+    every = f"0 + {len(held)}"
+    rows: list[Row] = [
+        ("torchtitan, 8B fitted; contexts, 70B, 405B, H200: mean error", _percent(float(calibrated[held].mean())),
+         "15 %", "", count),
+        ("torchtitan, presets as they are: mean error", _percent(float(plain.mean())), "15 %", "", every),
+        ("torchtitan: GiB a device, no constants: mean error", _percent(float(memory_errors.mean())), "15 %", "",
+         f"0 + {len(memory_errors)}"),
+        ("torchtitan: Kendall's tau, not fitted", f"{numbers['torchtitan_rank']:.3f}", "0.9", "", count),
+        ("torchtitan: pairs of a table in their order", _percent(scores.ordered()), "100 %", "", count),
+    ]  # fmt: skip
+    kept = {
+        "constants": dict(scores.fit.values),
+        "at_bounds": scores.fit.at_bounds,
+        "left_out": dict(scores.left_out),
+        "runs": [
+            {
+                "table": run.table,
+                "row": run.row,
+                "fitted": run.fitted,
+                "tokens": run.tokens,
+                "predicted": float(tokens),
+                "uncalibrated": float(before),
+                "gib": run.gib,
+                "predicted_gib": float(gib),
+            }
+            for run, tokens, before, gib in zip(
+                scores.runs, scores.calibrated, scores.uncalibrated, scores.gib, strict=True
+            )
+        ],
+    }
+    return numbers, rows, kept
+
+
 def peaks_part(data: Path) -> Part:  # noqa: ARG001 -- every part is called alike
     """Compare peaks of traced models with tracked ones on this machine."""
     try:
@@ -228,6 +285,7 @@ PARTS: Mapping[str, Callable[[Path], Part]] = {
     "sia": sia_part,
     "calculon": calculon_part,
     "megatron": megatron_part,
+    "torchtitan": torchtitan_part,
     "peaks": peaks_part,
     "speed": speed_part,
 }

@@ -99,6 +99,19 @@ def test_asynchronous_exchanges_run_beside_computation():
         Assumptions(asynchronous={"tensor": 2})
 
 
+def test_a_ring_divides_head_and_loss_too():
+    """Every rank has its part of all positions; keys and values are sent beside attention, twice as often backward."""
+    one, gathered, ring = (
+        estimate(batch=1, degrees=Degrees(context=ranks), ring=ring)
+        for ranks, ring in ((1, False), (4, False), (4, True))
+    )
+    assert ring.activation_bytes == one.activation_bytes / 4 < gathered.activation_bytes
+    assert ring.breakdown.compute < gathered.breakdown.compute
+    sent = {each.phase: each.count for each in ring.collectives if each.axis == "context"}
+    assert sent == {"forward": 4 * 3, "backward": 4 * 6}
+    assert {each.operation for each in ring.collectives if each.axis == "context"} == {"send"}
+
+
 def test_the_loss_works_on_its_part_of_the_logits_though_it_is_a_block_of_its_own():
     profile = make_transformer(**LLAMA)
     *before, head = profile.blocks

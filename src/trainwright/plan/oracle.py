@@ -156,9 +156,8 @@ class Oracle:
         `micro` samples are what one replica (data or expert rank) works on at a time, by default all of its own.
         `schedule` is by default "1f1b" for a pipeline, "interleaved" with chunks. `shard` is by default all data ranks;
         data times context divides state over the context ranks too. `recompute` "operators" keeps of a block the
-        outputs of attention and of every second product, as torch's selective checkpointing by operator can. `ring` says
-        that context ranks divide embedding, head and loss too, and pass keys and values round, which our training does
-        not.
+        outputs of attention and of every second product, as torch's selective checkpointing by operator can. With
+        `ring` context ranks divide embedding, head and loss too, and pass keys and values round: our training does not.
 
         Raises `InputError` for degrees beyond the cluster, a model that cannot be divided so, or a batch that does not
         fall into micro-batches.
