@@ -150,17 +150,15 @@ def blocks_of(
     return tuple(blocks)
 
 
-def _weighs(layer: Layer) -> bool:
-    return bool(layer.weight_elements or layer.channels)  # weights that two layers share count at the first
-
-
 def _begins(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> str:
-    """Return the path of the outermost module whose first layer with weights is the first of a run."""
-    first = next((layer.name for layer in run if _weighs(layer)), "")
-    earlier = next((own.name for found in reversed(before) for own in reversed(found) if _weighs(own)), "")
-    path, other = first.split("."), earlier.split(".")
-    shared = next((place for place, (one, two) in enumerate(zip(path, other, strict=False)) if one != two), 0)
-    return ".".join(path[: shared + 1])
+    """Return the path of the outermost module whose first layer is the first with weights of a run."""
+    # Weights that two layers share count at the first.
+    weighty = (each.name for each in run if each.weight_elements or each.kind in {"conv", "linear"})
+    path = next(weighty, "").split(".")
+    earlier = [layer.name.split(".") for own in before for layer in own]
+    inside = {tuple(each[:depth]) for each in earlier for depth in range(1, len(each) + 1)}
+    depths = (depth for depth in range(1, len(path) + 1) if tuple(path[:depth]) not in inside)
+    return ".".join(path[: next(depths, len(path))])
 
 
 def _nameless(stage: Stage, layers: Sequence[Layer]) -> Hashable:

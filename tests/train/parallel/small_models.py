@@ -77,14 +77,19 @@ class Attention(nn.Module):
         self.how, self.heads = how, heads
         if how == "separate":
             self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
+        elif how == "mixed":  # names that nobody else uses
+            self.mix, self.end = nn.Linear(width, 3 * width), nn.Linear(width, width)
         else:
             self.qkv = nn.Linear(width, 3 * width)
-        self.out_proj = nn.Linear(width, width)
+        if how != "mixed":
+            self.out_proj = nn.Linear(width, width)
 
     def forward(self, x):
         batch, length, width = x.shape
         if self.how == "separate":
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        elif self.how == "mixed":
+            q, k, v = self.mix(x).chunk(3, dim=-1)
         elif self.how == "chunk":
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         elif self.how == "split":
@@ -95,7 +100,8 @@ class Attention(nn.Module):
         else:
             q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in (q, k, v))
         found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out_proj(found.transpose(1, 2).reshape(batch, length, width))
+        joined = found.transpose(1, 2).reshape(batch, length, width)
+        return self.end(joined) if self.how == "mixed" else self.out_proj(joined)
 
 
 class Block(nn.Module):

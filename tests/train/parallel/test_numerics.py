@@ -7,6 +7,7 @@ import small_models
 import torch
 from rank_group import on_ranks, plan_of
 from serial import apart, batches, distance, far, gradients, loss_of, seeded
+from torch import nn
 
 from trainwright.cluster import Cluster
 from trainwright.errors import UnsupportedPlan
@@ -74,6 +75,27 @@ def refused(_rank, _world):
     return 0.0
 
 
+class Strange(nn.Module):
+    """Attention of which nobody can tell what its layers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 80), nn.Linear(32, 16)
+
+    def forward(self, x):
+        q, k, v = self.wide(x).split([24, 24, 32], dim=-1)
+        return self.narrow(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+def untold(_rank, _world):
+    """Return 0 if a layer that might need all of the sequence is refused where each rank has a part of it."""
+    model = small_models.Transformer("chunk")
+    model.blocks[0].attention = Strange()
+    with pytest.raises(UnsupportedPlan, match="wide is neither a layer that divides features"):
+        parallelise(model, plan_of(tensor=2, sequence=True))
+    return 0.0
+
+
 def of_the_oracle(rank, world):
     """Cut where a profile with a loss says; the loss is no stage."""
     make = partial(small_models.Transformer, "separate", depth=3)
@@ -91,7 +113,9 @@ CNN_BN = (partial(small_models.convolutions, norm=True), IMAGE, (5,))
 CNN3D = (small_models.volumes, VOLUME, (4,))
 UNET = (small_models.UNet, (3, 16, 12), (4, 16, 12))
 TEXT = ((8, 6), (8, 6))
-BLOCKS = {how: (partial(small_models.Transformer, how), *TEXT) for how in ("separate", "chunk", "split", "view")}
+BLOCKS = {
+    how: (partial(small_models.Transformer, how), *TEXT) for how in ("separate", "chunk", "split", "view", "mixed")
+}
 ENCODER = (small_models.Encoder, (8, 6), (8, 16))
 CHAIN = (small_models.chain, *TEXT)
 TIED = (small_models.Tied, (6,), (6,))
@@ -123,6 +147,7 @@ ON_TWO = {
     "spatial, U-Net": case(*UNET, spatial=2),
     **{f"tensor, {how}": case(*model, tensor=2) for how, model in BLOCKS.items()},
     **{f"tensor+sequence, {how}": case(*model, tensor=2, plan=SEQUENCE) for how, model in BLOCKS.items()},
+    "tensor+sequence, layers that cannot be told": untold,
     "tensor+sequence, frozen embedding": case(
         partial(small_models.fine_tuned, "separate"), *TEXT, tensor=2, plan=SEQUENCE
     ),
@@ -151,6 +176,7 @@ ON_TWO = {
         pipeline=2,
         plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("blocks.0.norm2",)},
     ),
+    "pipeline, U-Net": case(*UNET, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("last",)}),
     "pipeline, tied weights": case(
         *TIED, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "cuts": ("layers.1",)}
     ),

@@ -117,18 +117,20 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
-    starts = [0]
+    starts, carried = [0], [inputs]
     for path in paths:
-        found = (place for place, node in enumerate(nodes) if place >= starts[-1] and _is_below(node, path))
-        starts.append(next(found, -1))
-        if starts[-1] <= starts[-2]:
+        place = next((at for at, node in enumerate(nodes) if at >= starts[-1] and _is_below(node, path)), -1)
+        if place <= starts[-1]:
             raise UnsupportedModel(f"{type(model).__name__} does not call {path!r}, or not where a part could begin")
-    carried: list[Sequence[fx.Node]] = [inputs]
-    for path, start in zip(paths, starts[1:], strict=True):
-        alive = [node for node in (*inputs, *nodes[:start]) if any(user in nodes[start:] for user in node.users)]
-        if len(alive) != 1 or output in alive[0].users:
-            names = ", ".join(node.name for node in alive)
-            raise UnsupportedModel(f"what goes to {path!r} and behind it is not one value, but {names or 'nothing'}")
+        found = _alive(nodes, inputs, place)
+        at, alive = place, found
+        while len(alive) != 1 and at > starts[-1] + 1 and not _begins(model, nodes[at - 1]):
+            at -= 1  # what has no parameters may as well be on this side
+            alive = _alive(nodes, inputs, at)
+        if len(alive) != 1:
+            names = ", ".join(node.name for node in found) or "nothing"
+            raise UnsupportedModel(f"what goes to {path!r} and behind it is not one value, but {names}")
+        starts.append(at)
         carried.append(alive)
     parts = [nodes[start:stop] for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True)]
     following = [(given, ()) for given in carried[1:]]
@@ -146,6 +148,14 @@ class _Single(nn.Module):
     def forward(self, *args: Any) -> Any:
         (value,) = self.part(*args)
         return value
+
+
+def _alive(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], place: int) -> list[fx.Node]:
+    """Return what is made before a place and read from there on."""
+    after = {*nodes[place:]}
+    return [
+        each for each in (*inputs, *nodes[:place]) if any(user in after or user.op == "output" for user in each.users)
+    ]
 
 
 def _is_below(node: fx.Node, path: str) -> bool:

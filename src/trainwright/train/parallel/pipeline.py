@@ -39,7 +39,7 @@ class Pipeline(nn.Module):
         self._plan = plan
         self._group = mesh.get_group("pipeline")
         self._rank, self._ranks = dist.get_rank(self._group), plan.degrees.pipeline
-        self._device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        self._device, self._dtype = next((each.device, each.dtype) for each in model.parameters())
         cuts = cuts_of(model, plan)
         self._count = len(cuts) + 1
         self._mine = range(self._rank, self._count, self._ranks)
@@ -129,15 +129,15 @@ class Pipeline(nn.Module):
             schedule.step(*given, target=target, losses=losses, return_outputs=False)
         else:
             schedule.step(*given, return_outputs=False)
-        total = (
-            torch.stack(losses).mean().detach() if self.last else torch.zeros((), device=device, dtype=inputs[0].dtype)
-        )
+        total = torch.zeros((), device=self._device, dtype=torch.float64)  # holds whatever kind of number a loss is
+        if self.last:
+            total = torch.stack(losses).mean().detach().double()
         self._loss, self._parts = None, []
         for parameter, ranks in self._tied:
             if self._rank in ranks:
                 self._sum(parameter, ranks)
         dist.broadcast(total, group=self._group, group_src=self._ranks - 1)
-        return total
+        return total.to(self._dtype)
 
     def _made(self, inputs: tuple[torch.Tensor, ...]) -> Any:
         """Return the schedule for micro-batches such as this one.

@@ -1,7 +1,8 @@
 """Which linear layers of a transformer block divide its features, and which sum what was divided.
 
 Linear layers of one module go by their names if all are names that models use for them (below). Otherwise the last of
-two or more divides its input, and the others, which take the input of the module, divide their output.
+two or more divides its input, and the others, which take the input of the module, divide their output. One that makes
+three times what it takes, before one that takes as much, makes queries, keys and values.
 """
 
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def _among(parent: nn.Module, linears: dict[str, nn.Linear]) -> list[Stretch]:
         if roles[name] == "column":
             columns[name] = layer
         elif columns and _meet(columns, layer):
-            fused = len(columns) == 1 and next(iter(columns)) in FUSED
+            fused = _fused(columns, layer)
             found.append(Stretch(parent=parent, columns=columns, row=name, fused=fused, alone=single or not others))
             columns = {}
     return found
@@ -84,11 +85,16 @@ def _norms(parent: nn.Module) -> bool:
     return any(parameter.numel() in widths for norm in norms for parameter in norm.parameters())
 
 
+def _fused(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
+    first, *others = columns.values()
+    return not others and first.out_features == 3 * first.in_features == 3 * row.in_features
+
+
 def _meet(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
     """Whether columns take one input, and the row what they make of it: of queries, keys and values the values."""
     first, *_ = columns.values()
-    if len(columns) == 1 and next(iter(columns)) in FUSED:
-        return first.out_features == 3 * first.in_features
-    return all(each.in_features == first.in_features for each in columns.values()) and any(
-        each.out_features == row.in_features for each in columns.values()
-    )
+    if _fused(columns, row):
+        return True
+    apart = len(columns) > 1 or next(iter(columns)) not in FUSED
+    alike = all(each.in_features == first.in_features for each in columns.values())
+    return apart and alike and any(each.out_features == row.in_features for each in columns.values())

@@ -47,6 +47,8 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
             _divide(stretch, mesh, part)
     blocks = [block for block, _ in found]
     if sequence:
+        for block, stretches in found:
+            _refuse_others(block, stretches)
         _divide_sequence(blocks, mesh)
     return blocks
 
@@ -164,6 +166,19 @@ def _settle(parameter: torch.Tensor) -> None:
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
         parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
+def _refuse_others(block: nn.Module, stretches: list[Stretch]) -> None:
+    """Refuse linear layers that were not told apart: where they are, attention may be, to all of the sequence."""
+    for parent in block.modules():
+        known = {name for each in stretches if each.parent is parent for name in (*each.columns, each.row)}
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear) and name not in known:
+                raise UnsupportedPlan.of(
+                    "tensor+sequence",
+                    f"{type(parent).__name__}.{name} is neither a layer that divides features nor one that sums them, "
+                    "as far as can be told; see the guide on parallel plans for how they are recognised",
+                )
 
 
 def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
