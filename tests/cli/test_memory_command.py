@@ -103,6 +103,21 @@ def test_what_the_back_ends_refuse(trainwright, chain, arguments, says):
     assert says in done.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("pipeline", "--stages", "2", "--microbatches", "4", "--memory", "0.5"), "memory: got '0.5'; allowed: a size"),
+        (("plan", "--budget", "0.6", "--offload", "--bandwidth", "fast"), "bandwidth: got 'fast'; allowed: a size"),
+        (("plan", "--budget", "nan"), "budget: got 'nan'; allowed: a size"),
+    ],
+)
+def test_sizes(trainwright, chain, arguments, says):
+    """A size that is none, or a share where nothing is to be shared, is named as what it was given for."""
+    done = trainwright("memory", arguments[0], str(chain), *arguments[1:])
+    assert done.status == 2
+    assert says in done.err
+
+
 def test_curve(trainwright, chain):
     done = trainwright("memory", "curve", str(chain), "--points", "4", "--json")
     assert done.status == 0, done.err

@@ -281,7 +281,7 @@ MISTAKES = {
     "memory": (
         ("samples = 120", 'samples = 120\nmax_memory = "much"'),
         (),
-        r"\[plan\] max_memory: got 'much'; allowed: a size such as '8 GB'",
+        r"\[plan\] max_memory: got 'much'; allowed: a size such as '16 GiB'",
     ),
     "function": (
         (":profile_of", ":profil"),

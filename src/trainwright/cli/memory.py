@@ -61,7 +61,7 @@ def plan(
 ) -> None:
     """Find the fastest plan within a budget."""
     from trainwright.memory import plan as plan_step
-    from trainwright.memory.budget import read_budget, readable
+    from trainwright.memory.budget import read_size, readable
     from trainwright.memory.lowest import lowest_with_copies
     from trainwright.memory.planning import full_bytes, minimal_bytes
 
@@ -75,7 +75,7 @@ def plan(
         _plan_compiled(spec, {"budget": budget, "optimizer": optimizer, "compiler": compiler}, out, json=json)
         return
     chain = _chain(spec, saved_multiple, optimizer)
-    speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else None
+    speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else None
     made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver, limit_seconds=limit)
     least, full = minimal_bytes(chain), full_bytes(chain)
     _, with_copies = lowest_with_copies(chain)
@@ -218,9 +218,9 @@ def pipeline(
 ) -> None:
     """Cut a chain into pipeline stages that recompute what they cannot hold."""
     from trainwright.memory import pipeline as plan_stages
-    from trainwright.memory.budget import read_budget, readable
+    from trainwright.memory.budget import read_size, readable
 
-    speed = float(read_budget(bandwidth, 0)) if bandwidth is not None else float("inf")
+    speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
     chain = _chain(spec, saved_multiple)
     made = plan_stages(
         chain, stages=stages, microbatches=microbatches, memory=memory, bandwidth=speed, schedule=schedule

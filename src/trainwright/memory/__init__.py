@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from trainwright.errors import BudgetError
-from trainwright.memory.budget import read_budget
+from trainwright.memory.budget import read_size
 from trainwright.memory.chain import Chain, Option, Stage
 from trainwright.memory.compiled_plan import CompiledPlan
 from trainwright.memory.link import Link
@@ -147,7 +147,7 @@ def pipeline(
     A model needs `sample`, one micro-batch, and may have `loss`, as in `fit`. `memory` is bytes or a size such as
     "16 GiB"; the settings are those of `plan_pipeline`.
     """
-    size = read_budget(memory, 0)
+    size = read_size(memory, "memory")
     chain = as_chain(subject, sample, loss=loss, skips=False)
     return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
 

@@ -5,7 +5,7 @@ import re
 
 from trainwright.errors import BudgetError
 
-__all__ = ["read_budget", "readable"]
+__all__ = ["read_budget", "read_size", "readable"]
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)},
           **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}}  # fmt: skip
@@ -34,6 +34,17 @@ def read_budget(budget: object, full_bytes: int) -> int:
     if budget_bytes <= 0:
         raise BudgetError(f"budget: got {budget!r}; allowed: {_ALLOWED}")
     return budget_bytes
+
+
+def read_size(size: object, what: str) -> int:
+    """Return a size in bytes that is no share of anything; the error names `what` it is the size of."""
+    try:
+        found = read_budget(size, 0)
+    except BudgetError:
+        found = 0
+    if found <= 0:
+        raise BudgetError(f"{what}: got {size!r}; allowed: a size such as '16 GiB' or '500 MB', or whole bytes > 0")
+    return found
 
 
 def readable(count: float) -> str:

@@ -118,8 +118,8 @@ def full_bytes(chain: Chain) -> int:
 
 
 def minimal_bytes(chain: Chain) -> int:
-    """Return the least budget in which a persistent plan of the chain exists, to the byte."""
-    return lowest_plan(chain)[1]
+    """Return the least budget in which a persistent plan of the chain exists, to the byte, or that needs no plan."""
+    return min(lowest_plan(chain)[1], full_bytes(chain))
 
 
 def _persistent(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation, ...] | None:
@@ -169,9 +169,12 @@ def _infeasible(chain: Chain, budget_bytes: int, *, copies: bool = False) -> Inf
     owners = dict(simulate(chain, operations, budget_bytes=needed, link=link).peak_owners)
     largest = sorted(owners.items(), key=lambda each: -each[1])[:4]
     parts = ", ".join(f"{owner} {readable(size)}" for owner, size in largest)
+    needed = min(needed, full_bytes(chain))
     with_copies = lowest_with_copies(chain)[1]
     mend = "raise the budget or shrink the batch"
-    if not copies and with_copies < needed:
+    if len(chain.stages) == 1:
+        mend += "; the chain is one stage, with nothing to run again: a model whose forward cannot be traced is such"
+    elif not copies and with_copies < needed:
         enough = f"at least {readable(with_copies)}, {with_copies} bytes"
         mend = f"raise the budget, shrink the batch, or allow offload ({enough})"
     return InfeasibleBudget(

@@ -55,6 +55,38 @@ def test_a_stage_of_several_operations_is_not_foreseen_with_more_than_it_takes(f
     assert 0.98 * plan.peak_bytes <= tracked <= plan.peak_bytes
 
 
+class Writes(nn.Module):
+    """Changes in place what a layer made and another reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        made = self.one(x)
+        seen = self.other(made)
+        made.mul_(2)
+        return self.last(seen)
+
+
+def test_what_writes_another_stages_value_is_refused():
+    """In one sentence, in place of autograd's."""
+    with pytest.raises(UnsupportedModel, match="changed in place") as refused:
+        memory.fit(Writes(), torch.ones(4, 8), budget=0.5)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_stage_has_nothing_to_run_again():
+    """The least budget is never above that of no plan, and what is one stage is told so."""
+    chain = memory.Chain(stages=(memory.Stage(forward_seconds=1, backward_seconds=1, output_bytes=64, saved_bytes=64),),
+                         plain_peak_bytes=100)  # fmt: skip
+    assert minimal_bytes(chain) == 100
+    with pytest.raises(InfeasibleBudget, match="one stage, with nothing to run again") as refused:
+        memory.plan(chain, budget=99)
+    assert refused.value.minimal_bytes == 100
+    assert memory.plan(chain, budget=100).solver == "none"
+
+
 def test_measuring_changes_nothing():
     """Parameters, buffers, gradients and random generators are as they were."""
     model = net()

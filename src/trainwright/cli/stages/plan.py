@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from trainwright.cli._words import size
 from trainwright.cli.stages._stage import Outcome, Work, refuse_unknown, source_of, text_of
-from trainwright.errors import BudgetError, InputError, TrainwrightError
+from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["Planning"]
 
@@ -139,11 +139,6 @@ class Planning:
         return {"plan": {"configurations": content["configurations"], "cost": content["cost"]}}
 
     def _room(self) -> int:
-        from trainwright.memory.budget import read_budget
+        from trainwright.memory.budget import read_size
 
-        try:
-            return read_budget(self.max_memory, 0)
-        except BudgetError:
-            raise InputError(
-                f"{_WHERE} max_memory: got {self.max_memory!r}; allowed: a size such as '8 GB', or a number of bytes"
-            ) from None
+        return read_size(self.max_memory, f"{_WHERE} max_memory")

@@ -22,7 +22,7 @@ from trainwright.memory.execute.counted import rounded, storages, tensors_of, to
 from trainwright.memory.execute.skipping import Skipping
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, swapped
-from trainwright.memory.execute.values import saving_nothing, storage_key
+from trainwright.memory.execute.values import saving_nothing, storage_key, written
 from trainwright.profile.storages import StorageTracker
 
 __all__ = [
@@ -91,8 +91,8 @@ def measured(
                 granule=granule, repeats=repeats, last=number == len(row.stages),
             )  # fmt: skip
             draws += not torch.equal(state, torch.get_rng_state())
-            written = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
-            fixed["buffers"] += total_bytes(written, granule)  # reruns write to copies
+            changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
+            fixed["buffers"] += total_bytes(changed, granule)  # reruns write to copies
             told |= _gradients(
                 row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
             )
@@ -222,6 +222,8 @@ def _told(
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if "in-place operation" in str(error) or "inplace operation" in str(error):
+            raise written(f"model, stage {number} ({name})", "a value that another stage made or needs") from error
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_of(value))
         raise UnsupportedModel(
             f"sample: stage {number} ({name}) refuses what the sample makes there (shapes {shapes}): {error}; allowed: "
