@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import OPERATIONS, PRESETS, Cluster, Device, ExchangeTimes, Failure, Storage, Tier
+from trainwright.cluster.cluster import RUNTIMES
+from trainwright.cluster.operation import FSDP_UNIT
 from trainwright.errors import InputError
 
 SPINE = """\
@@ -30,7 +32,7 @@ errors = st.dictionaries(names, st.floats(0, 10), max_size=3)
 def tables(draw, tier):
     sizes = sorted(draw(st.sets(st.integers(1, 10**9), min_size=1, max_size=4)))
     return ExchangeTimes(
-        operation=draw(st.sampled_from(OPERATIONS)),
+        operation=draw(st.sampled_from((*OPERATIONS, FSDP_UNIT))),
         tier=tier,
         ranks=draw(st.integers(2, 64)),
         on_node=draw(st.integers(0, 4)),
@@ -76,6 +78,8 @@ def clusters(draw):
         storage=draw(st.builds(Storage, node_read=figures, write=figures) | st.just(Storage())),
         failure=draw(st.builds(Failure, device_mtbf_hours=figures) | st.just(Failure())),
         overhead_seconds=draw(shares),
+        runtime_seconds=draw(st.dictionaries(st.sampled_from(RUNTIMES), shares)),
+        runtime_shares=draw(st.dictionaries(st.sampled_from(RUNTIMES[1:]), shares)),
         errors=draw(errors),
         residuals=draw(st.dictionaries(names, st.tuples(shares, shares), max_size=2)),
         conditions=draw(st.dictionaries(names, names, max_size=2)),

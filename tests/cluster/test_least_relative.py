@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster.fitting import least_relative, shortest
+from trainwright.cluster.fitting import least_relative, median, shortest
 from trainwright.errors import InputError
 
 SIZES = [256 * 4**k for k in range(10)]
@@ -46,12 +46,13 @@ def test_times_that_are_none_are_refused(wrong):
     """A clock that stood still or was set back."""
     with pytest.raises(InputError, match=r"measured times: got .*; allowed: seconds > 0; .* measure again"):
         least_relative([[1.0], [1.0]], [1.0, wrong])
-    with pytest.raises(InputError, match="measured times"):
-        shortest([1.0, wrong])
-    with pytest.raises(InputError, match="got none"):
-        shortest([])
+    for of_repeats in (shortest, median):
+        with pytest.raises(InputError, match="measured times"):
+            of_repeats([1.0, wrong])
+        with pytest.raises(InputError, match="got none"):
+            of_repeats([])
 
 
-def test_the_shortest_of_repeats():
-    """Disturbances only make times longer."""
-    assert shortest([3.0, 1.5, 2.0]) == 1.5
+def test_the_shortest_and_the_median_of_repeats():
+    """Disturbances only make times longer; what is never undisturbed has a median."""
+    assert (shortest([3.0, 1.5, 2.0]), median([3.0, 1.5, 2.0]), median([1.0, 2.0])) == (1.5, 2.0, 1.5)
