@@ -63,6 +63,17 @@ class Counting(small_models.Block):
         return super().forward(x + torch.arange(x.shape[1])[:, None])
 
 
+class Forked(nn.Module):
+    """Two lists of blocks, of which the second does not go on where the first ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = small_models.Transformer("chunk"), small_models.Transformer("chunk")
+
+    def forward(self, x):
+        return self.one(x) + self.two(x)
+
+
 def refused(_rank, _world):
     """Return 0 if a block that works otherwise on a part of a sequence is refused."""
     model = small_models.Transformer("chunk")
@@ -72,6 +83,8 @@ def refused(_rank, _world):
         ours(torch.randn(2, 8, 6))
     with pytest.raises(UnsupportedPlan, match="a sequence of 7 cannot be divided by 2"):
         ours(torch.randn(2, 7, 6))
+    with pytest.raises(UnsupportedPlan, match="Block is handed 8 positions where a rank has 4"):
+        parallelise(Forked(), plan_of(context=2))(torch.randn(2, 8, 6))
     return 0.0
 
 

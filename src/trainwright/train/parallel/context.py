@@ -39,6 +39,7 @@ def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
     if not blocks:
         raise UnsupportedPlan.of("context", f"{type(model).__name__} has no list of transformer blocks")
     world, rank = dist.get_world_size(group), dist.get_rank(group)
+    divided = [_Block(block, group, check=block is blocks[0]) for block in blocks]
 
     def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
         size = args[0].shape[1] if args and isinstance(args[0], torch.Tensor) and args[0].ndim == 3 else 0
@@ -49,13 +50,16 @@ def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
                 if size
                 else "blocks are not handed (batch, length, width) as their first argument",
             )
-        return args[0].narrow(1, rank * (size // world), size // world), *args[1:]
+        part = size // world
+        for block in divided:
+            block.part = part
+        return args[0].narrow(1, rank * part, part), *args[1:]
 
     def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
         return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=True)
 
-    for block in blocks:
-        block.forward = _Block(block, group, check=block is blocks[0])
+    for block, forward in zip(blocks, divided, strict=True):
+        block.forward = forward
     blocks[0].register_forward_pre_hook(enter)
     blocks[-1].register_forward_hook(leave)
 
@@ -66,8 +70,16 @@ class _Block:
     def __init__(self, block: nn.Module, group: dist.ProcessGroup, *, check: bool) -> None:
         self._block, self._forward, self._group = block, block.forward, group
         self._check = check
+        self.part = 0
+        """How many positions a rank has now."""
 
     def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.shape[1] != self.part:
+            raise UnsupportedPlan.of(
+                "context",
+                f"{type(self._block).__name__} is handed {x.shape[1]} positions where a rank has {self.part}; allowed: "
+                "blocks one after the other, of one sequence",
+            )
         if self._check:
             self._check = False
             self._compare(x, *args, **kwargs)
