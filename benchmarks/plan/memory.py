@@ -1,5 +1,7 @@
 """Bytes that the oracle predicts beside published ones: activations of large models, and Megatron's own test runs.
 
+Of the large models four iteration times are published too, which presets as they are predict.
+
 The published activations (arXiv 2205.05198, as `calculon` lists them) count the transformer blocks alone. Megatron's
 golden values are those of the rank that logs, which is of the last pipeline stage: it keeps one micro-batch, or
 (v - 1) p + 1 chunks of an interleaved pipeline. What the option columns do not say is read off the case: attention
@@ -24,7 +26,7 @@ from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle, ParallelPlan
 from trainwright.profile import Profile, describe_transformer
 
-__all__ = ["Golden", "calculon", "megatron"]
+__all__ = ["Golden", "calculon", "calculon_seconds", "megatron"]
 
 RECOMPUTE = {"none": "none", "attn_only": "selective", "full": "full"}
 
@@ -61,6 +63,29 @@ def calculon(folder: Path) -> list[dict[str, Any]]:
                 "published": value,
                 "predicted": predicted,
                 "error": abs(predicted / value - 1),
+            }
+        )
+    return found
+
+
+def calculon_seconds(folder: Path) -> list[dict[str, Any]]:
+    """Return every published iteration time (A100) with the oracle's by its preset of the machine."""
+    found = []
+    with (folder / "figures.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["quantity"] == "iteration_time"]
+    for row in rows:
+        setting = json.loads((folder / row["file"]).read_text())
+        shape = json.loads((folder / "models" / f"{row['model']}.json").read_text())
+        profile = _described(shape, vocabulary=51_200)
+        cluster = Cluster.preset("dgx-a100", nodes=math.ceil(setting["num_procs"] / 8))
+        plan = _planned(cluster, profile, setting, RECOMPUTE[setting["activation_recompute"]])
+        value = float(row["value"])
+        found.append(
+            {
+                "model": row["model"],
+                "published": value,
+                "predicted": plan.seconds_per_iteration,
+                "error": abs(plan.seconds_per_iteration / value - 1),
             }
         )
     return found
@@ -108,17 +133,25 @@ class _NotDescribedError(Exception):
 
 
 def _published(setting: Mapping[str, Any], shape: Mapping[str, int], recompute: str) -> ParallelPlan:
-    profile = describe_transformer(
+    profile = _described(shape, vocabulary=1)
+    blocks = tuple(block for block in profile.blocks if block.transformer is not None)
+    return _planned(_cluster(setting["num_procs"]), replace(profile, blocks=blocks), setting, recompute)
+
+
+def _described(shape: Mapping[str, int], *, vocabulary: int) -> Profile:
+    return describe_transformer(
         hidden=shape["hidden"],
         layers=shape["num_blocks"],
         heads=shape["attn_heads"],
         sequence=shape["seq_size"],
-        vocabulary=1,
+        vocabulary=vocabulary,
         precision="amp-fp16",
     )
-    blocks = tuple(block for block in profile.blocks if block.transformer is not None)
-    return Oracle(_cluster(setting["num_procs"])).estimate(
-        replace(profile, blocks=blocks),
+
+
+def _planned(cluster: Cluster, profile: Profile, setting: Mapping[str, Any], recompute: str) -> ParallelPlan:
+    return Oracle(cluster).estimate(
+        profile,
         batch=setting["batch_size"],
         degrees=Degrees(tensor=setting["tensor_par"], pipeline=setting["pipeline_par"], data=setting["data_par"]),
         micro=setting["microbatch_size"],
