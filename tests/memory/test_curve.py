@@ -49,3 +49,18 @@ def test_picture(tmp_path):
                       if span.end_seconds > span.start_seconds]  # fmt: skip
     with pytest.raises(BudgetError, match="ends with"):
         draw(plan, tmp_path / "memory.png")
+
+
+def test_what_is_let_go_early_is_not_drawn(tmp_path):
+    """No band is below the one before it where a backward's temporaries are negative; reruns have their own colour."""
+    stage = tm.Stage(forward_seconds=1, backward_seconds=2, output_bytes=8, saved_bytes=12, backward_temporary_bytes=-8)
+    chain = tm.Chain(stages=(stage,) * 5)
+    draw(tm.plan(chain, budget=minimal_bytes(chain)), tmp_path / "memory.svg")
+    root = ET.parse(tmp_path / "memory.svg").getroot()  # noqa: S314 -- our own file
+    for band in root.iter("{http://www.w3.org/2000/svg}polygon"):
+        heights = [float(each.partition(",")[2]) for each in band.get("points").split()]
+        half = len(heights) // 2
+        assert all(upper <= lower for upper, lower in zip(heights[:half], reversed(heights[half:]), strict=True))
+    rows = root.iter("{http://www.w3.org/2000/svg}rect")
+    colours = {each.get("fill") for each in rows if each.find("{http://www.w3.org/2000/svg}title") is not None}
+    assert len(colours) == 3
