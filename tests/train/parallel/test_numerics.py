@@ -211,6 +211,7 @@ ON_FOUR = {
     "tensor+context": case(*BLOCKS["separate"], tensor=2, context=2),
     "tensor+context, torch's encoder": case(*ENCODER, tensor=2, context=2, parts=2),
     "data+context": case(*BLOCKS["view"], data=2, context=2),
+    "ZeRO 3 over contexts": case(*BLOCKS["chunk"], data=2, context=2, plan={"zero": 3, "shard": 4}),
     "ZeRO 3+context": case(*BLOCKS["chunk"], data=2, context=2, plan={"zero": 3}),
     "ZeRO 1+context, micro-batches": case(*ENCODER, data=2, context=2, plan={"zero": 1}, parts=2),
     "data+tensor": case(*BLOCKS["view"], data=2, tensor=2),

@@ -239,6 +239,7 @@ def test_the_peak_falls_as_planned(found, name):
         (r"runs 'layers\.0' again, which the model has not", {"recompute": "full", "recomputed": ("layers.0",)}),
         ("names no modules, and Sequential has no list of blocks", {"recompute": "full"}),
         ("which the model does not call", {"recompute": "selective"}),
+        ("recompute='operators'; allowed: none, selective, full", {"recompute": "operators"}),
     ],
 )
 def test_refused(match, settings):

@@ -75,6 +75,8 @@ def _checked(plan: ParallelPlan) -> str:
             plan.strategy,
             f"ZeRO over {plan.shard} of {plan.degrees.data} data ranks beside context parallelism; allowed: over all",
         )
+    if plan.recompute not in _AGAIN:
+        raise UnsupportedPlan.of(plan.strategy, f"recompute={plan.recompute!r}; allowed: {', '.join(_AGAIN)}")
     if plan.precision not in _AUTOCAST:
         raise UnsupportedPlan.of(
             plan.strategy,
@@ -171,13 +173,15 @@ def _spatial(model: nn.Module, _: ParallelPlan, mesh: DeviceMesh) -> Setup:
 
 
 def _context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    copies = mesh["data", "context"]._flatten() if plan.degrees.data > 1 else mesh["context"]  # noqa: SLF001
+    if plan.zero and plan.shard > plan.degrees.data:
+        return shard(model, copies, zero=plan.zero)
     if plan.zero:
         # State is divided over the last axis and equal on the first: the mesh turned round.
         groups, names = [mesh.get_group("context"), mesh.get_group("data")], ("context", "data")
         turned = DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names)
         return shard(model, turned, zero=plan.zero)
     if plan.degrees.tensor > 1:
-        copies = mesh["context"] if plan.degrees.data == 1 else mesh["data", "context"]._flatten()  # noqa: SLF001
         averaging = Averaging(list(model.parameters()), copies.get_group())
         return Setup(module=model, call=model, alone=averaging.off)
     replicated = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -237,5 +241,7 @@ _SETUPS: dict[str, Callable[[nn.Module, ParallelPlan, DeviceMesh], Setup]] = {
     "tensor": _tensor,
     "pipeline": _pipeline,
 }
+_AGAIN = ("none", "selective", "full")
+"""Recomputation that is set up."""
 _AUTOCAST = {"fp32": None, "amp-bf16": torch.bfloat16}
 """Precisions that are set up, and to what operations are cast."""
