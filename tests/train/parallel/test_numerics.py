@@ -123,6 +123,7 @@ def of_the_oracle(rank, world):
 MLP = (small_models.mlp, (6,), (4,))
 CNN = (small_models.convolutions, IMAGE, (5,))
 CNN_BN = (partial(small_models.convolutions, norm=True), IMAGE, (5,))
+NORMED = (small_models.normed_at_the_end, IMAGE, (5,))
 CNN3D = (small_models.volumes, VOLUME, (4,))
 UNET = (small_models.UNet, (3, 16, 12), (4, 16, 12))
 TEXT = ((8, 6), (8, 6))
@@ -157,6 +158,7 @@ ON_TWO = {
     "spatial": case(*CNN, spatial=2),
     "spatial, volumes": case(*CNN3D, spatial=2),
     "spatial, synchronised norms": case(*CNN_BN, spatial=2, sync_bn=True),
+    "spatial, norms of whole tensors": case(*NORMED, spatial=2, sync_bn=True),
     "spatial, U-Net": case(*UNET, spatial=2),
     **{f"tensor, {how}": case(*model, tensor=2) for how, model in BLOCKS.items()},
     **{f"tensor+sequence, {how}": case(*model, tensor=2, plan=SEQUENCE) for how, model in BLOCKS.items()},
@@ -183,6 +185,7 @@ ON_TWO = {
     "pipeline, interleaved": case(
         *MLP, pipeline=2, plan={"schedule": "interleaved", "microbatches": 4, "chunks": 2, "stages": (1, 2, 1, 1)}
     ),
+    "pipeline, fewer micro-batches than stages": case(*MLP, pipeline=2, plan={"schedule": "1f1b", "microbatches": 1}),
     "pipeline, blocks of a list": case(*BLOCKS["separate"], pipeline=2, plan={"schedule": "1f1b", "microbatches": 4}),
     "pipeline, within a block": case(
         *BLOCKS["view"],
@@ -239,6 +242,7 @@ ON_FOUR = {
     "data+filter, micro-batches": case(*MLP, data=2, filter=2, parts=2),
     "data+channel": case(*CNN, data=2, channel=2),
     "data+spatial": case(*CNN, data=2, spatial=2),
+    "data+spatial, norms of whole tensors": case(*NORMED, data=2, spatial=2, sync_bn=True),
     "data+spatial, micro-batches": case(*CNN, data=2, spatial=2, parts=2),
     "data+spatial, synchronised norms": case(*CNN_BN, data=2, spatial=2, sync_bn=True),
     "data+spatial, single precision": case(*CNN, data=2, spatial=2, dtype=torch.float32),

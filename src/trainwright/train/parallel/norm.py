@@ -21,7 +21,7 @@ class SynchronisedNorm(nn.Module):
     """A batch normalisation whose batch is that of all ranks of `group`: an all-reduce of 2 C sums each way.
 
     Parameters, statistics and their names are the layer's own. Every rank has as many samples as the others; rows may
-    differ.
+    differ. Of whole tensors `copies` ranks have the same.
     """
 
     weight: Any
@@ -30,14 +30,14 @@ class SynchronisedNorm(nn.Module):
     running_var: torch.Tensor
     num_batches_tracked: torch.Tensor
 
-    def __init__(self, layer: Any, group: dist.ProcessGroup) -> None:
+    def __init__(self, layer: Any, group: dist.ProcessGroup, *, copies: int = 1) -> None:
         super().__init__()
         self.register_parameter("weight", layer.weight)  # None without affine
         self.register_parameter("bias", layer.bias)
         for name, each in layer.named_buffers():
             self.register_buffer(name, each)
         self._eps, self._momentum = layer.eps, layer.momentum
-        self._group = group
+        self._group, self._copies = group, copies
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
@@ -49,7 +49,7 @@ class SynchronisedNorm(nn.Module):
         spatial = isinstance(input, Part) and input.division.spatial
         x = input.local if isinstance(input, Part) and spatial else whole(input)
         mean, variance = (
-            self._statistics(x, self._count(input)) if self.training else (self.running_mean, self.running_var)
+            self._statistics(x, *self._counts(input)) if self.training else (self.running_mean, self.running_var)
         )
         shape = (1, -1, *(1 for _ in x.shape[2:]))
         scale = (variance + self._eps).rsqrt()
@@ -59,14 +59,18 @@ class SynchronisedNorm(nn.Module):
         done = x * scale.view(shape) + shift.view(shape)
         return Part.of(done, input.division) if isinstance(input, Part) and spatial else done
 
-    def _count(self, given: torch.Tensor) -> float:
-        """Return how many values of a channel all ranks have; `given.shape` is that of the whole tensor."""
-        copies = dist.get_world_size(self._group)
-        if isinstance(given, Part) and given.division.spatial:
-            copies //= given.division.world
-        return given.numel() / given.shape[1] * copies
+    def _counts(self, given: torch.Tensor) -> tuple[float, float]:
+        """Return how many values of a channel all ranks have, and how many of them are different ones.
 
-    def _statistics(self, x: torch.Tensor, total: float) -> tuple[torch.Tensor, torch.Tensor]:
+        `given.shape` is that of the whole tensor.
+        """
+        values, ranks = given.numel() / given.shape[1], dist.get_world_size(self._group)
+        if isinstance(given, Part) and given.division.spatial:
+            different = values * (ranks // given.division.world)
+            return different, different
+        return values * ranks, values * ranks / self._copies
+
+    def _statistics(self, x: torch.Tensor, total: float, different: float) -> tuple[torch.Tensor, torch.Tensor]:
         dims = [dim for dim in range(x.ndim) if dim != 1]
         around = self.running_mean.detach().clone()
         moved = x - around.view(1, -1, *(1 for _ in x.shape[2:]))
@@ -77,5 +81,5 @@ class SynchronisedNorm(nn.Module):
             self.num_batches_tracked.add_(1)
             rate = 1 / float(self.num_batches_tracked) if self._momentum is None else self._momentum
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
-            self.running_var.lerp_((variance * (total / max(1.0, total - 1))).to(self.running_var.dtype), rate)
+            self.running_var.lerp_((variance * (different / max(1.0, different - 1))).to(self.running_var.dtype), rate)
         return mean, variance

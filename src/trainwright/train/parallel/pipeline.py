@@ -156,7 +156,8 @@ class Pipeline(nn.Module):
         settings = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
         if self._plan.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, **settings)  # type: ignore[arg-type]
-        kind = ScheduleGPipe if self._plan.schedule == "gpipe" else Schedule1F1B
+        few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
+        kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], **settings)  # type: ignore[arg-type]
 
     def _sum(self, parameter: nn.Parameter, ranks: list[int]) -> None:

@@ -118,7 +118,12 @@ def _synchronised(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.
     else:
         return model
     return replace_layers(
-        model, {each: SynchronisedNorm(each, group) for each in model.modules() if SynchronisedNorm.fits(each)}
+        model,
+        {
+            each: SynchronisedNorm(each, group, copies=plan.degrees.spatial)
+            for each in model.modules()
+            if SynchronisedNorm.fits(each)
+        },
     )
 
 
