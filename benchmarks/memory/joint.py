@@ -1,9 +1,11 @@
 """Joint plans of recomputation and copies to the host: how far from the optimum, and on measured layer graphs.
 
 Random chains of 2 to 4 stages, numbers as in `run`, a link of 1 or 3 bytes a second, budgets even between the least
-with copies and that of keeping everything, beside the fastest of all schedules (an exact search). PipeDream's layer
-graphs with a link of 16 GB/s each way, within shares of their activation memory, beside recomputation alone and
-Lagrange's bound; where a share is less than the largest stage needs for itself, within the least budget that there is.
+with copies and that of keeping everything, beside the fastest of all schedules (an exact search); such chains of 5 to
+8 stages beside the bound of an integer programme (HiGHS). PipeDream's layer graphs with a link of 16 GB/s each way,
+within shares of their activation memory, beside recomputation alone and the better of two bounds: Lagrange's, of
+persistent plans, and that of the integer programme after a limit of time, of all plans. Where a share is less than the
+largest stage needs for itself, within the least budget that there is.
 """
 
 import argparse
@@ -24,15 +26,19 @@ from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Link, Plan, Stage, read_chain, simulate
 from trainwright.memory.baselines import best_baseline
 from trainwright.memory.exact import solve_exact_with_copies
+from trainwright.memory.joint_milp import certify
 from trainwright.memory.lowest import largest_stage, lowest_with_copies
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 
-__all__ = ["joint_optimality", "layer_graphs", "share", "show", "small_chain", "summary_of"]
+__all__ = ["certified", "graph_row", "joint_optimality", "layer_graphs", "share", "show", "small_chain", "summary_of"]
 
 _LINK = 16e9
 _SHARES = (0.5, 0.25)
 _STATES = 3_000_000
 _SAME = 1e-9
+_PROVEN = 2e-4
+"""HiGHS ends at a gap of 1e-4."""
+_MULTIPLES = (1.0, 2.0)
 
 Rows = Sequence[dict[str, Any]]
 
@@ -43,25 +49,27 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--chains", type=int, default=300, help="random chains")
     parser.add_argument("--data", type=Path, required=True, help="folder of PipeDream graph files (.txt)")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds of an integer programme")
     arguments = parser.parse_args()
-    graphs = list(layer_graphs(arguments.data))
+    graphs = list(layer_graphs(arguments.data, arguments.limit))
     copies = joint_optimality(arguments.chains)
-    show(copies, graphs)
-    result = {"benchmark": "memory_joint", "environment": environment(), "summary": summary_of(copies, graphs),
-              "joint": copies, "graphs": graphs,
+    proofs = certified(arguments.chains // 5, arguments.limit)
+    show(copies, proofs, graphs)
+    result = {"benchmark": "memory_joint", "environment": environment(), "summary": summary_of(copies, proofs, graphs),
+              "joint": copies, "certified": proofs, "graphs": graphs,
               "table": {"header": _GRAPHS, "rows": [_graph_row(row) for row in graphs]}}  # fmt: skip
     finish(result, arguments)
 
 
-def show(copies: dict[str, Any], graphs: Rows) -> None:
-    """Print what the two parts have found."""
-    print(f"\n{table(_JOINT, [_joint_row(copies)])}")
+def show(copies: dict[str, Any], proofs: dict[str, Any], graphs: Rows) -> None:
+    """Print what the parts have found."""
+    print(f"\n{table(_JOINT, [_joint_row('2-4', copies), _joint_row('5-8', proofs)])}")
     if graphs:
         print(f"\n{table(_GRAPHS, [_graph_row(row) for row in graphs])}")
 
 
-def summary_of(copies: dict[str, Any], graphs: Rows) -> dict[str, Any]:
-    """Return the numbers that are kept of both."""
+def summary_of(copies: dict[str, Any], proofs: dict[str, Any], graphs: Rows) -> dict[str, Any]:
+    """Return the numbers that are kept of all."""
 
     def overheads(rows: Rows) -> dict[str, float]:
         return {f"{_graph_name(row)}, {share(row['budget_share'])}": row["joint_overhead"] for row in rows}
@@ -69,7 +77,9 @@ def summary_of(copies: dict[str, Any], graphs: Rows) -> dict[str, Any]:
     planned = [row for row in graphs if row["joint_overhead"] is not None]
     return {
         **{f"joint_{name}": copies[name] for name in ("optimal_share", "mean_gap", "max_gap", "chains", "unfinished")},
-        "joint_violations": copies["violations"] + sum(row["violations"] for row in graphs),
+        **{f"joint_certified_{name}": proofs[name] for name in ("optimal_share", "mean_gap", "max_gap", "chains")},
+        "joint_violations": copies["violations"] + proofs["violations"] + sum(row["violations"] for row in graphs),
+        "joint_gap": {f"{_graph_name(row)}, {share(row['budget_share'])}": row["joint_gap"] for row in planned},
         "joint_overhead_at_a_quarter": overheads([row for row in planned if row["budget_share"] == min(_SHARES)]),
         "joint_overhead_at_the_least_budget": overheads([row for row in planned if row["least"]]),
         "joint_processor_seconds_worst": max((row["processor_seconds"] for row in planned), default=None),
@@ -77,12 +87,13 @@ def summary_of(copies: dict[str, Any], graphs: Rows) -> dict[str, Any]:
 
 
 _JOINT = ("chains", "optimal", "mean gap", "max gap", "not searched to the end")
-_GRAPHS = ("graph", "saved", "budget", "remat", "joint", "bound of joint", "best baseline", "least budget", "its owner")
+_GRAPHS = ("graph", "saved", "budget", "remat", "joint", "bound of joint", "of plans", "gap", "best baseline",
+           "least budget", "its owner")  # fmt: skip
 
 
-def _joint_row(part: dict[str, Any]) -> tuple[str, ...]:
+def _joint_row(stages: str, part: dict[str, Any]) -> tuple[str, ...]:
     return (
-        f"{part['chains']} of 2-4 stages",
+        f"{part['chains']} of {stages} stages",
         share(part["optimal_share"]),
         share(part["mean_gap"]),
         share(part["max_gap"]),
@@ -102,55 +113,98 @@ def _graph_row(row: dict[str, Any]) -> tuple[str, ...]:
         share(row["remat_overhead"]),
         share(row["joint_overhead"]),
         share(row["joint_bound"]),
+        row["bound_of"],
+        "optimal" if row["joint_gap"] is not None and row["joint_gap"] < _PROVEN else share(row["joint_gap"]),
         share(row["baseline_overhead"]),
         share(row["least_with_copies_share"]),
         row["largest_need"],
     )
 
 
-def layer_graphs(folder: Path) -> Iterator[dict[str, Any]]:
-    """Plan every graph file of a folder."""
+def layer_graphs(folder: Path, limit: float) -> Iterator[dict[str, Any]]:
+    """Plan every graph file of a folder within shares of its activation memory."""
     for path in sorted(folder.glob("*.txt")):
-        yield from graph(path)
+        progress(f"graph: {path.name}")
+        for multiple in _MULTIPLES:
+            chain = read_chain(path, saved_multiple=multiple)
+            least = (lowest_with_copies(chain)[1] - chain.fixed_bytes) / _activations(chain)
+            for part in (*_SHARES, *([least] if min(_SHARES) < least else [])):
+                yield graph_row(path, multiple, part, limit)
 
 
-def graph(path: Path) -> Iterator[dict[str, Any]]:
-    """Plan a measured graph within shares of its activation memory, without and with copies over the link."""
-    progress(f"graph: {path.name}")
-    for multiple in (1.0, 2.0):
-        chain = read_chain(path, saved_multiple=multiple)
-        activations = sum(step.saved_bytes for step in chain.steps)
-        least = lowest_with_copies(chain)[1]
-        link = Link(to_host=_LINK, to_device=_LINK)
-        largest = largest_stage(chain)
-        shares = {part: chain.fixed_bytes + int(part * activations) for part in _SHARES}
-        if min(shares.values()) < least:
-            shares[(least - chain.fixed_bytes) / activations] = least
-        for part, budget in shares.items():
-            remat = _plan(chain, budget, offload=False)
-            start = time.process_time()
-            joint = _plan(chain, budget, offload=True)
-            seconds = time.process_time() - start
-            yield {
-                "graph": path.stem,
-                "saved_multiple": multiple,
-                "stages": len(chain.stages),
-                "budget_share": part,
-                "least": budget == least,
-                "remat_overhead": remat and remat.overhead,
-                "joint_overhead": joint and joint.overhead,
-                "joint_bound": joint and joint.lower_seconds / chain.plain_seconds - 1,
-                "baseline_overhead": _finite(best_baseline(chain, budget)[1] / chain.plain_seconds - 1),
-                "least_share": (minimal_bytes(chain) - chain.fixed_bytes) / activations,
-                "least_with_copies_share": (least - chain.fixed_bytes) / activations,
-                "largest_need": f"{largest}, {chain.steps[largest - 1].name}",
-                "processor_seconds": seconds,
-                "violations": sum(
-                    not simulate(chain, plan.operations, budget_bytes=budget, link=link).fits
-                    for plan in (remat, joint)
-                    if plan is not None
-                ),
-            }
+def graph_row(path: Path, multiple: float, part: float, limit: float) -> dict[str, Any]:
+    """Plan a measured graph within a share of its activation memory, without and with copies over the link."""
+    chain = read_chain(path, saved_multiple=multiple)
+    activations, least, largest = _activations(chain), lowest_with_copies(chain)[1], largest_stage(chain)
+    lowest = part == (least - chain.fixed_bytes) / activations
+    budget = least if lowest else chain.fixed_bytes + int(part * activations)
+    link = Link(to_host=_LINK, to_device=_LINK)
+    remat = _plan(chain, budget, offload=False)
+    start = time.process_time()
+    joint = _plan(chain, budget, offload=True)
+    seconds = time.process_time() - start
+    lower, solved, of = None, False, "-"
+    if joint is not None:
+        proof = certify(chain, budget, link, known_seconds=joint.seconds, limit_seconds=limit)
+        lower, solved = max(joint.lower_seconds, proof.lower_seconds), proof.finished
+        of = "all" if proof.lower_seconds >= joint.lower_seconds else "persistent"
+    return {
+        "graph": path.stem,
+        "saved_multiple": multiple,
+        "stages": len(chain.stages),
+        "budget_share": part,
+        "least": lowest,
+        "remat_overhead": remat and remat.overhead,
+        "joint_overhead": joint and joint.overhead,
+        "joint_bound": lower and lower / chain.plain_seconds - 1,
+        "joint_gap": joint and lower and joint.seconds / lower - 1,
+        "bound_solved": solved,
+        "bound_of": of,
+        "baseline_overhead": _finite(best_baseline(chain, budget)[1] / chain.plain_seconds - 1),
+        "least_share": (minimal_bytes(chain) - chain.fixed_bytes) / activations,
+        "least_with_copies_share": (least - chain.fixed_bytes) / activations,
+        "largest_need": f"{largest}, {chain.steps[largest - 1].name}",
+        "processor_seconds": seconds,
+        "violations": sum(
+            not simulate(chain, plan.operations, budget_bytes=budget, link=link).fits
+            for plan in (remat, joint)
+            if plan is not None
+        ),
+    }
+
+
+def _activations(chain: Chain) -> int:
+    return sum(step.saved_bytes for step in chain.steps)
+
+
+def certified(count: int, limit: float) -> dict[str, Any]:
+    """Compare plans of chains of 5 to 8 stages with the bound of an integer programme."""
+    gaps: list[float] = []
+    unfinished = violations = 0
+    for seed in range(count):
+        if seed % 20 == 0:
+            progress(f"joint certificates: {seed} of {count}")
+        chain, budget, bandwidth = _linked(seed, 5, 8)
+        plan = plan_chain(chain, budget=budget, offload=True, bandwidth=bandwidth)
+        violations += not simulate(chain, plan.operations, budget_bytes=budget, link=Link.of(bandwidth)).fits
+        proof = certify(chain, budget, Link.of(bandwidth), known_seconds=plan.seconds, limit_seconds=limit)
+        gaps.append(plan.seconds / max(plan.lower_seconds, proof.lower_seconds) - 1)
+        unfinished += not proof.finished
+    return {
+        "chains": count,
+        "unfinished": unfinished,
+        "optimal_share": float(np.mean([gap < _PROVEN for gap in gaps])),
+        "mean_gap": float(np.mean(gaps)),
+        "max_gap": float(np.max(gaps)),
+        "violations": violations,
+    }
+
+
+def _linked(seed: int, least: int, most: int) -> tuple[Chain, int, int]:
+    """Draw a chain, a budget between the least with copies and keeping everything, and the bandwidth of a link."""
+    chain, _ = small_chain(seed, least, most)
+    budget = int(np.random.default_rng((8, seed)).integers(lowest_with_copies(chain)[1], full_bytes(chain) + 1))
+    return chain, budget, (1, 3)[seed % 2]
 
 
 def joint_optimality(count: int) -> dict[str, Any]:
@@ -160,10 +214,7 @@ def joint_optimality(count: int) -> dict[str, Any]:
     for seed in range(count):
         if seed % 50 == 0:
             progress(f"joint optimality: {seed} of {count}")
-        chain, _ = small_chain(seed, 2, 4)
-        least, full = lowest_with_copies(chain)[1], full_bytes(chain)
-        budget = int(np.random.default_rng((8, seed)).integers(least, full + 1))
-        bandwidth = (1, 3)[seed % 2]
+        chain, budget, bandwidth = _linked(seed, 2, 4)
         plan = plan_chain(chain, budget=budget, offload=True, bandwidth=bandwidth)
         violations += not simulate(chain, plan.operations, budget_bytes=budget, link=Link.of(bandwidth)).fits
         best = solve_exact_with_copies(chain, budget, bandwidth, better_than_seconds=plan.seconds, states=_STATES)

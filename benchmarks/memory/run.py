@@ -24,7 +24,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
 from benchmarks.memory import compiled
-from benchmarks.memory.joint import joint_optimality, layer_graphs, share, show, small_chain, summary_of
+from benchmarks.memory.joint import certified, joint_optimality, layer_graphs, share, show, small_chain, summary_of
 from benchmarks.memory.training import MODELS, train
 
 from trainwright.memory import Chain, Stage, simulate
@@ -84,7 +84,7 @@ def _chains(arguments: argparse.Namespace) -> dict[str, Any]:
     small = optimality(arguments.chains, 3, 6)
     middle = optimality(arguments.chains // 10, 7, 10)
     sound = soundness(arguments.chains)
-    certified = [row for length in (12, 16, 20, 25, 30) for row in certificates(length, arguments.limit)]
+    proven = [row for length in (12, 16, 20, 25, 30) for row in certificates(length, arguments.limit)]
     speed = {length: solver_ms(length, arguments.repeats) for length in (50, 100, 340)}
     print(table(("chains", "feasible", "optimal", "mean gap", "max gap", "dp and moves", "dp alone"),
                 [(name, part["feasible"], share(part["optimal_share"]), share(part["mean_gap"]),
@@ -94,7 +94,7 @@ def _chains(arguments: argparse.Namespace) -> dict[str, Any]:
     print(f"\n{sound['plans']} plans on {sound['chains']} random chains, {sound['violations']} over their budget\n")
     print(table(("stages", "room", "overhead of dp and moves", "of the best known", "bound", "proven"),
                 [(row["stages"], share(row["room_share"]), share(row["moves_overhead"]), share(row["overhead"]),
-                  share(row["bound_overhead"]), "yes" if row["proven"] else "no") for row in certified]))  # fmt: skip
+                  share(row["bound_overhead"]), "yes" if row["proven"] else "no") for row in proven]))  # fmt: skip
     print()
     print(table(("stages", "solver ms, CPU"), [(length, f"{value:.2f}") for length, value in speed.items()]))
     summary = {
@@ -104,21 +104,22 @@ def _chains(arguments: argparse.Namespace) -> dict[str, Any]:
         "mean_gap_dp_and_moves_alone": small["mean_gap_dp_and_moves_alone"],
         "violations": sound["violations"] + small["violations"] + middle["violations"],
         **{f"solver_ms_{length}": value for length, value in speed.items()},
-        "certified_share": float(np.mean([row["proven"] for row in certified])),
-        "certificate_gap_worst": max(row["gap"] for row in certified),
-        "moves_gap_to_certificate_mean": float(np.mean([row["moves_gap"] for row in certified])),
-        "moves_gap_to_certificate_worst": max(row["moves_gap"] for row in certified),
+        "certified_share": float(np.mean([row["proven"] for row in proven])),
+        "certificate_gap_worst": max(row["gap"] for row in proven),
+        "moves_gap_to_certificate_mean": float(np.mean([row["moves_gap"] for row in proven])),
+        "moves_gap_to_certificate_worst": max(row["moves_gap"] for row in proven),
         "operations": sound["operations"],
         "processor_seconds": sound["processor_seconds"],
     }
-    return {"summary": summary, "small": small, "middle": middle, "certificates": certified, "soundness": sound}
+    return {"summary": summary, "small": small, "middle": middle, "certificates": proven, "soundness": sound}
 
 
 def _joint(arguments: argparse.Namespace) -> dict[str, Any]:
     copies = joint_optimality(arguments.chains * 3 // 10)
-    graphs = list(layer_graphs(arguments.data)) if arguments.data else []
-    show(copies, graphs)
-    return {"summary": summary_of(copies, graphs), "copies": copies, "graphs": graphs}
+    proofs = certified(arguments.chains * 3 // 50, arguments.limit)
+    graphs = list(layer_graphs(arguments.data, arguments.limit)) if arguments.data else []
+    show(copies, proofs, graphs)
+    return {"summary": summary_of(copies, proofs, graphs), "copies": copies, "certified": proofs, "graphs": graphs}
 
 
 def _training(arguments: argparse.Namespace) -> dict[str, Any]:

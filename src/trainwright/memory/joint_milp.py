@@ -44,7 +44,7 @@ __all__ = ["Certificate", "certify"]
 _SLACK = 1e-6
 """Of HiGHS: by so much of the time a bound may be too high."""
 _GAP = 1e-4
-_PAIRS = 1500
+_PAIRS = 700
 """Of an event and a value: beyond so many, small values are taken for nothing."""
 _SMALL = (0.0, 0.01, 0.02, 0.035, 0.05)
 """Shares of the room that may be called small."""

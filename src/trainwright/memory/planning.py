@@ -84,7 +84,7 @@ def plan_chain(
             f"solver: got 'milp' for {len(chain.stages)} stages; allowed: at most {_LONGEST_MILP}; take 'auto'"
         )
     limit = _LIMIT_SECONDS if limit_seconds is None else limit_seconds
-    certified = solver == "milp" or (solver == "auto" and short and limit_seconds is not None)
+    certified = solver == "milp" or (solver == "auto" and short and bool(limit_seconds))
     if certified and not offload and found == "dp":
         known = _seconds(chain, budget_bytes, operations)
         searched = solve_milp(chain, budget_bytes, better_than_seconds=known, limit_seconds=limit)
@@ -96,11 +96,12 @@ def plan_chain(
         if needed > budget_bytes and operations is None:
             raise _infeasible(chain, budget_bytes, copies=True)
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
-        lower = max(least, lower_bound(chain, budget_bytes, link))
-        if certified and (joint or operations):
-            known = simulate(chain, joint or operations or (), budget_bytes=budget_bytes, link=link).seconds
-            proof = certify(chain, budget_bytes, link, known_seconds=known, limit_seconds=limit)
-            lower = max(lower, proof.lower_seconds)
+        if joint is not None:
+            known = simulate(chain, joint, budget_bytes=budget_bytes, link=link).seconds
+            lower = min(known, max(least, lower_bound(chain, budget_bytes, link)))
+            if certified:
+                proof = certify(chain, budget_bytes, link, known_seconds=known, limit_seconds=limit)
+                lower = max(lower, proof.lower_seconds)
         if joint is not None and joint != operations:
             joint = simplified(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=lower, link=link)
