@@ -74,30 +74,35 @@ def test_every_micro_batch_has_its_framework():
     profile, _ = measured(framework=0.1)
     assert estimate(profile).breakdown.framework == pytest.approx(0.1)
     assert estimate(profile, micro=4).breakdown.framework == pytest.approx(0.4)
-    two, cluster = Degrees(pipeline=2), make_cluster(1, 2, runtime_seconds={"gpipe": 0.01, "1f1b": 7.0})
+    two, cluster = (
+        Degrees(pipeline=2),
+        make_cluster(1, 2, stage_seconds=(1e-3,), pipeline_seconds={"gpipe": (0.01,), "1f1b": (7.0,)}),
+    )
     assert estimate(profile, degrees=two, micro=4).breakdown.framework == pytest.approx(5 * 0.05)
     assert estimate(profile, cluster, degrees=two, micro=4, schedule="gpipe").breakdown.framework == pytest.approx(
         5 * 0.06
     )
 
 
-def test_a_schedule_may_slow_its_stages_down():
-    """By a share of what a micro-batch takes in the slowest stage, framework and all."""
+def test_a_schedule_slows_its_stages_down():
+    """As was measured for what a micro-batch takes in the slowest stage, framework and all, or between; not beyond."""
     profile, _ = measured(framework=0.1)
-    runtime = {"runtime_seconds": {"gpipe": 0.01, "1f1b": 0.02}}
-    plans = [
-        estimate(profile, make_cluster(1, 2, **runtime, **shares), degrees=Degrees(pipeline=2), micro=4)
-        for shares in ({}, {"runtime_shares": {"gpipe": 7.0, "1f1b": 0.5}})
-    ]
-    pass_seconds = plans[0].breakdown.compute / 4 + 0.05
-    assert plans[0].breakdown.framework == pytest.approx(5 * 0.07)
-    assert plans[1].breakdown.framework == pytest.approx(5 * (0.07 + 0.5 * pass_seconds))
+    two = Degrees(pipeline=2)
+    plain = estimate(profile, make_cluster(1, 2), degrees=two, micro=4).breakdown
+    own = plain.compute / 4 + 0.05
+    for stages, expected in (
+        ((own,), 7.0), ((own / 2, 3 * own / 2), 4.0), ((2 * own, 3 * own), 1.0), ((own / 3, own / 2), 7.0)
+    ):  # fmt: skip
+        times = {"gpipe": (9.0,) * len(stages), "1f1b": (1.0, 7.0)[-len(stages) :]}
+        cluster = make_cluster(1, 2, stage_seconds=stages, pipeline_seconds=times)
+        longer = estimate(profile, cluster, degrees=two, micro=4).breakdown.framework - plain.framework
+        assert longer == pytest.approx(5 * expected)
 
 
 def test_an_iteration_on_several_devices_has_a_runtime_of_its_own():
     """Once, however many micro-batches; one device has none."""
     profile, _ = measured()
-    cluster = make_cluster(1, 2, runtime_seconds={"step": 0.01, "gpipe": 7.0})
+    cluster = make_cluster(1, 2, step_seconds=0.01, stage_seconds=(1.0,), pipeline_seconds={"gpipe": (7.0,)})
     for degrees, seconds in ((Degrees(), 0.0), (Degrees(data=2), 0.01)):
         assert estimate(profile, cluster, degrees=degrees, micro=4).breakdown.framework == pytest.approx(seconds)
 

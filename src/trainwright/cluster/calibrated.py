@@ -54,8 +54,9 @@ class Figures:
     levels: tuple[Level, ...] = ()
     overlap: float = 1.0
     overlap_spread: float = 0.0
-    runtime_seconds: Mapping[str, float] = field(default_factory=dict)
-    runtime_shares: Mapping[str, float] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    stage_seconds: tuple[float, ...] = ()
+    pipeline_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     runtime_spread: float = 0.0
     storage: Storage = field(default_factory=Storage)
     storage_spread: float = 0.0
@@ -110,7 +111,7 @@ def fitted(figures: Figures) -> Cluster:
         errors[level.name] = _rms(level.spreads) if level.only_these_sizes and level.spreads else link.error
     if figures.levels and figures.overlap_spread:
         errors["overlap"] = figures.overlap_spread
-    if figures.runtime_seconds:
+    if figures.stage_seconds:
         errors["framework"] = figures.runtime_spread
     if figures.storage != Storage():
         errors["storage"] = figures.storage_spread
@@ -124,8 +125,9 @@ def fitted(figures: Figures) -> Cluster:
         tiers=tuple(tiers),
         measured=tuple(each for level in figures.levels for each in level.exchanges),
         overlap=figures.overlap,
-        runtime_seconds=figures.runtime_seconds,
-        runtime_shares=figures.runtime_shares,
+        step_seconds=figures.step_seconds,
+        stage_seconds=figures.stage_seconds,
+        pipeline_seconds=figures.pipeline_seconds,
         storage=figures.storage,
         errors=errors,
         residuals=residuals,

@@ -211,18 +211,19 @@ class Pricer:
 
     def _framework(self, mesh: Mesh, runs: Floats, *, busy: Floats) -> Floats:
         """Return the seconds of an iteration that neither layers, `busy` in a micro-batch, nor exchanges explain."""
-        work, runtime = self.work, self.cluster.runtime_seconds
+        work, cluster = self.work, self.cluster
         launches = work.per_block(work.launches)
         share = runs @ launches / max(1.0, float(work.counts @ launches))
         passes = mesh.microbatches + bubble_slots(mesh)
         a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
         pipelined, gpipe = mesh.axis("pipeline") > 1, mesh.schedule == SCHEDULES.index("gpipe")
         for schedule, chosen in (("gpipe", pipelined & gpipe), ("1f1b", pipelined & ~gpipe)):
-            longer = self.cluster.runtime_shares.get(schedule, 0.0) * (busy + a_pass)
-            a_pass = np.where(chosen, a_pass + runtime.get(schedule, 0.0) + longer, a_pass)
-        a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), runs @ units_seconds(work, self.cluster), 0.0)
-        once = np.where(mesh.degrees.prod(axis=1) > 1, runtime.get("step", 0.0), 0.0)
-        found: Floats = self.cluster.overhead_seconds + once + passes * a_pass
+            if schedule in cluster.pipeline_seconds:
+                longer = np.interp(busy + a_pass, cluster.stage_seconds, cluster.pipeline_seconds[schedule])
+                a_pass = np.where(chosen, a_pass + longer, a_pass)
+        a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), runs @ units_seconds(work, cluster), 0.0)
+        once = np.where(mesh.degrees.prod(axis=1) > 1, cluster.step_seconds, 0.0)
+        found: Floats = cluster.overhead_seconds + once + passes * a_pass
         return found
 
     def by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:

@@ -24,7 +24,7 @@ _SIDE = 128  # of the matrices whose products are computed beside an exchange
 _MESSAGE = 4 * 2**20
 _UNITS, _WIDTHS = 4, (64, 256, 512, 1024, 2048)  # linear layers of a model, and their widths
 _MICRO = 4  # samples where nothing is to compute
-_STAGES = ((_WIDTHS[0], _MICRO), (512, 32))  # widths of a stage's layers, and samples of a micro-batch
+_STAGES = ((_WIDTHS[0], _MICRO), (512, 32), (1024, 32))  # widths of a stage's layers, and samples of a micro-batch
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MICROBATCHES = 8
 
@@ -87,12 +87,12 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
 
 def measure_runtime(
     exchanges: Iterable[ExchangeTimes], *, repeats: int
-) -> tuple[dict[str, float], dict[str, float], float]:
-    """Return `Cluster.runtime_seconds` and `runtime_shares` for processors, and how far two halves lay apart.
+) -> tuple[float, tuple[float, ...], dict[str, tuple[float, ...]], float]:
+    """Return a cluster's `step_seconds`, `stage_seconds` and `pipeline_seconds`, and how far two halves lay apart.
 
-    Of models too small to compute: what a step under DDP, with the mean of its loss, takes more than the step and the
-    sum of its gradients; what a micro-batch of a pipeline with a stage on every rank takes more than its layers and two
-    messages. What it takes more of layers that compute for milliseconds is a share of their seconds.
+    Of a model too small to compute: what a step under DDP, with the mean of its loss, takes more than the step and the
+    sum of its gradients. Of stages of several sizes, one on every rank: what a micro-batch takes more than its layers
+    by themselves and two messages.
     """
 
     def seconds(operation: str, size: int) -> float:
@@ -111,15 +111,19 @@ def measure_runtime(
     slots = _MICROBATCHES + dist.get_world_size() - 1
     found = []
     for alone, together, *staged in _medians(works, torch.device("cpu"), repeats):
-        runtime, shares = {"step": max(0.0, together - alone - summed)}, {}
-        size = len(staged) // len(_STAGES)
-        (tiny, *short), (whole, *long) = staged[:size], staged[size:]
-        for name, less, more in zip(_SCHEDULES, short, long, strict=True):
-            runtime[name] = max(0.0, less / slots - tiny - sends[0])
-            shares[name] = max(0.0, (more / slots - sends[1] - runtime[name]) / whole - 1)
-        found.append((runtime, shares, [*runtime.values(), *(whole * share for share in shares.values())]))
-    (runtime, shares, every), *halves = found
-    return runtime, shares, math.dist(halves[0][2], halves[1][2]) / (2 * math.hypot(*every)) if any(every) else 0.0
+        own, *schedules = (staged[place :: 1 + len(_SCHEDULES)] for place in range(1 + len(_SCHEDULES)))
+        longer = [
+            tuple(max(0.0, whole / slots - plain - send) for whole, plain, send in zip(times, own, sends, strict=True))
+            for times in schedules
+        ]
+        found.append((max(0.0, together - alone - summed), own, longer))
+    (step, own, longer), *halves = found
+    first, second = ([half[0], *(each for times in half[2] for each in times)] for half in halves)
+    every = [step, *(each for times in longer for each in times)]
+    spread = math.dist(first, second) / (2 * math.hypot(*every)) if any(every) else 0.0
+    order = sorted(range(len(own)), key=own.__getitem__)
+    pipelines = {name: tuple(times[place] for place in order) for name, times in zip(_SCHEDULES, longer, strict=True)}
+    return step, tuple(own[place] for place in order), pipelines, spread
 
 
 def _medians(works: list[Work], device: torch.device, repeats: int) -> list[list[float]]:
