@@ -236,6 +236,13 @@ ON_FOUR = {
     "tensor+sequence+pipeline, blocks of a list": case(
         *BLOCKS["chunk"], tensor=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2, **SEQUENCE}
     ),
+    "ZeRO 3+pipeline": case(
+        *BLOCKS["separate"], data=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "zero": 3}
+    ),
+    "ZeRO 2+pipeline": case(
+        *CHAIN, data=2, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "zero": 2, "stages": (2, 3)}
+    ),
+    "ZeRO 1+pipeline": case(*MLP, data=2, pipeline=2, plan={"schedule": "1f1b", "microbatches": 2, "zero": 1}),
     "pipeline, cut by the oracle": of_the_oracle,
     "data+filter": case(*CNN, data=2, filter=2),
     "data+filter, norms": case(*CNN_BN, data=2, filter=2, sync_bn=True),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
@@ -59,6 +59,27 @@ class Pipeline(nn.Module):
     def last(self) -> bool:
         """Whether this rank has the last stage, which knows the loss."""
         return self._count - 1 in self._mine
+
+    def called(self) -> list[nn.Module]:
+        """Return the modules with parameters that this rank's stages call, each once.
+
+        Raises `UnsupportedPlan` where a parameter is in several of them, or in none.
+        """
+        calls = [
+            graph.get_submodule(str(node.target))
+            for piece in self._pieces[True].values()
+            for graph in piece.modules()
+            if isinstance(graph, fx.GraphModule)
+            for node in graph.graph.nodes
+            if node.op == "call_module"
+        ]
+        found = [each for each in dict.fromkeys(calls) if next(each.parameters(), None) is not None]
+        held = [parameter for each in found for parameter in each.parameters()]
+        if len(held) != len(set(held)) or set(held) != set(self.module.parameters()) or self._tied:
+            raise UnsupportedPlan.of(
+                self._plan.strategy, "ZeRO beside a pipeline, and layers that share a parameter or one outside layers"
+            )
+        return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, on every rank: the batch goes through the stages as it is, one at a time."""

@@ -4,7 +4,7 @@ Source: Rajbhandari et al., arXiv 1910.02054; the API is that of FSDP2.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from trainwright.train.parallel.blocks import blocks_of, units_of
 from trainwright.train.parallel.model import Setup
 
-__all__ = ["shard"]
+__all__ = ["shard", "shard_each"]
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, zero: int, policy: MixedPrecisionPolicy | None = None) -> Setup:
@@ -29,6 +29,16 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, zero: int, policy: MixedPrecisi
         fully_shard(unit, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     return Setup(module=model, call=model, alone=lambda: _kept(model, zero))
+
+
+def shard_each(modules: Sequence[nn.Module], mesh: DeviceMesh, *, zero: int) -> None:
+    """Divide modules that are called one by one, such as a pipeline stage's.
+
+    Each is a unit, gathered for every forward and backward pass of a micro-batch by ZeRO 3, and once for both, as long
+    as no other comes between, by ZeRO 1 and 2. Gradients are exchanged with each micro-batch.
+    """
+    for module in modules:
+        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from trainwright.train.parallel.norm import SynchronisedNorm
 from trainwright.train.parallel.part import wholes
 from trainwright.train.parallel.pipeline import Pipeline
 from trainwright.train.parallel.recomputing import run_again
-from trainwright.train.parallel.sharding import shard
+from trainwright.train.parallel.sharding import shard, shard_each
 from trainwright.train.parallel.spatial import SpatialParallel
 from trainwright.train.parallel.tensor import divide_blocks
 
@@ -62,10 +62,10 @@ def _checked(plan: ParallelPlan) -> str:
         raise UnsupportedPlan.of(
             plan.strategy, f"there is no module for {name} parallelism; allowed: {', '.join(_SETUPS)}"
         )
-    if plan.zero and name not in {"data", "tensor", "context"}:
+    if plan.zero and name not in {"data", "tensor", "context", "pipeline"}:
         raise UnsupportedPlan.of(
             plan.strategy,
-            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor and context parallelism",
+            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor, context and pipeline parallelism",
         )
     if name == "context" and plan.degrees.tensor > 1 and (plan.zero or plan.sequence):
         what = f"ZeRO {plan.zero}" if plan.zero else "sequence parallelism"
@@ -209,7 +209,10 @@ def _pipeline(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
         divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
     stages = Pipeline(model, plan, mesh)
     averaging = None
-    if plan.degrees.data > 1:
+    if plan.zero:
+        names = tuple(name for name in mesh.mesh_dim_names or () if name not in {"tensor", "pipeline"})
+        shard_each(stages.called(), mesh[names], zero=plan.zero)
+    elif plan.degrees.data > 1:
         averaging = Averaging(list(stages.module.parameters()), mesh.get_group("data"), by_itself=False)
 
     def backward(loss: Loss, batch: Any) -> torch.Tensor:
