@@ -49,9 +49,11 @@ def held_by(
     """
     from torch.distributed.tensor import DTensor
 
+    everyone = tuple(range(world))
+
     def holders(name: str) -> tuple[int, ...]:
         known = None if parts is None else parts.holding(name)
-        return tuple(range(world)) if known is None else known
+        return everyone if known is None else known
 
     local: dict[str, torch.Tensor] = {}
     shares: dict[str, Share] = {}

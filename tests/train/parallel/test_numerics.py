@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import small_models
 import torch
-from rank_group import on_ranks, plan_of
+from rank_group import by_group, plan_of
 from serial import apart, batches, distance, far, gradients, loss_of, seeded
 from torch import nn
 
@@ -86,6 +86,15 @@ def refused(_rank, _world):
     with pytest.raises(UnsupportedPlan, match="Block is handed 8 positions where a rank has 4"):
         parallelise(Forked(), plan_of(context=2))(torch.randn(2, 8, 6))
     return 0.0
+
+
+def of_modes(_rank, _world):
+    """Return 0 if a norm that keeps its statistics does so in a stage, too."""
+    model = small_models.normed_at_the_end()
+    model[1].eval()
+    ours = parallelise(model, plan_of(pipeline=2, schedule="1f1b", microbatches=2))
+    norms = [each for each in ours.module.modules() if isinstance(each, nn.BatchNorm2d)]
+    return float(any(each.training == (each.num_features == 4) for each in norms))
 
 
 def of_tokens(_rank, _world):
@@ -205,6 +214,7 @@ ON_TWO = {
     ),
     "pipeline, U-Net": case(*UNET, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("last",)}),
     "pipeline, tokens": of_tokens,
+    "pipeline, a norm in evaluation mode": of_modes,
     "pipeline, tied weights": case(
         *TIED, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "cuts": ("layers.1",)}
     ),
@@ -293,14 +303,7 @@ GROUPS = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    known = {}
-
-    def get(group):
-        if group not in known:
-            known[group] = on_ranks(*GROUPS[group], tmp_path_factory.mktemp("ranks"))
-        return known[group]
-
-    return get
+    return by_group(GROUPS, tmp_path_factory)
 
 
 @pytest.mark.parametrize(

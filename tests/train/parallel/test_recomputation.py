@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import small_models
 import torch
-from rank_group import on_ranks, plan_of
+from rank_group import by_group, plan_of
 from serial import batches, gradients, loss_of
 from torch import nn
 from torch.nn import functional
@@ -189,14 +189,7 @@ GROUPS = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    known = {}
-
-    def get(group):
-        if group not in known:
-            known[group] = on_ranks(*GROUPS[group], tmp_path_factory.mktemp("ranks"))
-        return known[group]
-
-    return get
+    return by_group(GROUPS, tmp_path_factory)
 
 
 @pytest.mark.parametrize(

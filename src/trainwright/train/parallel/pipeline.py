@@ -43,9 +43,10 @@ class Pipeline(nn.Module):
         cuts = cuts_of(model, plan)
         self._count = len(cuts) + 1
         self._mine = range(self._rank, self._count, self._ranks)
-        training = model.training
+        modes = {each: each.training for each in model.modules()}
         stages = {mode: _stages(model.train(mode), plan, cuts) for mode in (True, False)}
-        model.train(training)
+        for each, mode in modes.items():  # such as norms that keep their statistics
+            each.training = mode
         self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
         self._tied = _tied(model, stages[True], self._ranks)
         _forget(model, list(self._pieces[True].values()))
@@ -77,7 +78,8 @@ class Pipeline(nn.Module):
         held = [parameter for each in found for parameter in each.parameters()]
         if len(held) != len(set(held)) or set(held) != set(self.module.parameters()) or self._tied:
             raise UnsupportedPlan.of(
-                self._plan.strategy, "ZeRO beside a pipeline, and layers that share a parameter or one outside layers"
+                self._plan.strategy,
+                "ZeRO beside a pipeline, and parameters that layers share or that are in none; allowed: without ZeRO",
             )
         return found
 
