@@ -7,9 +7,9 @@ finds, where no setting of the knob goes. One thread; `aot_eager` runs the same 
 machines without a C++ compiler.
 """
 
+import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch_config
 from benchmarks._report import progress, table
+from benchmarks.memory.turns import over, seconds_in_turns
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
@@ -49,7 +50,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 }
 
 
-def compare(names: Sequence[str], repeats: int, compiler: Compiler) -> Iterator[dict[str, Any]]:
+def compare(names: Sequence[str], turns: int, compiler: Compiler) -> Iterator[dict[str, Any]]:
     """Yield a record per model and setting of the knob, and one for the least peak."""
     torch.set_num_threads(1)
     for name in names:
@@ -65,18 +66,18 @@ def compare(names: Sequence[str], repeats: int, compiler: Compiler) -> Iterator[
             seen.append((fixed + _peak(run, model, batch), run, knob))
         for peak, run, knob in seen:
             progress(f"compiled: {name}, ours within {peak} bytes")
-            yield _record(name, model, batch, free, full, peak, run, knob, repeats, compiler)
+            yield _record(name, model, batch, free, full, peak, run, knob, turns, compiler)
         try:
             memory.fit(model, batch, budget=fixed, backend="compile", compiler=compiler, tries=1)
         except InfeasibleBudget as below:
             least = below.minimal_bytes
             progress(f"compiled: {name}, the least, {least} bytes")
-            yield _record(name, model, batch, free, full, least, None, None, repeats, compiler)
+            yield _record(name, model, batch, free, full, least, None, None, turns, compiler)
 
 
 def _record(  # noqa: PLR0917  one place where it is made
     name: str, model: nn.Module, batch: torch.Tensor, free: Any, full: int, budget: int, run: Any, knob: float | None,
-    repeats: int, compiler: Compiler,
+    turns: int, compiler: Compiler,
 ) -> dict[str, Any]:  # fmt: skip
     try:
         ours = memory.fit(model, batch, budget=budget, backend="compile", compiler=compiler, tries=_TRIES)
@@ -85,10 +86,10 @@ def _record(  # noqa: PLR0917  one place where it is made
     else:
         said = ""
     timed = {"free": free, "torch": run, "ours": ours}
-    seconds = _timed({key: each for key, each in timed.items() if each is not None}, model, batch, repeats)
-    medians = {key: statistics.median(each) for key, each in seconds.items()}
-    over = {key: each / medians["free"] - 1 for key, each in medians.items()}
-    both = run is not None and ours is not None
+    steps = {key: functools.partial(_step, each, model, batch) for key, each in timed.items() if each is not None}
+    seconds = seconds_in_turns(steps, turns)
+    overheads = {key: over(each, seconds["free"])[0] for key, each in seconds.items()}
+    compared = None if run is None or ours is None else over(seconds["ours"], seconds["torch"])
     return {
         "model": name,
         "compiler": compiler,
@@ -98,11 +99,10 @@ def _record(  # noqa: PLR0917  one place where it is made
         "budget_bytes": budget,
         "our_bytes": None if ours is None else ours.plan.peak_bytes,
         "refusal": said,
-        "torch_overhead": over.get("torch"),
-        "our_overhead": over.get("ours"),
-        "ratio": statistics.median(a / b for a, b in zip(seconds["ours"], seconds["torch"], strict=True))
-        if both
-        else None,
+        "torch_overhead": overheads.get("torch"),
+        "our_overhead": overheads.get("ours"),
+        "ratio": compared and 1 + compared[0],
+        "ratio_interval": compared and tuple(1 + each for each in compared[1]),
         "seconds": {key: statistics.quantiles(each, n=4) for key, each in seconds.items()},
     }
 
@@ -128,18 +128,6 @@ def _peak(run: Callable[..., Any], model: nn.Module, batch: torch.Tensor) -> int
 def _step(run: Callable[..., Any], model: nn.Module, batch: torch.Tensor) -> None:
     model.zero_grad()
     train_once(run, batch, None)
-
-
-def _timed(runs: dict[str, Any], model: nn.Module, batch: torch.Tensor, repeats: int) -> dict[str, list[float]]:
-    """Return seconds of the processor of a step, in turns; the first turn warms up."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.process_time()
-            _step(run, model, batch)
-            if turn:
-                found[name].append(time.process_time() - start)
-    return found
 
 
 def row_of(record: dict[str, Any]) -> tuple[str, ...]:

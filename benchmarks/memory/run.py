@@ -48,7 +48,8 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=1000, help="random chains of each kind")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of an integer programme")
     parser.add_argument("--data", type=Path, help="folder of PipeDream graph files (.txt)")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="of the solver")
+    parser.add_argument("--turns", type=int, default=24, help="of the steps that are compared")
     parser.add_argument(
         "--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="to train within budgets"
     )
@@ -123,7 +124,7 @@ def _joint(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _training(arguments: argparse.Namespace) -> dict[str, Any]:
-    rows = list(train(arguments.models, arguments.repeats))
+    rows = list(train(arguments.models, arguments.turns))
     print(f"\n{table(_TRAINED, [_trained_row(row) for row in rows])}")
     # A plan that runs nothing again is the model itself, and so is its baseline.
     compared = [row for row in rows if row["baseline"] is not None and row["planned_overhead"] > 0]
@@ -133,6 +134,7 @@ def _training(arguments: argparse.Namespace) -> dict[str, Any]:
         "peak_error_worst": max(abs(row["predicted_bytes"] / row["tracked_bytes"] - 1) for row in rows),
         "overhead_over_best_baseline_worst": max(over),
         "overhead_over_best_baseline_median": float(np.median(over)),
+        "worse_than_best_baseline_beyond_noise": sum(row["overhead_over_baseline_interval"][0] > 0 for row in compared),
         "budgets_without_a_baseline": sum(row["baseline"] is None for row in rows),
         "gradient_mismatches": sum(row["gradient_mismatches"] for row in rows),
     }
@@ -149,7 +151,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 def _compile(arguments: argparse.Namespace) -> None:
     if arguments.compiler == "inductor" and shutil.which("g++") is None:
         raise SystemExit("--compiler: got 'inductor' without g++; allowed: aot_eager; or install a C++ compiler")
-    records = list(compiled.compare(arguments.compiled, arguments.repeats, arguments.compiler))
+    records = list(compiled.compare(arguments.compiled, arguments.turns, arguments.compiler))
     compiled.show(records)
     rows = [compiled.row_of(record) for record in records]
     result = {"benchmark": "memory_compiled", "environment": environment(), "summary": compiled.summary_of(records),
@@ -157,17 +159,18 @@ def _compile(arguments: argparse.Namespace) -> None:
     finish(result, arguments)
 
 
-_TRAINED = ("model", "budget", "overhead", "best checkpointing", "its overhead", "predicted / tracked peak")
+_TRAINED = ("model", "budget", "overhead", "best checkpointing", "over it (95 %)", "predicted / tracked peak")
 
 
 def _trained_row(row: dict[str, Any]) -> tuple[str, ...]:
-    plain, baseline = row["seconds"]["plain"][1], row["seconds"].get("baseline")
+    compared = row["overhead_over_baseline"]
+    low, high = row["overhead_over_baseline_interval"] or (None, None)
     return (
         f"{row['model']}, {row['stages']} stages",
         share(row["budget_share"]),
         share(row["overhead"]),
         row["baseline"] or "none fits",
-        "-" if baseline is None else share(baseline[1] / plain - 1),
+        "-" if compared is None else f"{share(compared)} ({share(low)} to {share(high)})",
         f"{row['predicted_bytes'] / row['tracked_bytes']:.4f}",
     )
 

@@ -3,20 +3,21 @@
 The baselines recompute segments of the same stages by `torch.utils.checkpoint` (not re-entrant), as
 `checkpoint_sequential` does: every block, k equal segments for all k, ceil(sqrt(L)) of them, and Chen's segments by
 bytes. Of each, one step's peak of tracked bytes is measured; at each budget the one that the simulator calls the
-fastest of those that keep it is timed against the plan and the plain model, in turns. Gradients are compared bit by
-bit with the plain model's.
+fastest of those that keep it is timed against the plan and the plain model, in turns; how much longer the plan takes
+is the median over the turns, with its interval. Gradients are compared bit by bit with the plain model's.
 """
 
 import copy
+import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks._report import progress
+from benchmarks.memory.turns import over, seconds_in_turns
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -57,13 +58,13 @@ MODELS: dict[str, Callable[[], Made]] = {
 }
 
 
-def train(names: Sequence[str], repeats: int) -> Iterator[dict[str, Any]]:
+def train(names: Sequence[str], turns: int) -> Iterator[dict[str, Any]]:
     """Yield a record per model and budget."""
     torch.set_num_threads(1)
     for name in names:
         torch.manual_seed(0)
         model, batch = MODELS[name]()
-        yield from _Subject(name, model, batch).records(repeats)
+        yield from _Subject(name, model, batch).records(turns)
 
 
 class _Subject:
@@ -75,7 +76,7 @@ class _Subject:
         self.buffers = copy.deepcopy(list(model.buffers()))
         self.gradients = self._step(model)
 
-    def records(self, repeats: int) -> Iterator[dict[str, Any]]:
+    def records(self, turns: int) -> Iterator[dict[str, Any]]:
         baselines = list(self._baselines())
         full, least = full_bytes(self.chain), minimal_bytes(self.chain)
         for budget in dict.fromkeys(max(int(share * full), least) for share in SHARES):
@@ -87,7 +88,9 @@ class _Subject:
             best = min(fitting, key=lambda each: each[3], default=None)
             timed = {"plain": self.model, "planned": planned} | ({} if best is None else {"baseline": best[1]})
             mismatches = self._mismatches(planned)
-            seconds = _timed(timed, self.batch, repeats)
+            steps = {each: functools.partial(_step, module, self.batch) for each, module in timed.items()}
+            seconds = seconds_in_turns(steps, turns)
+            compared = None if best is None else over(seconds["planned"], seconds["baseline"])
             yield {
                 "model": self.name,
                 "stages": len(self.row.stages),
@@ -102,10 +105,11 @@ class _Subject:
                 "violation": peak > budget,
                 "gradient_mismatches": mismatches,
                 "seconds": {each: statistics.quantiles(found, n=4) for each, found in seconds.items()},
-                "overhead": _over(seconds["planned"], seconds["plain"]),
+                "overhead": over(seconds["planned"], seconds["plain"])[0],
                 "baseline": None if best is None else best[0],
                 "baseline_bytes": None if best is None else best[2],
-                "overhead_over_baseline": None if best is None else _over(seconds["planned"], seconds["baseline"]),
+                "overhead_over_baseline": compared and compared[0],
+                "overhead_over_baseline_interval": compared and compared[1],
             }
 
     def _baselines(self) -> Iterator[tuple[str, nn.Module, int, float]]:
@@ -182,20 +186,3 @@ class _Segment:
 def _step(model: nn.Module, batch: torch.Tensor) -> None:
     model.zero_grad()
     (model(batch) * 1).sum().backward()
-
-
-def _over(seconds: list[float], others: list[float]) -> float:
-    """Return the median of the overheads of the single turns: what slows the machine slows both of one."""
-    return statistics.median(own / other for own, other in zip(seconds, others, strict=True)) - 1
-
-
-def _timed(models: dict[str, nn.Module], batch: torch.Tensor, repeats: int) -> dict[str, list[float]]:
-    """Return seconds of the processor of a step, in turns; the first turn warms up."""
-    found: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(repeats + 1):
-        for name, model in models.items():
-            start = time.process_time()
-            _step(model, batch)
-            if turn:
-                found[name].append(time.process_time() - start)
-    return found
