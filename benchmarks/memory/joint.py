@@ -11,7 +11,7 @@ largest stage needs for itself, within the least budget that there is.
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,21 +179,46 @@ def _activations(chain: Chain) -> int:
 
 def certified(count: int, limit: float) -> dict[str, Any]:
     """Compare plans of chains of 5 to 8 stages with the bound of an integer programme."""
+
+    def bound(chain: Chain, budget: int, bandwidth: int, plan: Plan) -> tuple[float, bool]:
+        proof = certify(chain, budget, Link.of(bandwidth), known_seconds=plan.seconds, limit_seconds=limit)
+        return max(plan.lower_seconds, proof.lower_seconds), proof.finished
+
+    return _gaps("joint certificates", [_linked(seed, 5, 8) for seed in range(count)], bound, proven=_PROVEN)
+
+
+def joint_optimality(count: int) -> dict[str, Any]:
+    """Compare plans with copies over a link of 1 or 3 bytes a second to the fastest schedule of tiny chains."""
+
+    def bound(chain: Chain, budget: int, bandwidth: int, plan: Plan) -> tuple[float, bool]:
+        best = solve_exact_with_copies(chain, budget, bandwidth, better_than_seconds=plan.seconds, states=_STATES)
+        return (min(best.seconds, plan.seconds) if best.finished else best.lower_seconds), best.finished
+
+    return _gaps("joint optimality", [_linked(seed, 2, 4) for seed in range(count)], bound, proven=_SAME)
+
+
+def _gaps(
+    name: str,
+    problems: Sequence[tuple[Chain, int, int]],
+    bound: Callable[[Chain, int, int, Plan], tuple[float, bool]],
+    *,
+    proven: float,
+) -> dict[str, Any]:
+    """Plan chains within budgets over links, and say how far above their bounds, as shares, the plans are."""
     gaps: list[float] = []
     unfinished = violations = 0
-    for seed in range(count):
-        if seed % 20 == 0:
-            progress(f"joint certificates: {seed} of {count}")
-        chain, budget, bandwidth = _linked(seed, 5, 8)
+    for number, (chain, budget, bandwidth) in enumerate(problems):
+        if number % 20 == 0:
+            progress(f"{name}: {number} of {len(problems)}")
         plan = plan_chain(chain, budget=budget, offload=True, bandwidth=bandwidth)
         violations += not simulate(chain, plan.operations, budget_bytes=budget, link=Link.of(bandwidth)).fits
-        proof = certify(chain, budget, Link.of(bandwidth), known_seconds=plan.seconds, limit_seconds=limit)
-        gaps.append(plan.seconds / max(plan.lower_seconds, proof.lower_seconds) - 1)
-        unfinished += not proof.finished
+        lower, finished = bound(chain, budget, bandwidth, plan)
+        gaps.append(plan.seconds / lower - 1)
+        unfinished += not finished
     return {
-        "chains": count,
+        "chains": len(gaps),
         "unfinished": unfinished,
-        "optimal_share": float(np.mean([gap < _PROVEN for gap in gaps])),
+        "optimal_share": float(np.mean([gap < proven for gap in gaps])),
         "mean_gap": float(np.mean(gaps)),
         "max_gap": float(np.max(gaps)),
         "violations": violations,
@@ -205,30 +230,6 @@ def _linked(seed: int, least: int, most: int) -> tuple[Chain, int, int]:
     chain, _ = small_chain(seed, least, most)
     budget = int(np.random.default_rng((8, seed)).integers(lowest_with_copies(chain)[1], full_bytes(chain) + 1))
     return chain, budget, (1, 3)[seed % 2]
-
-
-def joint_optimality(count: int) -> dict[str, Any]:
-    """Compare plans with copies over a link of 1 or 3 bytes a second to the fastest schedule of tiny chains."""
-    gaps: list[float] = []
-    unfinished = violations = 0
-    for seed in range(count):
-        if seed % 50 == 0:
-            progress(f"joint optimality: {seed} of {count}")
-        chain, budget, bandwidth = _linked(seed, 2, 4)
-        plan = plan_chain(chain, budget=budget, offload=True, bandwidth=bandwidth)
-        violations += not simulate(chain, plan.operations, budget_bytes=budget, link=Link.of(bandwidth)).fits
-        best = solve_exact_with_copies(chain, budget, bandwidth, better_than_seconds=plan.seconds, states=_STATES)
-        if best.finished:
-            gaps.append(plan.seconds / min(best.seconds, plan.seconds) - 1)
-        unfinished += not best.finished
-    return {
-        "chains": len(gaps),
-        "unfinished": unfinished,
-        "optimal_share": float(np.mean([gap < _SAME for gap in gaps])),
-        "mean_gap": float(np.mean(gaps)),
-        "max_gap": float(np.max(gaps)),
-        "violations": violations,
-    }
 
 
 def _plan(chain: Chain, budget: int, *, offload: bool) -> Plan | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.highs import solve_integer
+
 __all__ = ["Integer", "Solved", "Terms"]
 
 Terms = list[tuple[int, float]]
@@ -63,7 +65,6 @@ class Integer:
         A known cost is a solution too: a last variable y multiplies every limit, and where it and all others are 0, the
         cost is the known. Without any solution scipy would not tell the bound.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array, hstack
 
         cost, low, high, most = (np.array(each) for each in (self.cost, self._low, self._high, self._most))
@@ -76,13 +77,8 @@ class Integer:
             matrix = hstack([matrix, coo_array(-limit[:, None]), coo_array((len(low), 1))])
             cost, whole = np.append(cost, [-known, known]), np.append(whole, [1, 0])
             least, most = np.append(least, [0.0, 1.0]), np.append(most, [1.0, 1.0])
-        answer = milp(
-            cost,
-            integrality=whole,
-            bounds=Bounds(least, most),
-            constraints=LinearConstraint(matrix.tocsr(), low, high),
-            options={"time_limit": limit_seconds, "mip_rel_gap": gap},
-        )
+        rows = (matrix.tocsr(), low, high)
+        answer = solve_integer(cost, whole, (least, most), rows, limit_seconds=limit_seconds, gap=gap)
         if answer.status == 2:
             return Solved(None, math.inf, finished=True)
         found = answer.x is not None and (math.isinf(known) or answer.x[count] > 0.5)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.errors import AllocationError
+from trainwright.highs import solve_integer
 from trainwright.serve.cost import Cost
 from trainwright.serve.neighbours import Space
 from trainwright.serve.placement import Matrix, Placement, space_size
@@ -66,7 +67,6 @@ def integer_program(
     each d; bytes(z) <= capacity. At a fixed z this is what `ProfileCost` computes. An instance that fits no device
     alone is left out beforehand. Ends within `max_seconds` of solving, with a bound if not with the optimum.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
     seconds = cost.unit_seconds(units)
@@ -98,16 +98,11 @@ def integer_program(
         add([(place, 1.0) for place in here], 1.0)
         add([(count + place, entries[place][4] / max(1, space.free[d])) for place in here], 1.0)
     row, column, factor = zip(*terms, strict=True)
-    constraint = LinearConstraint(csr_array((factor, (row, column)), shape=(len(upper), 2 * count + 1)), ub=upper)
+    matrix = csr_array((factor, (row, column)), shape=(len(upper), 2 * count + 1))
     objective = np.zeros(2 * count + 1)
     objective[-1] = -1.0
-    solved = milp(
-        objective,
-        integrality=np.repeat([0, 1, 0], [count, count, 1]),
-        bounds=Bounds(0.0, np.append(np.ones(2 * count), np.inf)),
-        constraints=constraint,
-        options={"time_limit": max_seconds, "mip_rel_gap": 1e-9},
-    )
+    whole, most = np.repeat([0, 1, 0], [count, count, 1]), np.append(np.ones(2 * count), np.inf)
+    solved = solve_integer(objective, whole, (0.0, most), (matrix, -np.inf, upper), limit_seconds=max_seconds, gap=1e-9)
     bound = -float(solved.mip_dual_bound) * largest if solved.mip_dual_bound is not None else math.inf
     if solved.x is None:
         return Programmed(placement=None, value=-math.inf, bound=bound)

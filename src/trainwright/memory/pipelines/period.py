@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.highs import solve_integer
 from trainwright.memory.pipelines.patterns import Pattern, Work
 
 __all__ = ["Valid", "busiest", "valid_period"]
@@ -161,7 +162,6 @@ class _Programme:
         return Valid(pattern=pattern, lower_seconds=min(lower, period), finished=first.status == 0)
 
     def _run(self, least: float, whole: NDArray[np.float64] | None, limit_seconds: float) -> Any:
-        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         starts, pairs = len(self.row), len(self.pairs)
@@ -174,12 +174,7 @@ class _Programme:
         high[1] = 0.0
         if whole is not None:
             low[1 + starts :] = high[1 + starts :] = whole
-        integral = np.zeros(len(cost))
+        integral = np.zeros(len(cost), np.int64)
         integral[1 + starts :] = whole is None
-        return milp(
-            cost,
-            integrality=integral,
-            bounds=Bounds(low, high),
-            constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
-            options={"time_limit": limit_seconds, "mip_rel_gap": _GAP},
-        )
+        rows = (matrix, np.array(self.low), np.array(self.high))
+        return solve_integer(cost, integral, (low, high), rows, limit_seconds=limit_seconds, gap=_GAP)

@@ -1,0 +1,28 @@
+"""What integer programmes print, and what they do not."""
+
+import ctypes
+import sys
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from trainwright.highs import solve_integer
+
+
+def test_what_highs_prints_is_held_back_and_nothing_else(capfd, monkeypatch):
+    """The line that HiGHS prints from C is gone; what else was written meanwhile comes, from C and from Python."""
+
+    def printing(*arguments, **settings):
+        ctypes.CDLL(None).printf(b"HighsMipSolverData::transformNewIntegerFeasibleSolution tmpSolver.run();\nfrom C\n")
+        sys.stdout.write("from Python\n")
+        return original(*arguments, **settings)
+
+    original = scipy.optimize.milp
+    monkeypatch.setattr(scipy.optimize, "milp", printing)
+    solved = solve_integer(
+        np.array([-1.0, -2.0]), np.array([1, 0]), (0.0, 5.0), (np.array([[1.0, 1.0]]), 0.0, 6.5), limit_seconds=5, gap=0
+    )
+    sys.stdout.write("after\n")
+    assert solved.x == pytest.approx([1.0, 5.0])
+    assert sorted(capfd.readouterr().out.splitlines()) == ["after", "from C", "from Python"]
