@@ -90,6 +90,17 @@ def _attention_backward(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
+def _recurrent(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    # every element of a sequence meets all matrices: of input and of hidden state, for each gate
+    given = arguments[1] if isinstance(arguments[1], list | tuple) else arguments[1:3]
+    [x] = _shapes(arguments[:1])
+    return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in _shapes(given) if len(shape) > 1)
+
+
+def _recurrent_backward(arguments: Sequence[Any], results: Sequence[Shape]) -> int:
+    return 2 * _recurrent(arguments, results)
+
+
 _PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
     aten.mm: _product,
     aten.addmm: _after_first(_product),
@@ -105,6 +116,10 @@ _PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,  # noqa: SLF001
     aten._scaled_dot_product_efficient_attention_backward: _attention_backward,  # noqa: SLF001
     aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,  # noqa: SLF001
+    aten.mkldnn_rnn_layer: _recurrent,
+    aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+    aten._cudnn_rnn: _recurrent,  # noqa: SLF001
+    aten._cudnn_rnn_backward: _recurrent_backward,  # noqa: SLF001
 }
 _BOUND_BY_MEMORY = (  # beginnings of names
     *(
@@ -192,5 +207,12 @@ _BOUND_BY_MEMORY = (  # beginnings of names
         "lerp",
         "amp_",
         "leaky_relu",
+        "prelu_kernel",
+        "hardtanh",
+        "pixel_unshuffle",
+        "unsafe_split",
+        "weight_norm",
+        "thnn_fused",
     ),
+    *("mv", "dot", "vdot"),  # each element of the matrix is read for one multiply-add
 )

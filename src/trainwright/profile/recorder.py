@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trainwright.profile.attention import attention_by
+from trainwright.profile.corrections import corrected
 from trainwright.profile.flops import flops_of, is_known
 from trainwright.profile.storages import Held, StorageTracker, tensors_in
 
@@ -162,7 +163,7 @@ class Recorder(StorageTracker):
                 reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
         forward = self._node()
         try:
-            result = func(*args, **kwargs)
+            result = corrected(func, args, kwargs, func(*args, **kwargs))
         except Exception as error:
             self.failure = _Failure(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
             raise

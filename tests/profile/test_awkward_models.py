@@ -1,0 +1,114 @@
+"""Models off the beaten track: what a traced step holds is what a real one does."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+import trainwright as tw
+from trainwright.profile.storages import StorageTracker
+
+
+class Recurrent(nn.Module):
+    """The library that runs it keeps a workspace of a size of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.layers, self.end = nn.Embedding(50, 8), nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.end(self.layers(self.words(x))[0][:, -1])
+
+
+class Twin(nn.Module):
+    """One part runs on two inputs, given by keywords; a mapping comes out."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Conv1d(2, 8, 3, padding=2, dilation=2, groups=2), nn.GELU(), nn.Flatten())
+
+    def forward(self, *, left, right):
+        left, right = self.part(left), self.part(right)
+        return {"near": functional.cosine_similarity(left, right), "sizes": [left.norm(dim=1), None]}
+
+
+class Spectral(nn.Module):
+    """Complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4, 8, 5, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return torch.fft.irfft2(torch.einsum("bixy,ioxy->boxy", torch.fft.rfft2(x), self.weight), s=x.shape[-2:])
+
+
+def partly_frozen():
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    model[2].requires_grad_(False)
+    return model
+
+
+def normed():
+    """Autocast leaves a group norm in the input's precision, its weights in theirs."""
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.ReLU6(), nn.ConvTranspose2d(16, 8, 2, stride=2))
+
+
+AWKWARD = {
+    "recurrent": (Recurrent, lambda: torch.randint(50, (8, 12)), "fp32"),
+    "recurrent, mixed": (Recurrent, lambda: torch.randint(50, (8, 12)), "amp-bf16"),
+    "group norm, mixed": (normed, lambda: torch.randn(8, 3, 16, 16), "amp-bf16"),
+    "twin": (Twin, lambda: {"left": torch.randn(4, 2, 16), "right": torch.randn(4, 2, 16)}, "fp32"),
+    "spectral": (Spectral, lambda: torch.randn(4, 3, 8, 8), "fp32"),
+    "frozen": (partly_frozen, lambda: torch.randn(8, 16), "fp32"),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(16, 64)), nn.PReLU(), nn.Linear(64, 4)),
+        lambda: torch.randn(8, 16),
+        "fp32",
+    ),
+}
+
+
+def loss_of(model, sample):
+    out = model(**sample) if isinstance(sample, dict) else model(sample)
+    return sum(leaf.float().square().mean() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+
+
+def tracked(model, sample, precision):
+    """Return the peak of the second step of a training loop as anybody writes it."""
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    tracker = StorageTracker()
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp-bf16"):
+            loss = loss_of(model, sample)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    state = [value for states in optimizer.state.values() for value in states.values()]
+    tracker.watch([*model.parameters(), *model.buffers(), *tree_leaves(sample), *state], "held")
+    with tracker:
+        step()
+    return tracker.peak_bytes
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_the_traced_peak_is_that_of_a_training_loop(name):
+    make, sample, precision = AWKWARD[name]
+    torch.manual_seed(0)
+    model, sample = make(), sample()
+    profile = tw.Profile.trace(model, sample, loss=loss_of, precision=precision)
+    assert profile.peak_bytes == pytest.approx(tracked(model, sample, precision), rel=5e-3)
+    assert profile.origin == "traced"
+
+
+def test_recurrent_layers_have_work():
+    """Two multiply-adds of each weight for every element of a sequence, twice that backward."""
+    model, sample = Recurrent(), torch.randint(50, (8, 12))
+    layer = next(each for each in tw.Profile.trace(model, sample).layers if each.name == "layers")
+    weights = sum(each.numel() for each in model.layers.parameters() if each.dim() == 2)
+    assert layer.forward_flops == 2 * 8 * 12 * weights
+    assert layer.backward_flops == 2 * layer.forward_flops
