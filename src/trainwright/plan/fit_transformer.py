@@ -6,9 +6,10 @@ A block's forward pass on t of the tensor ranks, for b sequences of s tokens of 
     attention   4 b s^2 h / t operations at a rate of its own
     the rest    2 b s h (18 + 24 / t) + 12 a b s^2 / t bytes at the memory's rate (arXiv 2205.05198, section 4)
 
-and twice that backward. The device waits for its host where launching takes longer than working: a block takes the
-p-norm of both. Two all-reduces of 2 b s h bytes forward and two backward (arXiv 1909.08053); full recomputation adds a
-forward pass. Pipelines follow 1F1B: S slots of the last stage, which has the head, and p - 1 of a stage without.
+and twice that backward. Two all-reduces of 2 b s h bytes forward and two backward (arXiv 1909.08053); full
+recomputation adds a forward pass. The host waits for none of this, but takes its time to launch it: the device waits
+where that is longer, and a block takes the p-norm of both. Pipelines follow 1F1B: S slots of the last stage, which has
+the head, and p - 1 of a stage without.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ SERVER_CONSTANTS = (
     Constant(name="memory_rate", start=1.3e12, low=2e11, high=2.04e12),
     Constant(name="launch_seconds", start=1e-3, low=1e-4, high=6e-3),
     Constant(name="unfused_seconds", start=8e-4, low=1e-5, high=5e-3),
+    Constant(name="collective_seconds", start=2e-4, low=1e-6, high=5e-3),
     Constant(name="logit_passes", start=6.0, low=1.0, high=60.0),
     Constant(name="node_alpha", start=2e-5, low=1e-6, high=1e-3),
     Constant(name="node_beta", start=1 / 150e9, low=1 / 300e9, high=1 / 10e9),
@@ -101,8 +103,9 @@ def transformer_seconds(values: Mapping[str, float], runs: TransformerSteps) -> 
     device = matrices + attention + passes * moved / values["memory_rate"]
     even = (r.heads / r.tensor * r.micro) % _EVEN == 0
     host = passes / 3 * (values["launch_seconds"] + np.where(even, 0.0, values["unfused_seconds"]))
-    exchange = 2 * (passes - 1) * _sum_of_activations(values, r, 2 * tokens * r.hidden)
-    block = (device**_ROUNDNESS + host**_ROUNDNESS) ** (1 / _ROUNDNESS) + exchange
+    host += (passes - 1) / 2 * np.where(r.tensor > 1, values["collective_seconds"], 0.0)  # of a block's
+    device += 2 * (passes - 1) * _sum_of_activations(values, r, 2 * tokens * r.hidden)
+    block = (device**_ROUNDNESS + host**_ROUNDNESS) ** (1 / _ROUNDNESS)
     logits = tokens * r.vocabulary / r.tensor
     head = 6 * logits * r.hidden / values["matrix_rate"] + 4 * logits * values["logit_passes"] / values["memory_rate"]
     slots = r.batch / r.data / r.micro
