@@ -7,6 +7,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 import trainwright as tw
+from trainwright.plan import Degrees
 from trainwright.profile.storages import StorageTracker
 
 
@@ -44,6 +45,17 @@ class Spectral(nn.Module):
         return torch.fft.irfft2(torch.einsum("bixy,ioxy->boxy", torch.fft.rfft2(x), self.weight), s=x.shape[-2:])
 
 
+class Unread(nn.Module):
+    """A part that nothing runs: it gets no gradient, so that the optimizer keeps nothing for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unread = nn.Linear(16, 8), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.used(x)
+
+
 def partly_frozen():
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
     model[2].requires_grad_(False)
@@ -61,6 +73,7 @@ AWKWARD = {
     "group norm, mixed": (normed, lambda: torch.randn(8, 3, 16, 16), "amp-bf16"),
     "twin": (Twin, lambda: {"left": torch.randn(4, 2, 16), "right": torch.randn(4, 2, 16)}, "fp32"),
     "spectral": (Spectral, lambda: torch.randn(4, 3, 8, 8), "fp32"),
+    "unread": (Unread, lambda: torch.randn(8, 16), "fp32"),
     "frozen": (partly_frozen, lambda: torch.randn(8, 16), "fp32"),
     "weight norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(16, 64)), nn.PReLU(), nn.Linear(64, 4)),
@@ -112,3 +125,25 @@ def test_recurrent_layers_have_work():
     weights = sum(each.numel() for each in model.layers.parameters() if each.dim() == 2)
     assert layer.forward_flops == 2 * 8 * 12 * weights
     assert layer.backward_flops == 2 * layer.forward_flops
+
+
+@pytest.mark.parametrize(("make", "trained"), [(Unread, 136), (partly_frozen, 1348)])
+def test_weights_without_gradients_have_no_state_on_any_number_of_devices(make, trained):
+    """Divided or not, a plan holds all weights, and gradients and state of those that are trained only."""
+    torch.manual_seed(0)
+    model = make()
+    whole = sum(each.numel() for each in model.parameters())
+    profile = tw.Profile.trace(model, torch.randn(8, 16), loss=loss_of)
+    assert (profile.weight_elements, profile.trainable_elements) == (whole, trained)
+    oracle = tw.Oracle(tw.Cluster.preset("dgx-a100"))
+    state = 4 * whole + 8 * trained
+    for settings, least, exchanged in (
+        ({}, state, 4 * trained),
+        ({"zero": 1}, 4 * whole + 4 * trained, 4 * trained),
+        ({"zero": 3}, state / 2, 4 * trained),
+    ):
+        plan = oracle.estimate(profile, batch=16, degrees=Degrees(data=2), **settings)
+        gathered = 8 * whole if settings.get("zero") == 3 else 0  # two units at a time
+        assert least <= plan.peak_bytes <= least + gathered + profile.peak_bytes
+        gradients = sum(each.bytes * each.count for each in plan.collectives if each.phase == "gradient")
+        assert gradients == exchanged

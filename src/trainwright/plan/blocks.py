@@ -36,7 +36,9 @@ class BlockCosts:
     temporary: Floats
     """Bytes on top during its backward pass."""
     weights: Floats
-    expert_weights: Floats
+    trained: Floats
+    """Of them, those that get gradients."""
+    trained_experts: Floats
     exchanges: tuple[Exchange, ...]
 
 
@@ -69,7 +71,7 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
         waited = _exposed(*some, "forward", repeated, beside=cluster.overlap, hidden=assumptions.asynchronous)
         again.append(repeated + waited)
     experts = np.array([layer.experts > 0 for layer in work.layers])
-    elements = weights * work.weights
+    trained = weights * work.trained
     whole = work.per_block(bytes_kept)
     return BlockCosts(
         forward=work.per_block(forward),
@@ -80,8 +82,9 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
         kept=np.stack(choices),
         whole=whole,
         temporary=_temporary(work, samples, whole, kept) + gathered_bytes(work, mesh),
-        weights=work.per_block(elements),
-        expert_weights=work.per_block(np.where(experts, elements, 0.0)),
+        weights=work.per_block(weights * work.weights),
+        trained=work.per_block(trained),
+        trained_experts=work.per_block(np.where(experts, trained, 0.0)),
         exchanges=tuple(exchanges),
     )
 

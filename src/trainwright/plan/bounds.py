@@ -32,7 +32,7 @@ class Bounds:
     activations: Floats
     """(choices, shapes): bytes of what the stage's micro-batches in flight keep."""
     elements: Floats
-    """(shapes,): weights of the stage."""
+    """(2, shapes): weights of the stage, and those of them that get gradients."""
     _pricer: Pricer
     _mesh: Mesh
 
@@ -73,7 +73,8 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
         runs = cut.runs[fullest].T
         slowest = (cut.runs @ seconds).max(axis=0).reshape(shape)
         waits = (kept * np.tile(runs, len(choices))).sum(axis=0).reshape(shape)
-        found.append((slowest, waits, (without.weights.T * runs).sum(axis=0), most[fullest]))
+        elements = np.stack([(each.T * runs).sum(axis=0) for each in (without.weights, without.trained)])
+        found.append((slowest, waits, elements, most[fullest]))
     slot, waiting, elements, flying = (np.concatenate(each, axis=-1)[..., place] for each in zip(*found, strict=True))
     slots = mesh.microbatches
     passes = slots + bubble_slots(mesh)
@@ -100,9 +101,10 @@ def least_bytes(pricer: Pricer, mesh: Mesh, level: int) -> float:
     for rows, cut in pricer.by_cut(mesh):
         some = mesh.take(rows)
         activations = in_flight(some, cut.first) * (costs.kept[RECOMPUTE.index("full"), place[rows]] @ cut.runs.T)
-        elements, size = costs.weights[place[rows]] @ cut.runs.T, np.zeros(some.rows)
+        elements = np.stack([each[place[rows]] @ cut.runs.T for each in (costs.weights, costs.trained)])
+        size = np.zeros(some.rows)
         for stage in range(len(cut.runs)):
-            state, gradients = _state_bytes(pricer, some, level, elements[:, stage])
+            state, gradients = _state_bytes(pricer, some, level, elements[:, :, stage])
             size = np.maximum(size, state + np.maximum(gradients, activations[:, stage]))
         leanest = min(leanest, float(size.min()))
     return leanest
@@ -119,5 +121,7 @@ def _state_bytes(pricer: Pricer, mesh: Mesh, level: int, elements: Floats) -> tu
     """Return bytes of weights and optimizer state, and of gradients, which come while activations go."""
     precision, data = pricer.work.precision, mesh.axis("data")
     optimizing, gradients, weights = (data if level >= least else 1 for least in (1, 2, 3))
-    state = pricer.optimizer.state_bytes(precision) / optimizing + precision.resident_bytes(level) / weights
-    return elements * state, elements * (precision.gradient_bytes / gradients)
+    held = pricer.optimizer.held_bytes(precision, *elements) / optimizing
+    return held + elements[0] * (precision.resident_bytes(level) / weights), elements[
+        1
+    ] * precision.gradient_bytes / gradients

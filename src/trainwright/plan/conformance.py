@@ -70,7 +70,13 @@ class StrategyConformance:
         degree = mesh.axis(strategy.axis)
         weights = np.tile(work.per_block(work.weights), (mesh.rows, 1))
         runs = np.tile(work.counts.astype(np.float64), (mesh.rows, 1))
-        load = Load(runs=runs, weights=weights, expert_weights=weights * 0, cut_bytes=np.full(mesh.rows, 4096.0))
+        load = Load(
+            runs=runs,
+            weights=weights,
+            trained=weights,
+            trained_experts=weights * 0,
+            cut_bytes=np.full(mesh.rows, 4096.0),
+        )
         listed = [*strategy.communication(work, mesh, None), *strategy.communication(work, mesh, load)]
         assert listed
         for exchange in listed:

@@ -54,12 +54,13 @@ def footprint(
     shard, level = mesh.shard[:, None].astype(np.float64), mesh.zero[:, None]
     elements = costs.weights[place] @ stages.runs.T
     weights = elements * np.where(level == 3, precision.resident_bytes(3) / shard, precision.weight_bytes)
-    gradients = elements * precision.gradient_bytes / np.where(level >= 2, shard, 1.0)
-    optimizing = elements * optimizer.state_bytes(precision) / np.where(level >= 1, shard, 1.0)
+    trained = costs.trained[place] @ stages.runs.T
+    gradients = trained * precision.gradient_bytes / np.where(level >= 2, shard, 1.0)
+    optimizing = optimizer.held_bytes(precision, elements, trained) / np.where(level >= 1, shard, 1.0)
     state = weights + gradients + optimizing
     used = stages.runs > 0
-    largest = np.where(used[None], costs.weights[place][:, None, :], 0.0).max(axis=2)
-    gathered = largest * (2 * precision.weight_bytes + precision.gradient_bytes)
+    unit = 2 * precision.weight_bytes * costs.weights + precision.gradient_bytes * costs.trained
+    gathered = np.where(used[None], unit[place][:, None, :], 0.0).max(axis=2)
     flying = in_flight(mesh, stages.first)
     kept = costs.kept[mesh.recompute, place]
     activations = flying * (kept @ stages.runs.T)
@@ -74,7 +75,7 @@ def footprint(
         followed = _timeline(work, costs, place, kept, top)
         lean = weights[:, 0] + optimizing[:, 0] + np.maximum(followed, gradients[:, 0])
         peak[:, 0] = np.where(single, lean, peak[:, 0])
-    peak = np.maximum(peak, state + _updating(work, elements / np.where(level >= 1, shard, 1.0)))
+    peak = np.maximum(peak, state + _updating(work, trained / np.where(level >= 1, shard, 1.0)))
     fixed = work.profile.buffer_bytes + mesh.micro * work.profile.input_bytes / work.profile.batch
     traced = work.profile.peak_bytes
     if traced and (work.profile.precision, work.profile.optimizer) == (precision.name, optimizer.name):
@@ -94,7 +95,7 @@ def footprint(
         state=state[rows, fullest],
         activations=activations.max(axis=1),
         replicated=replicated[rows, fullest],
-        updated_elements=elements.max(axis=1) / np.where(mesh.zero >= 1, mesh.shard, 1),
+        updated_elements=trained.max(axis=1) / np.where(mesh.zero >= 1, mesh.shard, 1),
     )
 
 
@@ -115,7 +116,7 @@ def _timeline(work: Work, costs: BlockCosts, place: Ints, kept: Floats, top: Flo
 
     Within a run of equal blocks both change evenly, so that the first and the last of them are looked at.
     """
-    gradients = costs.weights[place] * work.precision.gradient_bytes
+    gradients = costs.trained[place] * work.precision.gradient_bytes
     counts = work.counts
     before = np.concatenate([np.zeros((len(kept), 1)), np.cumsum(kept * counts, axis=1)], axis=1)
     after = np.cumsum((gradients * counts)[:, ::-1], axis=1)[:, ::-1]

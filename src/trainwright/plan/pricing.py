@@ -94,7 +94,7 @@ class Prices:
             scatter=inside["gradient"],
             buckets=number // rounds,
             bucket_seconds=seconds / number if number else 0.0,
-            gradients=costs.weights[place],
+            gradients=costs.trained[place],
             microbatches=slots,
             every=every,
         )
@@ -166,7 +166,8 @@ class Pricer:
             cut_bytes[rows] = self.work.scaled(stages.cut_bytes)
             some = mesh.take(rows)
             parts.append((rows, footprint(self.work, self.optimizer, some, costs, place=place[rows], stages=stages)))
-        load = Load(runs=heaviest, weights=weights, expert_weights=costs.expert_weights[place], cut_bytes=cut_bytes)
+        trained, experts = costs.trained[place], costs.trained_experts[place]
+        load = Load(runs=heaviest, weights=weights, trained=trained, trained_experts=experts, cut_bytes=cut_bytes)
         exchanges = [*Data().communication(self.work, mesh, load), *Pipeline().communication(self.work, mesh, load)]
         seconds = all_seconds(self.cluster, exchanges)
         slots = mesh.microbatches.astype(np.float64)
@@ -178,7 +179,7 @@ class Pricer:
         # The gradients of a micro-batch but the first are added to those there are: two read, one written. A measured
         # pass does that.
         shards = np.where(mesh.zero >= 2, mesh.shard, 1)
-        added = 3 * self.work.precision.gradient_bytes * (heaviest * weights).sum(axis=1) / shards
+        added = 3 * self.work.precision.gradient_bytes * (heaviest * trained).sum(axis=1) / shards
         updated += (slots - 1) * added * (self.work.profile.origin != "measured")
         bandwidth = self.cluster.device.memory_bandwidth * self.assumptions.bandwidth
         return Prices(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trainwright.errors import InputError, closest
+from trainwright.plan.mesh import Floats
 
 __all__ = ["OPTIMIZERS", "PRECISIONS", "Optimizer", "Precision", "optimizer_of", "precision_of"]
 
@@ -95,9 +96,10 @@ class Optimizer:
     name: str
     numbers: float
 
-    def state_bytes(self, precision: Precision) -> float:
-        """Return bytes of state and master copy a parameter."""
-        return precision.master_bytes + self.numbers * precision.state_bytes
+    def held_bytes(self, precision: Precision, elements: Floats, trained: Floats) -> Floats:
+        """Return bytes of master copies of `elements` weights, and of state of those `trained`."""
+        found: Floats = elements * precision.master_bytes + trained * (self.numbers * precision.state_bytes)
+        return found
 
     def moved_bytes(self, precision: Precision) -> float:
         """Return bytes that an update moves a parameter: 12 for plain SGD in fp32, 20 with momentum, 28 for Adam."""

@@ -37,6 +37,8 @@ class Work:
     forward_bytes: Floats = field(init=False)
     backward_bytes: Floats = field(init=False)
     weights: Floats = field(init=False)
+    trained: Floats = field(init=False)
+    """Of the weights, those that get gradients, and have state of the optimizer."""
     inputs: Floats = field(init=False)
     outputs: Floats = field(init=False)
     saved: Floats = field(init=False)
@@ -76,6 +78,7 @@ class Work:
             "forward_bytes": np.maximum(0.0, column("forward_bytes") - weights * traced) * scale / batch,
             "backward_bytes": np.maximum(0.0, column("backward_bytes") - 2 * weights * traced) * scale / batch,
             "weights": weights,
+            "trained": weights - column("frozen_elements"),
             "inputs": column("input_elements", 1 / batch),
             "outputs": column("output_elements", 1 / batch),
             "saved": held * scale / batch,

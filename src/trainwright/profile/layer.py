@@ -22,6 +22,8 @@ class Layer:
     output_elements: int
     weight_elements: int = 0
     """Weights and biases of this layer; 0 for a weight that an earlier layer has already counted (tied)."""
+    frozen_elements: int = 0
+    """Of them, those that get no gradient: frozen, or read where no gradients flow, or by nothing."""
     forward_flops: float = 0.0
     """A multiply-add counts as two."""
     backward_flops: float = 0.0

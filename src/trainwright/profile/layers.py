@@ -1,7 +1,7 @@
 """Operations become layers: those of one module call, or of one stretch of a forward function, are one layer."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,16 +22,32 @@ class Gathered:
 
 @dataclass(slots=True)
 class Weights:
-    """Which storages are parameters, with their elements, and which of them a layer has already counted."""
+    """Which storages are parameters, with their elements and those trained, and which of them a layer has counted."""
 
     elements: Mapping[int, int]
+    trained: Mapping[int, int]
     counted: set[int] = field(default_factory=set)
 
-    def take(self, storages: set[int]) -> int:
-        """Return the elements of the parameters among `storages` that no layer has counted yet."""
-        new = (storages & self.elements.keys()) - self.counted
+    def take(self, storages: Collection[int]) -> tuple[int, int]:
+        """Return the elements of the parameters among `storages` that no layer has counted yet, and those frozen."""
+        new = (self.elements.keys() & storages) - self.counted
         self.counted |= new
-        return sum(self.elements[number] for number in new)
+        whole, trained = (sum(known.get(number, 0) for number in new) for known in (self.elements, self.trained))
+        return whole, whole - trained
+
+    def rest(self) -> list[Layer]:
+        """Return a layer without work of those that none has counted, if there are any: nothing reads them."""
+        whole, frozen = self.take(self.elements.keys())
+        unread = Layer(
+            name="unread",
+            kind="other",
+            input_elements=0,
+            output_elements=0,
+            weight_elements=whole,
+            frozen_elements=frozen,
+            launches=0,
+        )
+        return [unread] if whole else []
 
 
 def gather_fused(operations: Sequence[Operation], first: int, last: int) -> list[Gathered]:
@@ -111,6 +127,7 @@ def layer_of(
         for operation in own
         for number, shaped in zip(operation.creates, operation.results, strict=False)
     }
+    whole, frozen = weights.take(read.keys())
     handed = [elements for number, elements in results.items() if number in outside]
     changed = [read[number].elements for operation in own for number in operation.writes if number in read]
     kind = _kind(own)
@@ -119,7 +136,8 @@ def layer_of(
         kind=kind,
         input_elements=sum(shaped.elements for number, shaped in read.items() if number not in weights.elements),
         output_elements=sum(handed) or max((*results.values(), *changed), default=0),
-        weight_elements=weights.take(set(read)),
+        weight_elements=whole,
+        frozen_elements=frozen,
         forward_flops=math.fsum(operation.flops for operation in own),
         backward_flops=math.fsum(operation.flops for operation in back),
         forward_bytes=sum(operation.bytes for operation in own),

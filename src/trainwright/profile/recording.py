@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from trainwright.profile.failures import explained
 from trainwright.profile.recorder import Operation, Recorder, Stored
@@ -28,6 +29,10 @@ class Recording:
     """Numbers of the module calls that were calls of torch's attention."""
     parameters: dict[int, int]
     """Storages of parameters, and the elements of the parameters in each."""
+    trained: dict[int, int]
+    """The same of those that get gradients."""
+    trained_bytes: int
+    """Bytes of these parameters."""
     fixed: frozenset[int]
     """Storages that are there before and after: parameters, buffers, the optimizer's state, the sample."""
     sample: frozenset[int]
@@ -56,7 +61,7 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
         try:
             step.fill_state()
             step.watched(recorder)
-            parameters = _elements(step, recorder)
+            parameters = _elements(step.parameters, recorder)
             buffers, state = recorder.marks(list(step.model.buffers())), recorder.marks(step.state)
             sample = recorder.marks(step.sample)
             with recorder, recorder.modules(step.model):
@@ -70,6 +75,8 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
                     step.backward()
                 recorder.watch(step.gradients, "gradients")
                 gradients = recorder.marks(step.gradients)
+                trained = step.trained
+                idle = recorder.marks([step.state_of(p) for p in set(step.parameters).difference(trained)])
                 parts["backward"] = (parts["forward"][1], len(operations))
                 recorder.start("update")
                 with recorder.owner("update"):
@@ -84,6 +91,9 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
                 step.finish()
         except Exception as error:
             raise explained(error, recorder, fake=step.fake is not None) from error
+    # An optimizer makes no state for what never gets a gradient; it was made here, but nothing has touched it.
+    idle_bytes = sum(recorder.storages[number].bytes for number in idle)
+    by_owner["optimizer"] = by_owner.get("optimizer", 0) - idle_bytes
     return Recording(
         operations=operations,
         storages=recorder.storages,
@@ -91,22 +101,24 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
         saved_until=recorder.saved_until,
         attentions=frozenset(recorder.attentions),
         parameters=parameters,
+        trained=_elements(trained, recorder),
+        trained_bytes=sum(each.numel() * each.dtype.itemsize for each in trained),
         fixed=frozenset({*parameters, *buffers, *state, *sample}),
         sample=frozenset(sample),
         results=frozenset(results),
         gradients=frozenset(gradients),
         kept=frozenset(kept),
         parts=parts,
-        peak_bytes=peak,
-        peak_by_owner=by_owner,
-        state_bytes=sum(recorder.storages[number].bytes for number in state),
+        peak_bytes=peak - idle_bytes,
+        peak_by_owner={owner: size for owner, size in by_owner.items() if size},
+        state_bytes=sum(recorder.storages[number].bytes for number in state) - idle_bytes,
         uncounted=tuple(recorder.uncounted),
     )
 
 
-def _elements(step: Step, recorder: Recorder) -> dict[int, int]:
+def _elements(parameters: list[nn.Parameter], recorder: Recorder) -> dict[int, int]:
     found: dict[int, int] = {}
-    for parameter in step.parameters:
+    for parameter in parameters:
         for number in recorder.marks(parameter):
             found[number] = found.get(number, 0) + parameter.numel()
     return found

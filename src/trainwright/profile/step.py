@@ -49,8 +49,8 @@ class Step:
     precision: str
     device: torch.device
     fake: FakeTensorMode | None
-    other_state: list[torch.Tensor] = field(default_factory=list)
-    """What the optimizer holds for parameters that its step leaves out, being like others."""
+    other_state: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """What the optimizer holds for parameters that its step leaves out, being like others; by identity of these."""
     result: Any = None
 
     @property
@@ -62,7 +62,22 @@ class Step:
     def state(self) -> list[torch.Tensor]:
         """Tensors that the optimizer holds."""
         state = [states for optimizer in self.optimizers for states in optimizer.state.values()]
-        return [leaf for leaf in tree_leaves([self.other_state, state]) if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in tree_leaves([*self.other_state.values(), state]) if isinstance(leaf, torch.Tensor)]
+
+    def state_of(self, parameter: nn.Parameter) -> list[torch.Tensor]:
+        """Return those that it holds for one parameter."""
+        held = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
+        found = [*self.other_state.get(id(parameter), ()), *tree_leaves(held)]
+        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """Parameters that get a gradient, as is known after the backward pass.
+
+        What a real step has left out, as it depends on values, another may reach.
+        """
+        known = self.fake is not None
+        return [each for each in self.parameters if each.requires_grad and not (known and each.grad is None)]
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -175,11 +190,11 @@ def prepare(
         moved = tree_map(lambda leaf: copier.of(leaf) if isinstance(leaf, torch.Tensor) else leaf, sample)
         trainable = [parameter for parameter in copied.parameters() if parameter.requires_grad]
         runs: list[list[nn.Parameter]] = [trainable] if trainable else []
-        state: list[torch.Tensor] = []
+        state: dict[int, list[torch.Tensor]] = {}
         if lean and isinstance(optimizer, str) and device.type == "cpu":
             runs = _runs(trainable)
             updated = {id(parameter) for run in runs for parameter in run}
-            state = [made for p in trainable if id(p) not in updated for made in _state_of(optimizer, p)]
+            state = {id(p): _state_of(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
         made = [make(run) for run in runs] if make is not None else []
     return Step(

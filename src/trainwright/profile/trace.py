@@ -100,7 +100,7 @@ class Chained:
         """Return the stages and their layers, in order, with the measured seconds of operations if there are any."""
         recording = self.recording
         outside = _read_in_other_layers(recording, self.layers)
-        weights = Weights(recording.parameters)
+        weights = Weights(recording.parameters, recording.trained)
         lives = _Lives(recording, self._pending())
         again = self._again()
         saved, copies = self._saved_by_layer(), self._copies()
@@ -133,6 +133,8 @@ class Chained:
             if seconds is not None:
                 pairs = zip(layers, self.layers[k], strict=True)
                 layers = [_timed(layer, gathered, seconds) for layer, gathered in pairs]
+            if k == len(self.spans) - 1:
+                layers += weights.rest()
             stage = Stage(
                 name=paths.fresh(_stage_name(layers)),
                 layers=len(layers),
@@ -313,7 +315,6 @@ def profile_of(
     blocks = blocks_of(
         [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving, fold=fold
     )
-    trainable = [parameter for parameter in step.parameters if parameter.requires_grad]
     batch = batch_of(step.sample)
     return Profile(
         name=name,
@@ -322,8 +323,8 @@ def profile_of(
         precision=step.precision,
         parameters=sum(parameter.numel() for parameter in step.parameters),
         parameter_bytes=_bytes(step.parameters),
-        trainable_elements=sum(parameter.numel() for parameter in trainable),
-        gradient_bytes=_bytes(trainable),
+        trainable_elements=sum(recording.trained.values()),
+        gradient_bytes=recording.trained_bytes,
         buffer_bytes=_bytes(list(step.model.buffers())),
         input_bytes=sum(storages[number].bytes for number in recording.sample),
         common_bytes=sum(storages[number].bytes for number in chained.common),

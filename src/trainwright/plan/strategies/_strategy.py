@@ -57,8 +57,10 @@ class Load:
     """(candidates, blocks): how often each block runs in that stage."""
     weights: Floats
     """(candidates, blocks): elements that one run of a block has on a device, before weights are divided as state."""
-    expert_weights: Floats
-    """(candidates, blocks): those of them that are experts'."""
+    trained: Floats
+    """(candidates, blocks): those of them that get gradients."""
+    trained_experts: Floats
+    """(candidates, blocks): those of these that are experts'."""
     cut_bytes: Floats
     """What a sample hands from stage to stage."""
 

@@ -48,8 +48,8 @@ class Data:
         """Return the exchanges of gradients, and of weights where these are divided."""
         if load is None:
             return []
-        common = (load.runs * (load.weights - load.expert_weights)).sum(axis=1)
-        experts = (load.runs * load.expert_weights).sum(axis=1)
+        common = (load.runs * (load.trained - load.trained_experts)).sum(axis=1)
+        experts = (load.runs * load.trained_experts).sum(axis=1)
         found = self._replicated(work, mesh, common, _COPIES)
         if experts.any():
             found += self._replicated(work, mesh, experts, ("context", "spatial", "data"))
@@ -89,18 +89,18 @@ class Data:
             return []
         found = []
         for where, block in enumerate(work.blocks):
-            weights = load.weights[:, where]
-            count = np.where(level & (weights > 0), 1.0, 0.0)
-            halves, gradients = weights * work.precision.weight_bytes, weights * work.precision.gradient_bytes
+            halves = load.weights[:, where] * work.precision.weight_bytes
+            gradients = load.trained[:, where] * work.precision.gradient_bytes
             moves: tuple[tuple[Operation, Floats, Phase], ...] = (
                 ("all_gather", halves, "forward"),
                 ("all_gather", halves, "backward"),
                 ("reduce_scatter", gradients, "gradient"),
             )
-            found += [
-                Exchange(operation, "data", ranks, stride, size, count, phase, where, block.name, overlaps=True)
-                for operation, size, phase in moves
-            ]
+            for operation, size, phase in moves:
+                count = np.where(level & (size > 0), 1.0, 0.0)
+                found.append(
+                    Exchange(operation, "data", ranks, stride, size, count, phase, where, block.name, overlaps=True)
+                )
         return found
 
 
