@@ -10,8 +10,9 @@ are, the values whose next reader is farthest leave too (Belady's rule).
 The programme does not know when copies end, so the fastest few are changed: annealing forces one decision of the
 plan's tree after another (an option, a split, whether what is held leaves, the memory of a part), everything else
 being read off the table again, and keeps what a compiled simulator finds faster. From these, from the plan without
-copies and from one that recomputes nothing, `phases` goes on to plans that are not persistent. `simulate` has the last
-word; with a plan without copies among the candidates, offloading never loses time.
+copies and from one that recomputes nothing, `phases` goes on to plans that are not persistent, and `lists` to those
+that have copies and forwards anywhere. `simulate` has the last word; with a plan without copies among the candidates,
+offloading never loses time.
 """
 
 import heapq
@@ -25,6 +26,7 @@ from trainwright.memory.baselines import keep_all
 from trainwright.memory.chain import Chain
 from trainwright.memory.joint import Priced, Programme, operations_of, rows_of
 from trainwright.memory.link import Link
+from trainwright.memory.lists import polished
 from trainwright.memory.operations import Operation
 from trainwright.memory.phases import annealed, everything, phases_of
 from trainwright.memory.simulate import simulate
@@ -90,7 +92,8 @@ def plan_offload(
             if math.isfinite(seconds):
                 accept(operations_of(rows))
                 seeds.append((seconds, len(seeds), programme, priced.price, unforced(sizes.plain.size)))
-    scale = min(1.0, len(chain.steps) / _WHOLE, (_LONG / len(chain.steps)) ** 2)
+    fewer = min(1.0, (_LONG / len(chain.steps)) ** 2)
+    scale = min(fewer, len(chain.steps) / _WHOLE)
     quickest = float(np.minimum.reduceat(sizes.forward + sizes.back, sizes.first[:-1]).sum())
     for count, tries in _CLIMBS:
         if least <= quickest * (1 + _NOTHING):
@@ -109,7 +112,10 @@ def plan_offload(
         for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
     ]
     phases = [phases_of(sizes.plain.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))]
-    for seconds, rows in annealed(sizes, (limits, _HURRIES), [*phases, everything(sizes.plain.size)], scale=scale):
+    lists = list(annealed(sizes, (limits, _HURRIES), [*phases, everything(sizes.plain.size)], scale=scale))
+    if best is not None:
+        lists.append((least, rows_of(best)))
+    for seconds, rows in (*lists, *polished(sizes, limits, lists, scale=fewer)):
         if seconds < least:
             accept(operations_of(rows))
     return best
