@@ -7,6 +7,11 @@ import signal
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test asserts on a clock: how long an example takes says what else runs on the machine.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # Read when torch and numba are loaded: small work is slower on several threads, far slower where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

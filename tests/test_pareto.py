@@ -4,7 +4,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.pareto import Front, hypervolume, non_dominated, ranks, reference_of, sampled_hypervolume
@@ -69,7 +69,6 @@ def test_the_incremental_front_is_that_of_all_rows_in_any_order(rows, random):
     assert np.array_equal(front.losses, rows[list(front.labels)])
 
 
-@settings(deadline=None)
 @given(losses(most=8), st.randoms())
 def test_hypervolume_is_the_union_of_boxes_in_any_order(rows, random):
     """Inclusion-exclusion at up to 8 points; to the last bit the same however the rows are ordered."""
@@ -81,7 +80,6 @@ def test_hypervolume_is_the_union_of_boxes_in_any_order(rows, random):
     assert hypervolume(np.array(shuffled), reference) == volume
 
 
-@settings(deadline=None)
 @given(losses())
 def test_hypervolume_never_falls_as_rows_are_added(rows):
     reference = reference_of(rows)

@@ -48,7 +48,7 @@ def write(folder, tensors, grid, chunk):
 shapes = st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data(), shape=shapes, chunk=st.integers(1, 40), span=st.integers(1, 64))
 def test_any_box_of_any_grid(data, shape, chunk, span, tmp_path_factory):
     """A box is the slice of the whole, whatever boxes and chunks are on disk, however little is read at once."""

@@ -43,7 +43,7 @@ def figures(**options):
     return Figures(**given | options)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(alpha=st.floats(1e-7, 1e-3), bandwidth=st.floats(1e8, 1e12))
 def test_links_come_out(alpha, bandwidth):
     """Latency and bandwidth from rings and messages of all sizes and worlds together."""

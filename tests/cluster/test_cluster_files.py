@@ -94,7 +94,7 @@ def test_round_trip(tmp_path_factory, ending):
         pytest.importorskip("yaml")
     path = tmp_path_factory.mktemp("round") / f"cluster.{ending}"
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(clusters())
     def back_and_forth(cluster):
         cluster.save(path)

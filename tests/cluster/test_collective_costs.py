@@ -113,7 +113,7 @@ def test_selection_names_the_algorithm_and_the_tier():
     assert collective_seconds(cluster, "send", 1e6, ranks=2, stride=4).tier == "leaf"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(call=calls(), size=sizes, operation=st.sampled_from(OPERATIONS))
 def test_selected_is_the_least(call, size, operation):
     """The cost is that of the algorithm named, no candidate is cheaper, and arrays cost what numbers cost."""
@@ -128,7 +128,7 @@ def test_selected_is_the_least(call, size, operation):
     assert times[2] == pytest.approx(collective_seconds(cluster, operation, 2 * size, **group).seconds, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(cluster=clusters(), size=sizes, operation=st.sampled_from(OPERATIONS))
 def test_a_group_of_one_exchanges_nothing(cluster, size, operation):
     """One rank costs nothing, of whatever stride."""
@@ -136,7 +136,7 @@ def test_a_group_of_one_exchanges_nothing(cluster, size, operation):
     assert (cost.seconds, cost.algorithm) == (0.0, "none")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(call=calls(), size=sizes)
 def test_all_reduce_is_reduce_scatter_and_all_gather(call, size):
     """In ring cost."""
@@ -148,7 +148,7 @@ def test_all_reduce_is_reduce_scatter_and_all_gather(call, size):
     assert ring["all_reduce"][name] == pytest.approx(ring["reduce_scatter"][name] + ring["all_gather"][name])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     call=calls(), size=sizes, more=st.integers(0, 10**9), factors=st.tuples(st.floats(1, 10), st.floats(1, 10)),
     operation=st.sampled_from(OPERATIONS),
@@ -168,7 +168,7 @@ def test_costs_rise_with_what_slows_them(call, size, more, factors, operation):
         assert collective_seconds(changed, operation, size, **group).seconds >= least
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(size=st.integers(0, 300), ranks=st.integers(2, 40), alpha=st.floats(0, 10), beta=st.floats(1e-3, 10))
 def test_chunks_are_the_best_of_all(size, ranks, alpha, beta):
     """No number of chunks of a byte or more is cheaper than the one chosen."""

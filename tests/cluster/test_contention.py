@@ -88,7 +88,7 @@ def counted(cluster, rings, place=lambda rank: rank):
     return max(1.0, *load.values()) if load else 1.0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(placed())
 def test_phi_equals_flows_counted_one_by_one(case):
     """On random small topologies, placements and axes."""
@@ -99,7 +99,7 @@ def test_phi_equals_flows_counted_one_by_one(case):
     assert ring_contention(cluster, rings) == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(placed(), st.randoms(use_true_random=False))
 def test_phi_does_not_know_the_names_of_nodes(case, random):
     """Renaming nodes below a switch, and switches below a switch, changes nothing."""
@@ -150,7 +150,7 @@ def test_later_blocks_may_lie_across_nodes():
     assert group_tier(cluster, ranks=2, stride=4).name == "level0"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_groups_of_an_axis_differ_only_there(degrees, data):
     """Every rank is in one group; a group's ranks have equal coordinates but for the axis, which counts up."""

@@ -13,7 +13,7 @@ from trainwright.errors import InputError
 SIZES = [256 * 4**k for k in range(10)]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(alpha=st.floats(1e-7, 1e-2), beta=st.floats(1e-12, 1e-7))
 def test_exact_times_give_their_coefficients(alpha, beta):
     """Over nine orders of magnitude in size, since relative errors weigh small messages as much as large ones."""
@@ -22,7 +22,7 @@ def test_exact_times_give_their_coefficients(alpha, beta):
     assert fit.error < 1e-9
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=5))
 def test_no_grid_point_is_better(rows):
     """On data that no coefficients explain, among all non-negative ones of a grid."""

@@ -174,7 +174,7 @@ RULES = [
 
 class TestWhatMustNeverHappen:
     @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=12)
     @given(data=st.data())
     def test_grants_clocks_and_ends(self, policy, data):
         """Whatever fails: nobody holds what another holds, time never runs back, and every run ends with all it had."""

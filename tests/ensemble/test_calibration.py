@@ -24,7 +24,7 @@ def classes(temperature, rows=3000, seed=0):
 
 
 class TestTemperature:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(seed=st.integers(0, 1000), temperature=st.sampled_from([0.4, 1.0, 3.0]))
     def test_against_a_grid(self, seed, temperature):
         told, labels = classes(temperature, rows=200, seed=seed)
@@ -123,7 +123,7 @@ class TestMeasures:
         assert good.area < none.area < bad.area
         assert none.risk == (1.5,) * 4
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         inside=st.lists(st.integers(0, 5), min_size=1, max_size=8),
         outside=st.lists(st.integers(0, 5), min_size=1, max_size=8),

@@ -29,7 +29,7 @@ def scored(name, targets, labels):
     return 2 * right / (labels.sum() + targets.sum()) if right else 0.0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), name=st.sampled_from(sorted(MEASURES)), rows=st.integers(4, 60))
 def test_no_threshold_is_better(seed, name, rows):
     prediction, targets = rare(seed, rows, share=0.4)

@@ -135,7 +135,7 @@ strategies = st.builds(
 
 
 class TestAgainstReference:
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(seed=st.integers(0, 10**6), ties=st.booleans(), metric=st.sampled_from(METRIC_NAMES), strategy=strategies)
     def test_same_picks(self, seed, ties, metric, strategy):
         library = candidates(seed, ties=ties)
@@ -182,7 +182,7 @@ class TestAgainstReference:
 
 
 class TestAgainstExhaustiveSearch:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(seed=st.integers(0, 10**6), metric=st.sampled_from(METRIC_NAMES), w=st.sampled_from([0.0, 0.1, 1.0]))
     def test_exact_is_not_worse_and_single_is_not_better(self, seed, metric, w):
         library = candidates(seed, members=5, rows=9)
@@ -207,7 +207,7 @@ class TestAgainstExhaustiveSearch:
 
 
 class TestLimits:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(seed=st.integers(0, 10**6), strategy=strategies)
     def test_pool_keeps_them(self, seed, strategy):
         """Whatever goes to the front keeps members and budgets, in every variant."""
@@ -278,7 +278,7 @@ class TestLimits:
 
 
 class TestInvariances:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(seed=st.integers(0, 10**6), w=st.sampled_from([0.0, 0.2]), order=st.permutations(range(6)))
     def test_order_of_members(self, seed, w, order):
         """Picks depend on trial numbers, not on the order in which members are found."""
@@ -296,7 +296,7 @@ class TestInvariances:
         one, two = (strategy.run(each, scorer_of(each, metric)) for each in (library, other))
         assert [library.trials[i] for i in one.picks] == [other.trials[i] for i in two.picks]
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(seed=st.integers(0, 10**6), power=st.integers(-3, 3))
     def test_unit_of_costs(self, seed, power):
         library = candidates(seed)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trainwright.ensemble.products import TERMS, log_sums
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     blocks=st.sampled_from([1, 3, 511, 512, 513, 1030]),

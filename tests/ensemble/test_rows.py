@@ -141,7 +141,7 @@ standings = st.lists(
 
 
 class TestRetention:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(members=standings, top=st.integers(1, 10), share=st.sampled_from([0.0, 0.2, 1.0]), data=st.data())
     def test_rule(self, members, top, share, data):
         """Pinned and undominated members stay; of the others at most `top`, fully trained or the best of their rung."""

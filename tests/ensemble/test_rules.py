@@ -61,7 +61,7 @@ def members(draw, most=5):
 
 
 class TestFormulas:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(members())
     def test_means(self, given_):
         values, weights = given_
@@ -70,7 +70,7 @@ class TestFormulas:
         pooled = np.prod(np.maximum(values, 1e-7) ** (np.array(weights) / sum(weights))[:, None, None], axis=0)
         np.testing.assert_allclose(combine(Geometric(), values, weights), pooled / pooled.sum(axis=1, keepdims=True))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(members())
     def test_vote(self, given_):
         """The winner has most weight, of equals the greater mean probability, of equals the lower number."""
@@ -86,7 +86,7 @@ class TestFormulas:
             if len({key[:2] for key in keys}) == len(keys):  # equal means are decided by their rounding
                 assert found[row].argmax() == -max(keys)[2]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(members())
     def test_median(self, given_):
         """Each member repeated as often as its weight says: the plain median, rows scaled to sum 1."""

@@ -12,7 +12,7 @@ weights_of = st.lists(st.floats(0.01, 10), min_size=1, max_size=5)
 
 
 class TestClasses:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(seed=st.integers(0, 10**6), weights=weights_of, sharp=st.sampled_from([0.1, 1.0, 8.0]))
     def test_identity(self, seed, weights, sharp):
         """Entropies in plain Python: total is the sum; the epistemic part is the mean divergence from the mean."""
@@ -51,7 +51,7 @@ class TestClasses:
 
 
 class TestValues:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(seed=st.integers(0, 10**6), weights=weights_of, far=st.sampled_from([0.0, 1e6]))
     def test_identity(self, seed, weights, far):
         """The total is the mixture's variance, and the parts are the weighted mean variance and variance of means."""

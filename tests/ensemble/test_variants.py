@@ -44,7 +44,7 @@ def plain_caruana(true, steps):
 
 
 class TestCaruana:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(seed=st.integers(0, 10**6))
     def test_without_prices_and_budgets_greedy_is_caruana(self, seed):
         draws = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ class TestCaruana:
 
 
 class TestOrderOfSearch:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(
         seed=st.integers(0, 10**6),
         w=st.sampled_from([0.0, 0.2, 1.0]),
@@ -114,7 +114,7 @@ class TestOrderOfSearch:
 
 
 class TestLimits:
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=12)
     @given(
         seed=st.integers(0, 10**6),
         greedy=st.builds(
@@ -163,7 +163,7 @@ class TestBagged:
 
 
 class TestOnline:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         seed=st.integers(0, 10**6),
         w=st.sampled_from([0.0, 0.0, 0.3]),
@@ -223,7 +223,7 @@ class TestOnline:
 
 
 class TestBound:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(seed=st.integers(0, 10**6))
     def test_below_every_ensemble(self, seed):
         """No weights do better than the certificate says, and those found are nearly as good."""

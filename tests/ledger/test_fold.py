@@ -12,7 +12,7 @@ from trainwright.errors import LedgerTooNew
 from trainwright.ledger import FORMAT, Record, State, Status, Writer, facts, fold
 from trainwright.ledger.trials import MAX_LOSSES, MAX_RESTARTS
 
-thorough = settings(max_examples=80, deadline=None)
+thorough = settings(max_examples=80)
 
 
 @thorough

@@ -14,7 +14,7 @@ from trainwright.ledger.conformance import LedgerConformance
 from trainwright.space import Configuration
 from trainwright.study.book import Book
 
-thorough = settings(max_examples=60, deadline=None)
+thorough = settings(max_examples=60)
 
 
 class Clock:

@@ -20,7 +20,7 @@ def line(values):
 class TestFit:
     """`fit_constants` on a model whose constants are known."""
 
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=5)
     @given(alpha=st.floats(1e-6, 1e-4), beta=st.floats(1e-11, 1e-8))
     def test_known_constants_come_back(self, alpha, beta):
         """Measurements made by the model itself are met, and its constants found."""

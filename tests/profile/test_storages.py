@@ -123,7 +123,7 @@ def run(steps):
     return live
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(steps)
 def test_live_bytes_are_those_of_the_distinct_storages_that_can_be_reached(steps):
     """Against a count by hand, on real tensors and on fake ones."""

@@ -163,7 +163,7 @@ def test_no_trade_off_for_one_objective(overview):
 losses = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(losses=losses, bound=st.integers(0, 5))
 def test_front_and_ranking_against_brute_force(losses, bound, of_values):
     """The front holds what nothing dominates, within the bound if anything is; the ranking starts with it."""
@@ -195,7 +195,7 @@ spans = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(spans=spans)
 def test_busy_shares_keep_the_busy_seconds(spans):
     """Summed over time bins, a slot is busy for as long as its runs lasted; runs of one slot never overlap."""

@@ -16,7 +16,7 @@ from trainwright.schedule import ASHA, CONTINUE, Continue, Ended, Reported, Stop
 ETAS = [2, 3, 4, Fraction(3, 2), 2.5, 7]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events=streams(), eta=st.sampled_from(ETAS), least=st.integers(1, 3))
 def test_rank_equals_sorting_all_records(events, eta, least):
     """A trial goes on iff it is among the max(1, floor(n / eta)) best (loss, number) of its rung, itself included."""
@@ -38,7 +38,7 @@ def test_rank_equals_sorting_all_records(events, eta, least):
         assert (verdict.reason.value, verdict.reason.threshold) == (loss, ranked[kept - 1][0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events=streams(), eta=st.sampled_from(ETAS))
 def test_quantile_equals_numpys(events, eta):
     """The threshold is numpy's linear 1/eta quantile of the losses before; equality and the first arrival go on."""

@@ -13,7 +13,7 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule import CONTINUE, Continue, Median, Stop, TrialView
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events=streams(), least=st.integers(1, 4), interval=st.integers(1, 4), trials=st.sampled_from([1, 2, 5]))
 def test_equals_going_through_all_curves(events, least, interval, trials):
     """At a compared epoch: stop iff the best loss is above the median of the others' mean losses up to that epoch."""

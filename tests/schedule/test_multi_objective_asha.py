@@ -59,7 +59,7 @@ def by_crowding(front, scaled):
     return sorted(front, key=lambda t: (-round(crowd[t], 9) if crowd[t] < math.inf else -math.inf, t))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
     order=st.sampled_from(["epsnet", "crowding"]),

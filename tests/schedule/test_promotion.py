@@ -93,7 +93,7 @@ def follow(rule, brute, events, trials, check=lambda event, new: None):
         assert rule.on_free(index, view) == brute.answer(view.remaining)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), eta=st.sampled_from([2, 3, Fraction(3, 2), 5]), least=st.integers(1, 3))
 def test_asha_promotes_as_by_sorting(data, eta, least):
     """From the highest rung down: the best of the floor(n/eta) best that waits; and no trial twice."""
@@ -149,7 +149,7 @@ class Raised(Sorted):
         return low + (place - int(place)) * (gaps[min(int(place) + 1, len(gaps) - 1)] - low) + 1e-12
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data(), eta=st.sampled_from([2, 3]), epsilon=st.sampled_from([0, 2.5, "auto"]))
 def test_pasha_opens_rungs_as_by_comparing_all(data, eta, epsilon):
     """One more rung iff the trials at the top rank otherwise than below, by more than epsilon."""
@@ -172,7 +172,7 @@ def test_pasha_trains_no_further_than_needed():
     assert rule.on_free(index, VIEW) == Promote(8, 9)  # 8 came to be first: the ranking is not settled
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), maker=st.sampled_from([ASHA, Hyperband, MultiObjectiveASHA]), seed=st.integers(0, 2**32 - 1))
 def test_drivers_that_read_in_another_order_promote_the_same(data, maker, seed):
     """Each knows other reports when a trial comes to a rung; as verdicts are told, the same trials wait for all."""
@@ -204,7 +204,7 @@ def promoted_at_last(rule, index):
     return promoted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     data=st.data(), top=st.sampled_from([1, 3, 7, 0.25]), quorum=st.sampled_from([1.0, 0.5]), first=st.integers(1, 3)
 )
@@ -235,7 +235,7 @@ def test_iepoch_promotes_the_best_of_all(data, top, quorum, first):
             assert rule.on_free(index, view) == (New() if view.remaining else WAIT)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), n=st.integers(1, 12), eta=st.sampled_from([2, 3]))
 def test_halving_promotes_the_best_of_each_bracket(data, n, eta):
     """Trained epoch by epoch: of the members of a rung the floor(n/eta) best went on, and none came before all had."""

@@ -11,7 +11,7 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule import CONTINUE, Continue, Patience, Plateau, Stop
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events=streams(most=60), epochs=st.integers(1, 12), delta=st.sampled_from([0.0, 0.5, 3.0]))
 def test_patience_equals_going_through_the_curve(events, epochs, delta):
     """Stop iff the best up to `epochs` epochs ago is at most `min_delta` above the best up to now."""
@@ -30,7 +30,7 @@ def test_patience_equals_going_through_the_curve(events, epochs, delta):
             assert verdict == CONTINUE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events=streams(most=20), window=st.integers(2, 4), tolerance=st.sampled_from([0.0, 0.1, 0.5]))
 def test_plateau_equals_going_through_the_curve(events, window, tolerance):
     """Stop iff the last `window` losses span at most `tolerance` times what all of them span."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.errors import SearchError
@@ -22,7 +22,6 @@ def dominates(a, b, bound):
     return all(x <= y for x, y in zip(ours, theirs, strict=True)) and ours != theirs
 
 
-@settings(deadline=None)  # the first example waits for the compiler
 @given(CELLS, st.integers(0, 4), st.integers(0, 14))
 def test_counts_are_those_of_the_definition(cells, bound, first):
     rows = np.array([cell[:3] for cell in cells], dtype=np.float64)

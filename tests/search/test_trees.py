@@ -250,7 +250,7 @@ def best_by_force(M, y, codes):
 
 
 @given(seed=st.integers(0, 10_000), count=st.integers(2, 12), choice=st.sampled_from([0, 3, 5]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_best_cuts_equal_brute_force(seed, count, choice):
     """The root of a best-cut tree explains as much as the best of all cuts and subsets."""
     M, losses, codes = table(np.random.default_rng(seed), count, units=2, choice=choice, ties=seed % 2 == 0)
@@ -308,7 +308,7 @@ def plain_targets(losses, *, scaler, lenient=False):
     st.sampled_from(scaling.SCALERS),
     st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_scaling_equals_its_formula(losses, scaler, lenient):
     """Targets are clipped mean ranks, or another scale of the clipped losses, incrementally as from scratch."""
     losses = np.array(losses)
@@ -335,7 +335,7 @@ def test_scaling_of_huge_losses_stays_finite(scaler):
     st.sampled_from(scaling.SCALERS),
 )
 @example([0.0, 0.0, 0.0, 2.0, 1e-74], 1.0, "quantile-uniform")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_limit_parts_targets_as_the_bound_parts_losses(losses, bound, scaler):
     """On every scale a loss within the bound has a target within the limit, and one beyond it none below."""
     grown = Grown(np.zeros((len(losses), 1)), np.array(losses), [0])

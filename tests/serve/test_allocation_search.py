@@ -27,7 +27,7 @@ def roomy(count=2, members=2, batches=(1, 8), fusable=(), **settings):
 
 
 class TestMemory:
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(data=st.data())
     def test_never_says_fits_when_it_does_not(self, data):
         """Against a sum made by hand: contexts of processes, and weights and peaks of every member in them."""
@@ -58,7 +58,7 @@ class TestMemory:
 
 
 class TestNeighbours:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(seed=st.integers(0, 10**6))
     def test_all_fit_and_leave_no_unit_out(self, seed):
         space, _ = drawn_case(seed, count=3, members=4, batches=(4, 32))

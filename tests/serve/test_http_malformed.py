@@ -67,7 +67,7 @@ def test_schema_of_the_openapi(tmp_path):
         for operation in operations:
             for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
 
-                @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+                @settings(max_examples=25, suppress_health_check=list(HealthCheck), database=None)
                 @given(case=operation.as_strategy(generation_mode=mode))
                 def ask(case):
                     reply = case.call(base_url=server.url, timeout=30)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.ensemble import Ensemble
@@ -23,7 +23,6 @@ import numpy_members as members
 
 
 class TestAIMD:
-    @settings(deadline=None)
     @given(
         batch=st.integers(1, 512),
         most=st.integers(1, 512),
@@ -82,7 +81,6 @@ class TestGears:
         assert min(changes.values()) >= 51
         assert changes[0] >= 60  # ten seconds of calm first
 
-    @settings(deadline=None)
     @given(loads=st.lists(st.tuples(st.floats(0.001, 5.0), st.integers(1, 5000)), max_size=60))
     def test_keeps_up_or_is_fastest(self, loads):
         """After every arrival the gear does the rate, or none does and it is the fastest."""

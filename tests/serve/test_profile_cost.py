@@ -36,7 +36,7 @@ def by_highs(rates, capacity):
 
 
 class TestBalance:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(seed=st.integers(0, 10**6), count=st.integers(1, 5), units=st.integers(1, 8), equal=st.booleans())
     def test_equals_another_solver(self, seed, count, units, equal):
         """Also with ties, on which a simplex method may turn in circles, and with units that have no instance."""

@@ -1,7 +1,7 @@
 """Rows in segments and predictions in slots, without processes: nothing lost, twice, or of another time."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.serve import Options
@@ -17,7 +17,6 @@ def request(rows, members=(0, 1), first=0):
 
 
 class TestBatcher:
-    @settings(deadline=None)
     @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=30), limit=st.integers(1, 128))
     def test_all_rows_once_in_order(self, sizes, limit):
         """Segments are full but for the last, and hold every row of every request once, in order."""
@@ -77,7 +76,6 @@ class TestBatcher:
 
 
 class TestAccumulator:
-    @settings(deadline=None)
     @given(data=st.data())
     def test_against_a_list(self, data):
         """Whatever is reported, in any order, twice or too late: counted once if it is of this time, else named."""
@@ -136,7 +134,6 @@ class TestArena:
         front.close()
 
 
-@settings(deadline=None)
 @given(
     slot=st.integers(0, 2**32 - 1),
     generation=st.integers(0, 2**32 - 1),

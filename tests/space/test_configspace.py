@@ -147,7 +147,7 @@ def exported(draw):
     return Space.of(known, *rules)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(space=exported(), seed=st.integers(0, 99))
 def test_draws_of_either_side_are_legal_on_the_other(space, seed):
     """For any space: out, back, and the draws of all three are legal in all three, or the refusal is a sentence."""

@@ -62,7 +62,7 @@ def brute_force(space):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(finite_spaces())
 def test_enumeration_is_the_filtered_product(space):
     """Exactly the legal configurations, each once, in an order that does not change."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import generators, spaces
 from trainwright.space import Float, Space
 
-some = settings(max_examples=40, deadline=None)
+some = settings(max_examples=40)
 
 
 def same(first, second):

@@ -69,7 +69,7 @@ def test_text_means_what_python_means(text):
     assert 0 < found.sum() < 300 or text == "flag == True or not flag"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.recursive(
         st.sampled_from(["a", "b", "x", "2", "0.5"]),

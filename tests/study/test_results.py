@@ -67,7 +67,7 @@ def test_infeasible_results_count_nothing():
 values = st.lists(st.tuples(*[st.floats(-5, 5)] * 2), min_size=3, max_size=12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(values)
 def test_it_never_falls(points):
     """Whatever comes, after each result the volume is that of the moment, and at least that before."""

@@ -204,7 +204,7 @@ def segments(draw):
 
 
 class TestSampler:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(size=st.integers(1, 24), epoch=st.integers(1, 3), segments=segments())
     def test_a_resized_epoch_is_the_data_set_once(self, size, epoch, segments):
         """Resized after any steps to any number of ranks and any batch: the steps are those of one rank."""
