@@ -1,8 +1,9 @@
 """Step time on two ranks of one thread each beside the oracle's prediction: DDP, ZeRO and pipelines, after calibration.
 
-The two ranks calibrate this machine together, profile the model both at once, and train it by each plan in turn; of
-every rank's steps the median counts, of the ranks the slowest. On a loaded machine the numbers say little: what others
-used of the processors is kept with them, and steps beside which they used more than a tenth of one are taken anew.
+The two ranks calibrate this machine together. Then they visit all models several times: profile one both at once, set
+it up by each plan and train it. Of every rank's steps in all visits the median counts, of the ranks the slowest; of
+the predictions the median. On a loaded machine the numbers say little: what others used of the processors is kept with
+them, and steps beside which they used more than a tenth of one are taken anew.
 
     python benchmarks/plan/steps.py --json [--models wide,narrow,...] [--results FILE]
 """
@@ -36,8 +37,8 @@ from trainwright.profile import Profile
 from trainwright.profile.calibrating import Place, calibrate, joined
 from trainwright.train import parallelise
 
-STEPS, MICROBATCHES = 25, 8
-MOST_OF_OTHERS, TRIES = 0.1, 4
+STEPS, VISITS, MICROBATCHES = 36, 3, 8
+MOST_OF_OTHERS, TRIES = 0.1, 3
 CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "data": ({"data": 2}, {}),
     "fsdp": ({"data": 2}, {"zero": 3}),
@@ -122,16 +123,21 @@ def _member(rank: int, models: Sequence[str], steps: int, repeats: int, links: t
     with joined(here, "gloo"):
         told: list[Any] = [cluster]
         dist.broadcast_object_list(told, 0)
-        rows = [row for name in models for row in _rows(name, told[0], steps)]
+        visits = []
+        for visit in range(VISITS):
+            if not rank:
+                progress(f"visit {visit + 1} of {VISITS}")
+            visits.append([each for name in models for each in _visited(name, told[0], -(-steps // VISITS))])
     if not rank:
-        results.put(rows)
+        results.put([_row(each) for each in zip(*visits, strict=True)])
 
 
-def _rows(name: str, cluster: Cluster, steps: int) -> list[dict[str, Any]]:
+def _visited(name: str, cluster: Cluster, steps: int) -> list[dict[str, Any]]:
+    """Return for each case what is predicted with a profile of now, and this many steps of a training set up now."""
     sample = _batch(name)
     batch = len(sample[0])
     profile = Profile.measured(_model(name), sample, loss=_loss, optimizer="sgd")
-    rows = []
+    found = []
     for case, (degrees, settings) in CASES.items():
         micro = batch // (MICROBATCHES if "pipeline" in degrees else 2)
         plan = Oracle(cluster).estimate(
@@ -143,24 +149,42 @@ def _rows(name: str, cluster: Cluster, steps: int) -> list[dict[str, Any]]:
         seconds, others = _seconds(
             name, replace(plan, stages=_modules(plan.stages, profile, _model(name))), sample, steps
         )
-        low, high = plan.interval
-        rows.append(
-            {
-                "model": name,
-                "case": case,
-                "predicted_seconds": plan.seconds_per_iteration,
-                "interval": plan.interval,
-                "breakdown": asdict(plan.breakdown),
-                "measured_seconds": seconds,
-                "error": plan.seconds_per_iteration / seconds - 1,
-                "inside": low <= seconds <= high,
-                "processors_of_others": others,
-            }
-        )
-        if not dist.get_rank():
-            predicted = f"{1e3 * plan.seconds_per_iteration:.1f} ({1e3 * low:.1f} to {1e3 * high:.1f})"
-            progress(f"{name}, {case}: predicted {predicted} ms, measured {1e3 * seconds:.1f} ms, others {others:.2f}")
-    return rows
+        found.append({"model": name, "case": case, "plan": plan, "seconds": seconds, "others": others})
+    return found
+
+
+def _row(visits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a model's row for one case: the visit of the median prediction, beside the median of all steps."""
+    plans = sorted((each["plan"] for each in visits), key=lambda plan: plan.seconds_per_iteration)
+    plan = plans[len(plans) // 2]
+    medians = [_slowest_median([each["seconds"]]) for each in visits]
+    seconds = _slowest_median([each["seconds"] for each in visits])
+    (low, high), others = plan.interval, max(each["others"] for each in visits)
+    row = {
+        "model": visits[0]["model"],
+        "case": visits[0]["case"],
+        "predicted_seconds": plan.seconds_per_iteration,
+        "interval": plan.interval,
+        "breakdown": asdict(plan.breakdown),
+        "measured_seconds": seconds,
+        "predicted_seconds_of_visits": [each["plan"].seconds_per_iteration for each in visits],
+        "measured_seconds_of_visits": medians,
+        "error": plan.seconds_per_iteration / seconds - 1,
+        "inside": low <= seconds <= high,
+        "processors_of_others": others,
+    }
+    predicted = f"{1e3 * plan.seconds_per_iteration:.1f} ({1e3 * low:.1f} to {1e3 * high:.1f})"
+    visited = ", ".join(f"{1e3 * each:.1f}" for each in medians)
+    progress(
+        f"{row['model']}, {row['case']}: predicted {predicted} ms, measured {1e3 * seconds:.1f} ({visited}) ms, "
+        f"{row['error']:+.1%}, others {others:.2f}"
+    )
+    return row
+
+
+def _slowest_median(visits: Sequence[list[list[float]]]) -> float:
+    """Return the median of a rank's steps in all visits, of the slowest rank."""
+    return max(float(statistics.median(itertools.chain(*times))) for times in zip(*visits, strict=True))
 
 
 def _modules(stages: Sequence[int], profile: Profile, model: nn.Module) -> tuple[int, ...]:
@@ -174,12 +198,12 @@ def _modules(stages: Sequence[int], profile: Profile, model: nn.Module) -> tuple
     return tuple(after - before for before, after in itertools.pairwise([0, *ends]))
 
 
-def _seconds(name: str, plan: Any, sample: Any, steps: int) -> tuple[float, float]:
-    """Return what a step takes, the median of this many on the slowest rank, and the processors that others used."""
+def _seconds(name: str, plan: Any, sample: Any, steps: int) -> tuple[list[list[float]], float]:
+    """Return what each of these steps took on each rank, and how many processors others used meanwhile."""
     model = parallelise(_model(name), plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     own = tuple(each.chunk(model.data_ranks)[model.data_rank] for each in sample)
-    found: list[tuple[float, float]] = []
+    found: list[tuple[list[list[float]], float]] = []
     while not found or (found[-1][1] > MOST_OF_OTHERS and len(found) < TRIES):
         times, begun, ours, busy = [], time.perf_counter(), time.process_time(), _busy_seconds()
         for _ in range(steps + 3):
@@ -192,9 +216,9 @@ def _seconds(name: str, plan: Any, sample: Any, steps: int) -> tuple[float, floa
         used = torch.tensor([time.process_time() - ours], dtype=torch.float64)
         dist.all_reduce(used)
         others = max(0.0, (_busy_seconds() - busy - float(used)) / (time.perf_counter() - begun))
-        slowest = torch.tensor([statistics.median(times[3:]), others], dtype=torch.float64)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        found.append((float(slowest[0]), float(slowest[1])))
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, (times[3:], others))
+        found.append(([each for each, _ in ranks], max(each for _, each in ranks)))
     return min(found, key=lambda each: each[1])
 
 

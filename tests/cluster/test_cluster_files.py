@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import OPERATIONS, PRESETS, Cluster, Device, ExchangeTimes, Failure, Storage, Tier
-from trainwright.cluster.cluster import PIPELINES
+from trainwright.cluster.cluster import RUNTIMES
 from trainwright.cluster.operation import FSDP_UNIT
 from trainwright.errors import InputError
 
@@ -78,9 +78,8 @@ def clusters(draw):
         storage=draw(st.builds(Storage, node_read=figures, write=figures) | st.just(Storage())),
         failure=draw(st.builds(Failure, device_mtbf_hours=figures) | st.just(Failure())),
         overhead_seconds=draw(shares),
-        step_seconds=draw(shares),
-        stage_seconds=(0.25, 0.5),
-        pipeline_seconds=draw(st.dictionaries(st.sampled_from(PIPELINES), st.tuples(shares, shares))),
+        pass_seconds=(0.25, 0.5),
+        runtime_seconds=draw(st.dictionaries(st.sampled_from(RUNTIMES), st.tuples(shares, shares))),
         errors=draw(errors),
         residuals=draw(st.dictionaries(names, st.tuples(shares, shares), max_size=2)),
         conditions=draw(st.dictionaries(names, names, max_size=2)),

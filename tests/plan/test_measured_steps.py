@@ -76,7 +76,7 @@ def test_every_micro_batch_has_its_framework():
     assert estimate(profile, micro=4).breakdown.framework == pytest.approx(0.4)
     two, cluster = (
         Degrees(pipeline=2),
-        make_cluster(1, 2, stage_seconds=(1e-3,), pipeline_seconds={"gpipe": (0.01,), "1f1b": (7.0,)}),
+        make_cluster(1, 2, pass_seconds=(1e-3,), runtime_seconds={"gpipe": (0.01,), "1f1b": (7.0,), "step": (9.0,)}),
     )
     assert estimate(profile, degrees=two, micro=4).breakdown.framework == pytest.approx(5 * 0.05)
     assert estimate(profile, cluster, degrees=two, micro=4, schedule="gpipe").breakdown.framework == pytest.approx(
@@ -94,16 +94,19 @@ def test_a_schedule_slows_its_stages_down():
         ((own,), 7.0), ((own / 2, 3 * own / 2), 4.0), ((2 * own, 3 * own), 1.0), ((own / 3, own / 2), 7.0)
     ):  # fmt: skip
         times = {"gpipe": (9.0,) * len(stages), "1f1b": (1.0, 7.0)[-len(stages) :]}
-        cluster = make_cluster(1, 2, stage_seconds=stages, pipeline_seconds=times)
+        cluster = make_cluster(1, 2, pass_seconds=stages, runtime_seconds=times)
         longer = estimate(profile, cluster, degrees=two, micro=4).breakdown.framework - plain.framework
         assert longer == pytest.approx(5 * expected)
 
 
 def test_an_iteration_on_several_devices_has_a_runtime_of_its_own():
-    """Once, however many micro-batches; one device has none."""
+    """Once, for the passes of all its micro-batches together; one device has none."""
     profile, _ = measured()
-    cluster = make_cluster(1, 2, step_seconds=0.01, stage_seconds=(1.0,), pipeline_seconds={"gpipe": (7.0,)})
-    for degrees, seconds in ((Degrees(), 0.0), (Degrees(data=2), 0.01)):
+    own = estimate(profile, degrees=Degrees(data=2), micro=4).breakdown.compute
+    cluster = make_cluster(
+        1, 2, pass_seconds=(own / 2, 3 * own / 2), runtime_seconds={"step": (0.01, 0.03), "gpipe": (7.0, 7.0)}
+    )
+    for degrees, seconds in ((Degrees(), 0.0), (Degrees(data=2), 0.02)):
         assert estimate(profile, cluster, degrees=degrees, micro=4).breakdown.framework == pytest.approx(seconds)
 
 

@@ -174,8 +174,8 @@ def test_ranks_measure_their_links(tmp_path, world, on_node):
     assert all(1 <= tier.links_per_node <= on_node for tier in cluster.tiers)
     assert all(error < 10 for error in cluster.errors.values())
     assert 0 <= cluster.overlap <= 1
-    assert set(cluster.pipeline_seconds) == {"gpipe", "1f1b"}
-    assert len(cluster.stage_seconds) == 3
+    assert set(cluster.runtime_seconds) == {"step", "gpipe", "1f1b"}
+    assert len(cluster.pass_seconds) == 4
     for stride in (1, on_node)[: len(levels)]:
         cost = collective_seconds(cluster, "all_reduce", 65_536, ranks=2, stride=stride)
         assert cost.algorithm == "measured"

@@ -34,19 +34,19 @@ def test_measured_layers_and_residual_add_up_to_the_step():
 
 
 def test_smaller_batches_are_measured_too():
-    """A quarter, a sixteenth and a sixty-fourth of the batch, where the model takes them; the chain stays as it is."""
+    """The batch halved up to six times, where the model takes it; the chain stays as it is."""
 
     class Picky(nn.Linear):
         def forward(self, x):
             return super().forward(x.view(-1, 8, 4))
 
-    profile = tw.Profile.measured(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(64, 4), repeats=1, warmup=0)
-    assert profile.smaller_batches == (1, 4, 16)
+    profile = tw.Profile.measured(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(24, 4), repeats=1, warmup=0)
+    assert profile.smaller_batches == (1, 3, 6, 12)
     for times in (profile.smaller_framework_seconds, *(layer.smaller_forward_seconds for layer in profile.layers)):
-        assert len(times) == 3
+        assert len(times) == 4
     picky = tw.Profile.measured(Picky(4, 4), torch.rand(64, 4), repeats=1, warmup=0)
-    assert picky.smaller_batches == (16,)  # rows come in eights
-    assert profile.hash == tw.Profile.trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(64, 4)).hash
+    assert picky.smaller_batches == (8, 16, 32)  # rows come in eights
+    assert profile.hash == tw.Profile.trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(24, 4)).hash
 
 
 def test_equal_operations_are_timed_once():

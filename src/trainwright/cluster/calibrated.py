@@ -54,9 +54,8 @@ class Figures:
     levels: tuple[Level, ...] = ()
     overlap: float = 1.0
     overlap_spread: float = 0.0
-    step_seconds: float = 0.0
-    stage_seconds: tuple[float, ...] = ()
-    pipeline_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    pass_seconds: tuple[float, ...] = ()
+    runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     runtime_spread: float = 0.0
     storage: Storage = field(default_factory=Storage)
     storage_spread: float = 0.0
@@ -111,7 +110,7 @@ def fitted(figures: Figures) -> Cluster:
         errors[level.name] = _rms(level.spreads) if level.only_these_sizes and level.spreads else link.error
     if figures.levels and figures.overlap_spread:
         errors["overlap"] = figures.overlap_spread
-    if figures.stage_seconds:
+    if figures.pass_seconds:
         errors["framework"] = figures.runtime_spread
     if figures.storage != Storage():
         errors["storage"] = figures.storage_spread
@@ -125,9 +124,8 @@ def fitted(figures: Figures) -> Cluster:
         tiers=tuple(tiers),
         measured=tuple(each for level in figures.levels for each in level.exchanges),
         overlap=figures.overlap,
-        step_seconds=figures.step_seconds,
-        stage_seconds=figures.stage_seconds,
-        pipeline_seconds=figures.pipeline_seconds,
+        pass_seconds=figures.pass_seconds,
+        runtime_seconds=figures.runtime_seconds,
         storage=figures.storage,
         errors=errors,
         residuals=residuals,

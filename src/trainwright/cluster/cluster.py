@@ -9,9 +9,9 @@ from trainwright.cluster._checks import at_least, one_of, refuse, whole
 from trainwright.cluster.device import Device, Failure, Storage
 from trainwright.cluster.tier import ExchangeTimes, Tier
 
-__all__ = ["PIPELINES", "Cluster"]
+__all__ = ["RUNTIMES", "Cluster"]
 
-PIPELINES = ("gpipe", "1f1b")
+RUNTIMES = ("step", "gpipe", "1f1b")
 """What has code of its own that takes time: an iteration on several devices, a micro-batch in a stage by schedule."""
 
 
@@ -43,14 +43,13 @@ class Cluster:
 
     1: exchanges hide behind computation; 0: one waits for the other, as where the same cores do both.
     """
-    step_seconds: float = field(default=0.0, kw_only=True)
-    """Seconds of torch's own code in an iteration on several devices, the mean of its loss included; 0 on devices that
-    work beside their host."""
-    stage_seconds: tuple[float, ...] = field(default=(), kw_only=True)
-    """What micro-batches took in a pipeline's stage by themselves where pipelines were measured, rising."""
-    pipeline_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
-    """By schedule, how much longer each of these took in it: torch's own code, stages that wait for each other's
-    delays, and micro-batches that take each other's place in caches."""
+    pass_seconds: tuple[float, ...] = field(default=(), kw_only=True)
+    """What passes and back of several models took by themselves where a training's runtime was measured, rising; () on
+    devices that work beside their host."""
+    runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
+    """How much longer each of these took in a training than the pass and its exchanges: as the only one of a "step" on
+    several devices, and as a micro-batch of a pipeline, by schedule. That is torch's own code, the mean of the loss,
+    ranks that wait for each other's delays, and micro-batches that take each other's place in caches."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
     residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
@@ -64,15 +63,14 @@ class Cluster:
         at_least("Cluster.overhead_seconds", self.overhead_seconds)
         if not 0 <= self.overlap <= 1:
             raise refuse("Cluster.overlap", self.overlap, "a number from 0 to 1")
-        at_least("Cluster.step_seconds", self.step_seconds)
-        if any(one >= other for one, other in itertools.pairwise((0.0, *self.stage_seconds))):
-            raise refuse("Cluster.stage_seconds", list(self.stage_seconds), "rising seconds > 0")
-        for name, times in self.pipeline_seconds.items():
-            one_of(f"Cluster.pipeline_seconds.{name}", name, PIPELINES)
-            if len(times) != len(self.stage_seconds):
-                raise refuse(f"Cluster.pipeline_seconds.{name}", list(times), "one for each of stage_seconds")
+        if any(one >= other for one, other in itertools.pairwise((0.0, *self.pass_seconds))):
+            raise refuse("Cluster.pass_seconds", list(self.pass_seconds), "rising seconds > 0")
+        for name, times in self.runtime_seconds.items():
+            one_of(f"Cluster.runtime_seconds.{name}", name, RUNTIMES)
+            if not times or len(times) != len(self.pass_seconds):
+                raise refuse(f"Cluster.runtime_seconds.{name}", list(times), "one for each of pass_seconds")
             for each in times:
-                at_least(f"Cluster.pipeline_seconds.{name}", each)
+                at_least(f"Cluster.runtime_seconds.{name}", each)
         for name, error in self.errors.items():
             at_least(f"Cluster.errors.{name}", error)
         self._check_tiers()

@@ -217,14 +217,20 @@ class Pricer:
         share = runs @ launches / max(1.0, float(work.counts @ launches))
         passes = mesh.microbatches + bubble_slots(mesh)
         a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
-        pipelined, gpipe = mesh.axis("pipeline") > 1, mesh.schedule == SCHEDULES.index("gpipe")
-        for schedule, chosen in (("gpipe", pipelined & gpipe), ("1f1b", pipelined & ~gpipe)):
-            if schedule in cluster.pipeline_seconds:
-                longer = np.interp(busy + a_pass, cluster.stage_seconds, cluster.pipeline_seconds[schedule])
-                a_pass = np.where(chosen, a_pass + longer, a_pass)
-        a_pass += np.where((mesh.zero == 3) & (mesh.shard > 1), runs @ units_seconds(work, cluster), 0.0)
-        once = np.where(mesh.degrees.prod(axis=1) > 1, cluster.step_seconds, 0.0)
-        found: Floats = cluster.overhead_seconds + once + passes * a_pass
+        stages, gpipe = mesh.axis("pipeline"), mesh.schedule == SCHEDULES.index("gpipe")
+        together = mesh.degrees.prod(axis=1) > stages
+        found: Floats = cluster.overhead_seconds + passes * a_pass
+        one = busy + a_pass
+        for runtime, chosen, times, own in (
+            ("step", together, 1.0, mesh.microbatches * one),
+            ("gpipe", (stages > 1) & gpipe, passes, one),
+            ("1f1b", (stages > 1) & ~gpipe, passes, one),
+        ):
+            if runtime in cluster.runtime_seconds:
+                longer = np.interp(own, cluster.pass_seconds, cluster.runtime_seconds[runtime])
+                found += np.where(chosen, times * longer, 0.0)
+        units = (mesh.zero == 3) & (mesh.shard > 1)
+        found += np.where(units, passes * (runs @ units_seconds(work, cluster)), 0.0)
         return found
 
     def by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:

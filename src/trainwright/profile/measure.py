@@ -18,6 +18,8 @@ from trainwright.profile.trace import batch_of, profile_of
 
 __all__ = ["Request", "measured", "traced"]
 
+_HALVINGS = 6  # of the batch, each of which is measured too
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -99,7 +101,7 @@ def measured(request: Request, *, warmup: int = 3, repeats: int = 10) -> Profile
     profile = _measured(request, warmup, repeats)
     batch = profile.batch
     smaller = []
-    for size in sorted({batch // 64, batch // 16, batch // 4} - {0, batch}):
+    for size in sorted({batch >> halvings for halvings in range(1, _HALVINGS + 1)} - {0}):
         try:
             found = _measured(replace(request, sample=_narrowed(request.sample, batch, size)), warmup, repeats)
         except ProfileError:  # a batch norm of one sample, a shape that is written into the model

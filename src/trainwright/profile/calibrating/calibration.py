@@ -77,12 +77,12 @@ def _figures(
     launch = _slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
-    step, runtime_spread = 0.0, 0.0
-    stages: tuple[float, ...] = ()
-    pipelines: dict[str, tuple[float, ...]] = {}
+    passes: tuple[float, ...] = ()
+    runtimes: dict[str, tuple[float, ...]] = {}
+    runtime_spread = 0.0
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
         widest = levels[-1]
-        step, stages, pipelines, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
+        passes, runtimes, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
         units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
         levels = (*levels[:-1], replace(widest, exchanges=(*widest.exchanges, units)))
         runtime_spread = max(runtime_spread, units_spread)
@@ -106,9 +106,8 @@ def _figures(
         levels=levels,
         overlap=overlap,
         overlap_spread=overlap_spread,
-        step_seconds=step,
-        stage_seconds=stages,
-        pipeline_seconds=pipelines,
+        pass_seconds=passes,
+        runtime_seconds=runtimes,
         runtime_spread=runtime_spread,
         storage=storage,
         storage_spread=spread,
