@@ -10,8 +10,8 @@ from trainwright import memory
 from trainwright.errors import BudgetError
 from trainwright.memory.chain import Chain, Stage
 from trainwright.memory.execute.copies import AtOnce, measure_link
+from trainwright.memory.execute.entry import carried_out
 from trainwright.memory.execute.fitting import chain_of
-from trainwright.memory.execute.interpreter import carried_out
 from trainwright.memory.execute.measure import tracked_peak
 from trainwright.memory.execute.program import Leave, lent, placed
 from trainwright.memory.execute.stages import split

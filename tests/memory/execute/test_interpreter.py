@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trainwright.errors import ChainError, UnsupportedModel
-from trainwright.memory.execute.interpreter import carried_out
+from trainwright.memory.execute.entry import carried_out
 from trainwright.memory.execute.program import arranged
 from trainwright.memory.execute.stages import split
 from trainwright.memory.operations import (

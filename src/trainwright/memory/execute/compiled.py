@@ -7,8 +7,8 @@ budget, or leaves room, it is compiled again with so much less or more.
 """
 
 import copy
-import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from trainwright.errors import (
     BudgetError,
-    BudgetExceeded,
     InfeasibleBudget,
     PlanMismatch,
     TrainwrightError,
@@ -34,8 +33,9 @@ from trainwright.kernels import Flags
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.compiled_plan import CompiledPlan, Compiler, RunAgain, SavedValue
 from trainwright.memory.execute.allocated import allocated_bytes
-from trainwright.memory.execute.counted import tensors_of, total_bytes
-from trainwright.memory.execute.measure import Call, granule_of, named_state_bytes, tracked_peak, train_once, untouched
+from trainwright.memory.execute.counted import granule_of, tensors_of, total_bytes
+from trainwright.memory.execute.entry import Forward
+from trainwright.memory.execute.measure import called, named_state_bytes, plain_peak, train_once, untouched
 from trainwright.memory.execute.optimizers import state_bytes
 from trainwright.memory.execute.stages import check_trains
 from trainwright.memory.execute.traced import Traced
@@ -82,8 +82,9 @@ def fit_compiled(
         elsewhere = reserve_bytes + state_bytes(optimizer, granule=granule)
     else:
         elsewhere = reserve_bytes + named_state_bytes(optimizer, gradients)
-    budget_bytes = read_budget(budget, _plain_peak(model, sample, loss, passes) + elsewhere)
-    batch = tensors_of((sample.args, dict(sample.kwargs)) if isinstance(sample, Call) else sample)
+    budget_bytes = read_budget(budget, plain_peak(model, sample, loss=loss, passes=passes) + elsewhere)
+    given = called(sample)
+    batch = tensors_of((given.args, dict(given.kwargs)))
     fixed = elsewhere + total_bytes([*model.parameters(), *model.buffers(), *batch], granule)
     fixed += gradients if accumulate else 0
     cuda = any(each.is_cuda for each in model.parameters())
@@ -95,7 +96,7 @@ def fit_compiled(
         partition = _Partition(limit, granule, compiler)
         run = _entry(planned, partition)
         try:
-            with untouched(model):
+            with untouched(model, batch):
                 train_once(run, sample, loss)  # compiles
                 if not accumulate:
                     model.zero_grad()
@@ -124,9 +125,7 @@ def apply_compiled(model: nn.Module, plan: CompiledPlan) -> nn.Module:
     later on is planned anew within the plan's budget.
     """
     check_trains(model)
-    planned = copy.copy(model)
-    partition = _Partition(plan.budget_bytes - plan.fixed_bytes, granule_of(model), plan.compiler, plan)
-    return _carried_out(planned, plan, _entry(planned, partition))
+    return _carried_out(copy.copy(model), plan)
 
 
 class _Partition(CustomPartitionerFn):
@@ -274,42 +273,31 @@ def _entry(module: nn.Module, partition: _Partition) -> Callable[..., Any]:
     return torch.compile(forward, backend=partition.backend, fullgraph=True, dynamic=False)
 
 
-def _carried_out(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any]) -> nn.Module:
-    """Let a module train by compiled code."""
-    plain, granule, me = type(module).forward, granule_of(module), weakref.ref(module)
+class _Compiled:
+    """Trains a module by the compiled code of a plan, made when its first batch comes if it is not given."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        module = me()
-        assert module is not None  # noqa: S101  it is being called
-        if not (module.training and torch.is_grad_enabled()):
-            return plain(module, *args, **kwargs)
-        size = total_bytes(tensors_of((args, kwargs)), granule)
-        if size > plan.input_bytes:
-            raise BudgetExceeded(
-                f"batch: got {readable(size)}, the plan is for at most {readable(plan.input_bytes)}; allowed: batches "
-                "no larger than the sample; fit again with a larger one"
-            )
+    def __init__(self, plan: CompiledPlan, run: Callable[..., Any] | None = None) -> None:
+        self._plan, self._run = plan, run
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._run is None:
+            plan = self._plan
+            limit = plan.budget_bytes - plan.fixed_bytes
+            self._run = _entry(module, _Partition(limit, granule_of(module), plan.compiler, plan))
         try:
-            return run(*args, **kwargs)
+            return self._run(*args, **kwargs)
         except Exception as error:
             if isinstance(_cause(error), PlanMismatch):  # of a plan from a file, when it meets its first batch
                 raise _cause(error) from None
             raise
 
-    module.forward = forward
+
+def _carried_out(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any] | None = None) -> nn.Module:
+    """Let a module train by compiled code."""
+    made = _Compiled(plan, run)
+    module.forward = Forward(module, partial(_Compiled, plan), train=made, most_bytes=plan.input_bytes)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module
-
-
-def _plain_peak(model: nn.Module, sample: Any, loss: Loss | None, passes: int) -> int:
-    try:
-        return tracked_peak(model, sample, loss=loss, passes=passes)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise UnsupportedModel(
-            f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
-        ) from error
 
 
 def _cause(error: BaseException) -> BaseException:

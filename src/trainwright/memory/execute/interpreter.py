@@ -10,7 +10,6 @@ random numbers, autocast and buffers of the first run. Stages in a row that are 
 """
 
 import contextlib
-import copy
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from trainwright.memory.execute.counted import tensors_of
 from trainwright.memory.execute.program import FORWARDS, Act, Leave, arranged, lent, moved
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, Buffers, Seen
+from trainwright.memory.execute.tracing import hooked
 from trainwright.memory.execute.values import (
     Away,
     Block,
@@ -44,44 +44,9 @@ from trainwright.memory.execute.values import (
 )
 from trainwright.memory.operations import Kind, Value
 
-__all__ = ["carried_out"]
+__all__ = ["Program"]
 
-Check = Callable[[tuple[Any, ...]], None]
 _Pack = Callable[[torch.Tensor], torch.Tensor | View | Borrowed]
-
-
-def carried_out(
-    model: nn.Module,
-    row: Row,
-    acts: Sequence[Act] | None,
-    *,
-    check: Check | None = None,
-    result: Callable[[Any], Any] = lambda out: out,
-) -> nn.Module:
-    """Return a module that trains as `acts` (see `program.placed`) say and shares everything with `model`.
-
-    Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
-    itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
-    bit. Without acts it runs as the model itself always. `check` sees the arguments of the first stage before they are
-    used, `result` what the last returns. Raises `ChainError` if a forward or backward of a stage is missing.
-    """
-    program = None if acts is None else _Program(row, acts)
-    planned = copy.copy(model)  # the same parameters, buffers and children
-    plain = type(model).forward
-    me = weakref.ref(planned)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        module = me()
-        assert module is not None  # noqa: S101  it is being called
-        if not (module.training and torch.is_grad_enabled()):
-            return plain(module, *args, **kwargs)
-        values = row.bind(*args, **kwargs)
-        if check is not None:
-            check(values)
-        return plain(module, *args, **kwargs) if program is None else result(program.run([values]))
-
-    planned.forward = forward
-    return planned
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -112,7 +77,7 @@ class _Full(BaseException):
     """
 
 
-class _Program:
+class Program:
     """Acts on units of stages, and what is known of each unit."""
 
     def __init__(self, row: Row, acts: Sequence[Act]) -> None:
@@ -125,6 +90,7 @@ class _Program:
         units = self.script.units
         self.stages = [[row.stages[stage - 1] for stage in unit] for unit in units]
         self.buffers = [Buffers(stages) for stages in self.stages]
+        self.python = [any(map(_is_users, stages)) for stages in self.stages]  # whose generators Python code may ask
         self.reads = [_outside(row, unit) for unit in units]
         self.first_reader: dict[str, int] = {}  # its backward is the last to need it
         for number, names in enumerate(self.reads, 1):
@@ -139,6 +105,7 @@ class _Program:
 
     def run(self, held: list[Any]) -> Any:
         """Run all units on the arguments, which are the list's only element: it is emptied."""
+        self.row.refresh()
         boundary = Boundary.of(held[0])
         tensors = boundary.tensors()
         step = _Step(
@@ -180,7 +147,7 @@ class _Program:
                 stack.enter_context(saved_tensors_hooks(_emptying(slots, pack), fill))
             if number in self.reruns:
                 seen = step.seen[number] = Seen()
-                seen.keep_random(step.devices)
+                seen.keep_random(step.devices, all_kinds=self.python[number - 1])
                 stack.enter_context(self.buffers[number - 1].watched(seen))
                 stack.callback(seen.forget_undrawn)
             value, made = self._through(number, held, skips, read=_apart_in_backward)
@@ -431,6 +398,11 @@ def _apart_in_backward(value: Any) -> Any:
         return seen
 
     return tree_map_only(torch.Tensor, view, value)
+
+
+def _is_users(stage: nn.Module) -> bool:
+    """Return whether a stage runs Python code of modules that are not torch's."""
+    return any(hooked(each) or not type(each).__module__.startswith("torch.") for each in stage.modules())
 
 
 def _outside(row: Row, unit: range) -> list[str]:

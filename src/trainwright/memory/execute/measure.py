@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 from trainwright.errors import BudgetError, UnsupportedModel, closest
 from trainwright.memory.chain import NO_LOSS, Chain, Stage
-from trainwright.memory.execute.counted import rounded, storages, tensors_of, total_bytes
+from trainwright.memory.execute.counted import granule_of, rounded, storages, tensors_of, total_bytes
 from trainwright.memory.execute.skipping import Skipping
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, swapped
+from trainwright.memory.execute.tracing import as_before
 from trainwright.memory.execute.values import saving_nothing, storage_key, written
 from trainwright.profile.storages import StorageTracker
 
@@ -29,16 +30,16 @@ __all__ = [
     "OPTIMIZERS",
     "Call",
     "call",
-    "granule_of",
+    "called",
     "measured",
     "named_state_bytes",
+    "plain_peak",
     "tracked_peak",
     "train_once",
     "untouched",
 ]
 
 _REPEATS = 3
-_CPU_GRANULE, _CUDA_GRANULE = 64, 512
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the trained parameters that an optimizer keeps."""
 
@@ -82,6 +83,7 @@ def measured(
     draws = 0
     skipping = Skipping(row)
     with untouched(model):
+        row.refresh()
         value: Any = tuple(arguments)
         skips: dict[str, Any] = {}
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
@@ -99,13 +101,16 @@ def measured(
             skips |= made
             skipping.see(made, granule)
             stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **told))
-        if not any(t.is_floating_point() for t in tensors_of(value)):
+        if not any(t.requires_grad for t in tensors_of(value)):
             raise UnsupportedModel(
-                f"model: got a result without a floating tensor ({type(value).__name__}); allowed: one for a loss"
+                f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
+                "for a loss, in tuples, lists, mappings or dataclasses"
             )
         fixed["output"] = total_bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
         # Of the executor: a loss, the states of generators for reruns.
-        state_bytes = -(-state.nbytes // granule) * granule if granule == _CPU_GRANULE else 0
+        state_bytes = (
+            -(-state.nbytes // granule) * granule if not any(each.is_cuda for each in model.parameters()) else 0
+        )
         fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
         if loss is not None:
             last, _, _ = _told(
@@ -145,12 +150,27 @@ def tracked_peak(
     tracker = StorageTracker(granule_bytes=granule_of(model))
     tracker.watch(model.parameters(), "parameters")
     tracker.watch(model.buffers(), "buffers")
-    given = (sample.args, dict(sample.kwargs)) if isinstance(sample, Call) else sample
-    tracker.watch(tensors_of(given), "input")
-    with untouched(model), tracker:
+    given = called(sample)
+    batch = tensors_of((given.args, dict(given.kwargs)))
+    tracker.watch(batch, "input")
+    with untouched(model, batch), tracker:
         for _ in range(passes):
             train_once(model, sample, loss)
     return tracker.peak_bytes
+
+
+def plain_peak(
+    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
+) -> int:
+    """Return the `tracked_peak` of a model as it is; raise `UnsupportedModel` where it refuses the sample."""
+    try:
+        return tracked_peak(model, sample, loss=loss, passes=passes)
+    except (torch.OutOfMemoryError, UnsupportedModel):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UnsupportedModel(
+            f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
+        ) from error
 
 
 def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
@@ -160,12 +180,8 @@ def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], tor
         loss(out).backward()
     else:
         # The gradient that arrives is to be a tensor of its own, not a number seen as one.
-        sum((t * 1).sum() for t in tensors_of(out) if t.requires_grad).backward()  # type: ignore[union-attr]  # trained
-
-
-def granule_of(model: nn.Module) -> int:
-    """Return what the allocator of the model's device rounds a storage up to."""
-    return _CUDA_GRANULE if any(each.is_cuda for each in model.parameters()) else _CPU_GRANULE
+        ends = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(out) if t.requires_grad]
+        sum((t * 1).sum() for t in ends).backward()  # type: ignore[union-attr]  # something is trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +192,19 @@ class Call:
     kwargs: Mapping[str, Any]
 
 
-def call(function: Callable[..., Any], sample: Any) -> Any:
-    """Call with a sample: a mapping holds keyword arguments, a tuple or list positional ones, all else is the one."""
+def called(sample: Any) -> Call:
+    """Return a sample as a call: a mapping holds keyword arguments, a tuple or list positional ones, else it is one."""
     if isinstance(sample, Call):
-        return function(*sample.args, **sample.kwargs)
+        return sample
     if isinstance(sample, Mapping):
-        return function(**sample)
-    return function(*sample) if isinstance(sample, tuple | list) else function(sample)
+        return Call((), dict(sample))
+    return Call(tuple(sample) if isinstance(sample, tuple | list) else (sample,), {})
+
+
+def call(function: Callable[..., Any], sample: Any) -> Any:
+    """Call with a sample."""
+    given = called(sample)
+    return function(*given.args, **given.kwargs)
 
 
 _Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
@@ -288,7 +310,7 @@ def _measured_stage(
         with tracker:
             torch.autograd.backward(edges, seeds)
         gradients = _gradient_bytes(stage, granule) - before_gradients
-        below = sum(rounded(t.grad, granule) for t in tensors_of(entered) if t.grad is not None)
+        below = total_bytes((t.grad for t in tensors_of(entered) if t.grad is not None), granule)
         told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
     else:
         told["backward_temporary_bytes"] = 0
@@ -367,25 +389,27 @@ def _now(value: Any) -> float:
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Let stages run on copies of the buffers, and put gradients and random generators back."""
+def untouched(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    """Let stages run on copies of the buffers, and put gradients, attributes and random generators back."""
     places = [
         ((module, name), buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()  # noqa: SLF001  to swap them, not to read them
         if buffer is not None
     ]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    gradients = [(each, each.grad) for each in (*model.parameters(), *batch) if each.is_leaf]
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(as_before(model))
         stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
         stack.enter_context(swapped(places))
         try:
-            _forget_gradients(model)
+            for each, _ in gradients:
+                each.grad = None
             yield
         finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+            for each, gradient in gradients:
+                each.grad = gradient
 
 
 def _forget_gradients(module: nn.Module) -> None:
@@ -394,4 +418,4 @@ def _forget_gradients(module: nn.Module) -> None:
 
 
 def _gradient_bytes(module: nn.Module, granule: int) -> int:
-    return sum(rounded(p.grad, granule) for p in module.parameters() if p.grad is not None)
+    return total_bytes((p.grad for p in module.parameters() if p.grad is not None), granule)

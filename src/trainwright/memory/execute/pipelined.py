@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from trainwright.errors import PipelineError
 from trainwright.memory.baselines import keep_all
 from trainwright.memory.chain import NO_LOSS, Chain
-from trainwright.memory.execute.interpreter import carried_out
+from trainwright.memory.execute.entry import carried_out
 from trainwright.memory.execute.measure import call, untouched
 from trainwright.memory.execute.stages import Row, split
 from trainwright.memory.operations import Kind, Operation, Value
@@ -128,6 +128,7 @@ def _part(row: Row, plan: PipelinePlan, number: int) -> nn.Module:
         names=row.names[first:last],
         tuples=row.tuples,
         bind=row.bind if number == 0 else lambda *values: values,
+        again=row.again,
     )
     operations = part_operations(plan.chain, plan, number)
     module = _Part(own)

@@ -10,18 +10,18 @@ skip many layers (a U-Net's levels, a mask made from the input): these are kept 
 them to those that read them, and never made again.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import fx, nn
 
 from trainwright.errors import UnsupportedModel
+from trainwright.memory.execute.tracing import Around, Form, Tracer, Watch, hooked
 
-__all__ = ["Row", "above", "check_trains", "cut_at", "split"]
+__all__ = ["Row", "check_trains", "cut_at", "split", "whole"]
 
 _LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
 _MUCH = 0.25  # of a model's operations with parameters
@@ -35,19 +35,43 @@ class Row:
     names: tuple[str, ...]
     tuples: bool
     """Whether what goes from stage to stage is a tuple of arguments, or one value."""
-    bind: Callable[..., tuple[Any, ...]]
-    """From the arguments of the model's forward to those of the first stage."""
+    bind: Callable[..., tuple[Any, ...] | None]
+    """From the arguments of the model's forward to those of the first stage; None for a call of another form."""
+    again: Callable[[nn.Module, Form], "Row"]
+    """Cuts a model in the same way, for calls of another form, or once it has changed."""
     whole: str = ""
     """Why the model is one stage, if it could not be cut."""
     makes: tuple[tuple[str, ...], ...] = ()
     """Of each stage, the values that it returns, in a second tuple, for stages behind the next; none has any if ()."""
     reads: tuple[tuple[str, ...], ...] = ()
     """Of each stage, those that it takes behind its own arguments."""
+    watch: Watch = field(default_factory=Watch)
+    """What the stages depend on beside their modules."""
+    own: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = ()
+    """Parameters and buffers that stages use themselves: where a stage has them, where the model has them, the name."""
 
     def __post_init__(self) -> None:
         for name in ("makes", "reads"):
             if not getattr(self, name):
                 object.__setattr__(self, name, ((),) * len(self.stages))
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What rows that a plan fits have in common."""
+        return self.names, self.makes, self.reads
+
+    def through(self, value: Any) -> Any:
+        """Return what the last stage makes of the arguments of the first."""
+        known: dict[str, Any] = {}
+        for number, names in enumerate(self.reads, 1):
+            value, made = self.run(number, value, [known[name] for name in names])
+            known |= made
+        return value
+
+    def refresh(self) -> None:
+        """Let stages use the parameters and buffers that the model has now."""
+        for here, there, name in self.own:
+            here[name] = there[name]
 
     @cached_property
     def first_reads(self) -> tuple[tuple[str, ...], ...]:
@@ -70,11 +94,12 @@ class Row:
         return out, dict(zip(makes, made, strict=True))
 
 
-def split(model: nn.Module, *, skips: bool = True) -> Row:
-    """Return the stages of a model in training mode. One that cannot be traced is one stage, and `whole` says why.
+def split(model: nn.Module, form: Form | None = None, *, skips: bool = True, deep: bool = True) -> Row:
+    """Return the stages of a model in training mode, for calls of a form; by default one with what has no default.
 
-    Without `skips` every value goes from one stage to the next, and parts that long skips hold together stay whole.
-    Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
+    A model that cannot be traced is one stage, and `Row.whole` says why. Without `skips` every value goes from one
+    stage to the next, and parts that long skips hold together stay whole. If not `deep`, no module that it calls is
+    looked into. Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
     """
     check_trains(model)
     if _is_row(model):
@@ -88,19 +113,32 @@ def split(model: nn.Module, *, skips: bool = True) -> Row:
             names=tuple(group[0][0] for group in groups),
             tuples=False,
             bind=lambda *values: values,
+            again=partial(split, skips=skips, deep=deep),
+            watch=Watch([model, *(each for each in model.modules() if type(each) is nn.Sequential)]),
         )
+    tracer = Tracer(form or Form.default(model), deep=deep)
     try:
-        graph = _Tracer().trace(model)
+        graph = tracer.trace(model)
     except Exception as error:  # noqa: BLE001  tracing fails in as many ways as models are written
-        reason = f"{type(model).__name__} cannot be traced ({error})"
-        return Row(
-            stages=(_Whole(model),),
-            names=("model",),
-            tuples=True,
-            bind=lambda *args, **kwargs: (args, kwargs),
-            whole=reason,
-        )
-    return _cut(model, graph, skips=skips)
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return whole(model, f"{type(model).__name__} cannot be traced: {said[0]}")
+    return _cut(tracer.root, graph, tracer, skips=skips, deep=deep)
+
+
+def whole(model: nn.Module, why: str) -> Row:
+    """Return a model as one stage."""
+    return Row(
+        stages=(_Whole(model),),
+        names=("model",),
+        tuples=True,
+        bind=lambda *args, **kwargs: (args, kwargs),
+        whole=why,
+        again=partial(_whole_again, why),
+    )
+
+
+def _whole_again(why: str, model: nn.Module, _: Form) -> Row:
+    return whole(model, why)
 
 
 def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
@@ -109,7 +147,7 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     Modules in which no part begins are called as they are. A part hands one value on. Raises `UnsupportedModel` where a
     model cannot be cut so.
     """
-    tracer = _Around(paths)
+    tracer = Around(paths)
     try:
         graph = tracer.trace(model)
     except Exception as error:
@@ -180,48 +218,17 @@ def check_trains(model: nn.Module) -> None:
 
 
 def _is_row(module: nn.Module) -> bool:
-    hooked = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001  flattening would pass them by
-    return type(module) is nn.Sequential and len(module) > 0 and not hooked
+    return type(module) is nn.Sequential and len(module) > 0 and not hooked(module)  # flattening would pass hooks by
 
 
 def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_children():
+    for name, child in module._modules.items():  # noqa: SLF001  the public ones leave out what is there twice
+        if child is None:
+            continue
         if _is_row(child):
             yield from _flat(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child
-
-
-class _Tracer(fx.Tracer):
-    """Looks into modules as far as it can: one that cannot be traced is one operation."""
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        before, stack = set(self.graph.nodes), self.module_stack.copy()
-        try:
-            return super().call_module(m, forward, args, kwargs)
-        except Exception:  # noqa: BLE001  as wherever tracing fails
-            self.module_stack = stack
-            for node in reversed([node for node in self.graph.nodes if node not in before]):
-                self.graph.erase_node(node)
-            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
-
-
-def above(paths: Sequence[str]) -> set[str]:
-    """Return the paths of the modules that these are in, the model itself ("") apart."""
-    return {path.rsplit(".", up)[0] for path in paths for up in range(1, path.count(".") + 1)}
-
-
-class _Around(_Tracer):
-    """Looks only into modules in which a part begins."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        super().__init__()
-        self._above = above(paths)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002  torch's signature
-        return module_qualified_name not in self._above
 
 
 class _Whole(nn.Module):
@@ -235,7 +242,7 @@ class _Whole(nn.Module):
         return type(self.model).forward(self.model, *args, **kwargs)
 
 
-def _cut(model: nn.Module, graph: fx.Graph, *, skips: bool) -> Row:
+def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep: bool) -> Row:
     nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
@@ -258,10 +265,30 @@ def _cut(model: nn.Module, graph: fx.Graph, *, skips: bool) -> Row:
         stages=tuple(stages),
         names=tuple(names),
         tuples=True,
-        bind=_binder(model, inputs),
+        bind=tracer.form.values,
+        again=partial(split, skips=skips, deep=deep),
         makes=tuple(tuple(node.name for node in each) for each in makes),
         reads=tuple(tuple(node.name for node in each) for each in reads),
+        watch=Watch([model, *tracer.looked_into, *_lists(model)]),
+        own=tuple(each for stage in stages for each in _own(model, stage)),
     )
+
+
+def _lists(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that are not called themselves."""
+    return (each for each in model.modules() if isinstance(each, nn.ModuleList | nn.ModuleDict))
+
+
+def _own(model: nn.Module, stage: fx.GraphModule) -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
+    """Yield the parameters and buffers that a stage uses itself, not by a module's call."""
+    for path in dict.fromkeys(str(node.target) for node in stage.graph.nodes if node.op == "get_attr"):
+        prefix, _, name = path.rpartition(".")
+        if not hasattr(model, prefix.partition(".")[0]) and prefix:
+            continue
+        here, there = stage.get_submodule(prefix), model.get_submodule(prefix)
+        for mine, theirs in ((here._parameters, there._parameters), (here._buffers, there._buffers)):  # noqa: SLF001
+            if here is not there and name in mine and name in theirs:
+                yield mine, theirs, name
 
 
 def _cuts(
@@ -315,7 +342,7 @@ def _stage(
     nodes: Sequence[fx.Node],
     following: tuple[Sequence[fx.Node], Sequence[fx.Node]] | None,
     output: fx.Node,
-) -> nn.Module:
+) -> fx.GraphModule:
     """Return the part of a traced model from the values that it takes to those that it hands on, and those to skip."""
     graph = fx.Graph()
     made = {node: graph.placeholder(node.name) for node in carried}
@@ -334,14 +361,3 @@ def _stage(
         graph.output((handed, beside) if beside else handed)
     graph.lint()
     return fx.GraphModule(model, graph)
-
-
-def _binder(model: nn.Module, inputs: Sequence[fx.Node]) -> Callable[..., tuple[Any, ...]]:
-    signature = inspect.signature(type(model).forward)
-
-    def bind(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        bound = signature.bind(model, *args, **kwargs)
-        bound.apply_defaults()
-        return tuple(bound.arguments[str(node.target)] for node in inputs)
-
-    return bind

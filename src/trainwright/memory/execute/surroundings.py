@@ -1,14 +1,16 @@
 """What a stage sees beside its input: random numbers, autocast, buffers; kept at its first run, for its reruns."""
 
 import contextlib
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Autocast", "Buffers", "Seen"]
+__all__ = ["Autocast", "Buffers", "Draws", "Seen", "swapped"]
 
 Place = tuple[nn.Module, str]
 """A module and the name of a tensor in it."""
@@ -38,6 +40,26 @@ class Autocast:
             for kind, enabled, dtype in self.states:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
             yield
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Where the global generators of Python and numpy stand."""
+
+    python: tuple[Any, ...]
+    numpy: tuple[bytes, Any]
+
+    @classmethod
+    def now(cls) -> "Draws":
+        """Return where they stand."""
+        _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  that of a user's forward
+        return cls(random.getstate(), (np.asarray(keys).tobytes(), rest))
+
+    def go_on(self) -> None:
+        """Let them go on from there."""
+        random.setstate(self.python)
+        keys, rest = self.numpy
+        np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002  as above
 
 
 class Buffers:
@@ -97,11 +119,13 @@ class Seen:
 
     random: torch.Tensor | None = None
     device_random: dict[int, torch.Tensor] = field(default_factory=dict)
+    draws: Draws | None = None
     buffers: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
 
-    def keep_random(self, devices: tuple[int, ...]) -> None:
-        """Keep the state of the generators of the CPU and of CUDA devices."""
+    def keep_random(self, devices: tuple[int, ...], *, all_kinds: bool) -> None:
+        """Keep the state of torch's generators of the CPU and of CUDA devices; of all kinds, Python's and numpy's."""
         self.random = torch.get_rng_state()
+        self.draws = Draws.now() if all_kinds else None
         self.device_random = {index: torch.cuda.get_rng_state(index) for index in devices}
 
     def forget_undrawn(self) -> None:
@@ -113,15 +137,17 @@ class Seen:
         ]
         for index in still:
             del self.device_random[index]
+        if self.draws is not None and self.draws == Draws.now():
+            self.draws = None
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Draw the same numbers again, and leave the generators where they were."""
-        if self.random is None and not self.device_random:
+        if self.random is None and not self.device_random and self.draws is None:
             yield
             return
         now = Seen()
-        now.keep_random(tuple(self.device_random))
+        now.keep_random(tuple(self.device_random), all_kinds=self.draws is not None)
         self._set()
         try:
             yield
@@ -133,6 +159,8 @@ class Seen:
             torch.set_rng_state(self.random)
         for index, state in self.device_random.items():
             torch.cuda.set_rng_state(state, index)
+        if self.draws is not None:
+            self.draws.go_on()
 
 
 def _get(place: Place) -> Any:

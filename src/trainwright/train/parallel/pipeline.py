@@ -17,7 +17,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from trainwright.errors import UnsupportedModel, UnsupportedPlan
 from trainwright.memory.execute.measure import untouched
-from trainwright.memory.execute.stages import above, cut_at
+from trainwright.memory.execute.stages import cut_at
+from trainwright.memory.execute.tracing import above
 from trainwright.plan import ParallelPlan
 from trainwright.train.cutting import cut, samples_in
 from trainwright.train.parallel.blocks import blocks_of, chain_of
