@@ -20,6 +20,10 @@ def refused(said):
         (("frob",), ["unknown command frob of `trainwright`", "allowed: run, worker", "see `trainwright --help`"]),
         (("memory", "pln"), ["unknown command pln of `trainwright memory` (did you mean 'plan'?)"]),
         (("run", "--trails", "3", "x"), ["unknown option --trails of `trainwright run` (did you mean '--trials'?)"]),
+        (
+            ("plan", "--bogus", "3"),
+            ["unknown option --bogus of `trainwright plan model`; allowed: --sample, --cluster,"],
+        ),
         (("plan", "--batsh", "3"), ["unknown option --batsh of `trainwright plan model` (did you mean '--batch'?)"]),
         (("run",), ["missing file of `trainwright run`: a study file", "see `trainwright run --help`"]),
         (("memory", "plan", "x.json"), ["missing --budget of `trainwright memory plan`: 8GiB, a number of bytes"]),

@@ -16,6 +16,7 @@ __all__ = ["cluster_of", "devices_of", "input_of", "profile_of"]
 
 def profile_of(model: str, sample: str | None, *, precision: str, optimizer: str) -> "Profile":
     """Return the profile in a .json file, or that of a factory, traced on its sample without running it."""
+    from trainwright.plan.state import optimizer_of
     from trainwright.profile import Profile
 
     if model.endswith(".json"):
@@ -34,6 +35,7 @@ def profile_of(model: str, sample: str | None, *, precision: str, optimizer: str
             f"MODEL: {model} returned {type(built).__name__}; allowed: a function that returns a nn.Module"
         )
     batch = made_by("--sample", sample, function_of("--sample", sample))
+    optimizer_of(optimizer)  # the plan knows more than a trace does, and says so
     known = optimizer if "=" not in optimizer else "adamw"
     return Profile.trace(built, batch, optimizer=known, precision=precision, name=model)
 

@@ -20,7 +20,9 @@ def sentence(error: Any) -> str:
     see = f"see `{path} --help`"
     if hasattr(error, "possibilities"):
         known = [name for param in command.params for name in param.opts if name.startswith("--")]
-        return f"unknown option {error.option_name} of `{path}`{closest(error.option_name, known)}; {see}"
+        bare = closest(error.option_name.strip("-"), [name.strip("-") for name in known])  # dashes are alike in all
+        near = bare.replace("'", "'--", 1) or f"; allowed: {', '.join(known)}"
+        return f"unknown option {error.option_name} of `{path}`{near}; {see}"
     if hasattr(error, "param_type"):
         return f"missing {_name(error.param)} of `{path}`: {_plain(error.param.help or '')}; {see}"
     if hasattr(error, "param"):

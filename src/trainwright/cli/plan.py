@@ -68,7 +68,9 @@ def model(
     ] = None,
     max_memory: Annotated[float | None, typer.Option("--max-memory", help="Bytes a device may use.")] = None,
     goal: Annotated[str, typer.Option("--goal", help="time, device-hours, time-to-solution or memory.")] = "time",
-    samples: Annotated[int | None, typer.Option("--samples", help="Samples of an epoch, for device-hours.")] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Samples of an epoch, for device-hours.")
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Rows of the table.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Write the best plan to this file.")] = None,
     force_units: Annotated[bool, typer.Option("--force-units", help="Accept figures of unlikely size.")] = False,

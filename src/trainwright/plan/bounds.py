@@ -15,6 +15,7 @@ from trainwright.plan.pricing import Pricer
 from trainwright.plan.recomputation import choices_of
 from trainwright.plan.roofline import framework_seconds
 from trainwright.plan.strategies.pipeline import bubble_slots, in_flight, most_in_flight
+from trainwright.plan.strategies.tensor import falls_evenly
 
 __all__ = ["Bounds", "bounds_of", "least_bytes"]
 
@@ -83,7 +84,7 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
     slot += passes * np.minimum(0.0, framework_seconds(pricer.work, mesh.micro.astype(np.float64)))
     for number, (sequence, _) in enumerate(choices):
         if sequence:
-            slot[number, ~tensor] = np.inf
+            slot[number, ~(tensor & falls_evenly(pricer.work, mesh))] = np.inf
     waiting *= np.minimum(slots, flying)
     return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer, _mesh=mesh)
 

@@ -23,6 +23,7 @@ from trainwright.plan.request import Request
 from trainwright.plan.scaling_curve import ScalingCurve
 from trainwright.plan.search import Found, search
 from trainwright.plan.strategies import STRATEGIES
+from trainwright.plan.strategies.tensor import falls_evenly
 from trainwright.plan.surroundings import Input, Saving
 from trainwright.plan.work import Work
 
@@ -98,8 +99,8 @@ class Oracle:
         if not plans:
             least = min(found, key=lambda each: each.least_bytes)
             raise NoPlan(
-                f"no strategy fits: each needs more than {request.memory_bytes / 1e9:.2f} GB a device, the least "
-                f"{least.least_bytes / 1e9:.2f} GB ({_name(least)}); give more devices, more memory or a smaller batch",
+                f"no strategy fits: each needs more than {_size(request.memory_bytes)} a device, the least "
+                f"{_size(least.least_bytes)} ({_name(least)}); give more devices, more memory or a smaller batch",
                 rejected,
             )
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
@@ -195,6 +196,9 @@ class Oracle:
             schedule=SCHEDULES.index(chosen),
             chunks=chunks,
         )
+        if sequence and not falls_evenly(work, mesh)[0]:
+            parts = degrees.tensor * degrees.context
+            raise InputError(f"sequence: got a length that {parts} ranks do not divide; allowed: sequence=False")
         pricer = Pricer(
             work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=degrees.pipeline * chunks
         )
@@ -211,9 +215,13 @@ def _refused(found: Found, request: Request) -> Rejection:
     return Rejection(
         strategy=_name(found),
         reason="memory: the least that a device would need",
-        value=f"{found.least_bytes / 1e9:.2f} GB",
-        allowed=f"{request.memory_bytes / 1e9:.2f} GB",
+        value=_size(found.least_bytes),
+        allowed=_size(request.memory_bytes),
     )
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 
 def _check(work: Work, degrees: Degrees, batch: int) -> None:

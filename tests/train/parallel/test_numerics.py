@@ -88,6 +88,48 @@ def refused(_rank, _world):
     return 0.0
 
 
+class Odd(nn.Module):
+    """A part that no loss depends on, and a pair as result."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.idle = nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.other(x), x
+
+
+def odd(_rank, _world):
+    """Return 0 if every rank is told why a model's gradients, or what it returns, are not for a plan."""
+    x, y = batches((6,), (4,), torch.float32)[0]
+    ours = parallelise(Odd(), plan_of(data=2))
+    loss = lambda model, batch: (model(batch[0])[0] - batch[1]).square().mean()  # noqa: E731
+    ours.backward(loss, [(1.0, (x, y))])
+    with pytest.raises(UnsupportedPlan, match=r"the last loss did not depend on idle\.weight, idle\.bias;"):
+        ours.backward(loss, [(1.0, (x, y))])
+    with pytest.raises(UnsupportedPlan, match="Odd returns a tuple; allowed: one tensor"):
+        parallelise(Odd(), plan_of(pipeline=2, schedule="1f1b", microbatches=2, cuts=("other",)))
+    return 0.0
+
+
+class Standardised(nn.Conv2d):
+    """Its forward pass needs whole filters."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return self._conv_forward(x, weight, self.bias)
+
+
+def own_layers():
+    """Layers that are not torch's own, between two that can be divided."""
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), Standardised(8, 8, 3), nn.Tanh(), spectral, nn.Conv2d(8, 5, 3), nn.Flatten(),
+        nn.Linear(400, 5),
+    )  # fmt: skip
+
+
 def of_modes(_rank, _world):
     """Return 0 if a norm that keeps its statistics does so in a stage, too."""
     model = small_models.normed_at_the_end()
@@ -214,6 +256,9 @@ ON_TWO = {
     ),
     "pipeline, U-Net": case(*UNET, pipeline=2, plan={"schedule": "gpipe", "microbatches": 2, "cuts": ("last",)}),
     "pipeline, tokens": of_tokens,
+    "models for no plan": odd,
+    "filter, layers of one's own": case(own_layers, IMAGE, (5,), filter=2),
+    "channel, layers of one's own": case(own_layers, IMAGE, (5,), channel=2),
     "pipeline, a norm in evaluation mode": of_modes,
     "pipeline, tied weights": case(
         *TIED, pipeline=2, plan={"schedule": "1f1b", "microbatches": 4, "cuts": ("layers.1",)}
@@ -287,6 +332,8 @@ QUICK = (
     "ZeRO 3",
     "filter, norms",
     "channel, convolutions",
+    "channel, layers of one's own",
+    "models for no plan",
     "spatial",
     "spatial, volumes",
     "spatial, synchronised norms",

@@ -15,7 +15,7 @@ from trainwright.plan.mesh import Bools, Floats, Ints, Mesh
 from trainwright.plan.strategies._strategy import Exchange, Limit, Load
 from trainwright.plan.work import Work
 
-__all__ = ["Tensor"]
+__all__ = ["Tensor", "falls_evenly"]
 
 
 class Tensor:
@@ -80,6 +80,13 @@ class Tensor:
                     block = int(work.block[place])
                     found.append(Exchange(operation, "tensor", ranks, stride, size, count, phase, block, layer.name))
         return found
+
+
+def falls_evenly(work: Work, mesh: Mesh) -> Bools:
+    """Return for which candidates the sequence falls into equal parts, as sequence parallelism wants it."""
+    parts = mesh.axis("tensor") * mesh.axis("context")
+    lengths = {block.transformer.sequence for block in work.blocks if block.transformer}
+    return np.all([length % parts == 0 for length in lengths], axis=0) if lengths else parts >= 1
 
 
 def _at(role: str, sequence: Bools) -> Iterator[tuple[Operation, Phase, Bools]]:

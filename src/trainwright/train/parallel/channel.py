@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 from torch.func import functional_call
 
 from trainwright.train.parallel.exchange import narrow, reduce
-from trainwright.train.parallel.layers import LAYERS, divided, emptied, group_of
+from trainwright.train.parallel.layers import divided, emptied, group_of, is_plain
 from trainwright.train.parallel.part import whole
 
 __all__ = ["ChannelParallel"]
@@ -44,7 +44,7 @@ class ChannelParallel(nn.Module):
     @staticmethod
     def fits(layer: Any, world: int) -> bool:
         """Whether a layer is of a kind and size that can be divided so."""
-        return isinstance(layer, LAYERS) and layer.weight.shape[1] % world == 0 and getattr(layer, "groups", 1) == 1
+        return is_plain(layer) and layer.weight.shape[1] % world == 0 and getattr(layer, "groups", 1) == 1
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 -- torch's name
         """Return the whole output."""

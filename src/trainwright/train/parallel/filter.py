@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.func import functional_call
 
 from trainwright.train.parallel.exchange import copy, narrow
-from trainwright.train.parallel.layers import LAYERS, NORMS, divided, emptied, group_of
+from trainwright.train.parallel.layers import NORMS, divided, emptied, group_of, is_plain
 from trainwright.train.parallel.part import Division, Part, whole
 
 __all__ = ["FilterNorm", "FilterParallel"]
@@ -45,7 +45,7 @@ class FilterParallel(nn.Module):
     @staticmethod
     def fits(layer: Any, world: int) -> bool:
         """Whether a layer is of a kind and size that can be divided so."""
-        return isinstance(layer, LAYERS) and layer.weight.shape[0] % world == 0 and getattr(layer, "groups", 1) == 1
+        return is_plain(layer) and layer.weight.shape[0] % world == 0 and getattr(layer, "groups", 1) == 1
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 -- torch's name
         """Return this rank's channels of the output."""

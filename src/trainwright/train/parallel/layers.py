@@ -9,10 +9,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-__all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "replace_layers"]
+__all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "is_plain", "replace_layers"]
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is one of `LAYERS` as torch has it.
+
+    A forward pass of its own, a parametrisation or weight norm may need all of the weight, which no rank has.
+    """
+    kind = next((kind for kind in LAYERS if isinstance(layer, kind)), None)
+    if kind is None or any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in _FORWARD):
+        return False
+    return "weight" in layer._parameters and set(layer._parameters) <= {"weight", "bias"}  # noqa: SLF001
+
+
+_FORWARD = ("forward", "_conv_forward")
 
 
 def divided(tensor: torch.Tensor, mesh: DeviceMesh, axis: str, placement: Shard) -> Any:

@@ -250,9 +250,16 @@ def uncut_of(model: nn.Module, cuts: tuple[str, ...]) -> list[nn.Module]:
 
 def _stages(model: nn.Module, plan: ParallelPlan, cuts: tuple[str, ...]) -> list[nn.Module]:
     try:
-        return cut_at(model, cuts)
+        stages = cut_at(model, cuts)
     except UnsupportedModel as error:
         raise UnsupportedPlan.of(plan.strategy, str(error)) from error
+    last = stages[-1]
+    output = next(iter(reversed(last.graph.nodes))).args[0] if isinstance(last, fx.GraphModule) else None
+    if isinstance(output, tuple | list | dict):  # said by every rank, and not by the last while the others wait for it
+        raise UnsupportedPlan.of(
+            plan.strategy, f"{type(model).__name__} returns a {type(output).__name__}; allowed: one tensor"
+        )
+    return stages
 
 
 def _tied(model: nn.Module, stages: list[nn.Module], ranks: int) -> list[tuple[nn.Parameter, list[int]]]:

@@ -1,5 +1,6 @@
 """Which strategies are set up, and how: one function each."""
 
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -130,8 +131,28 @@ def _synchronised(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.
 def _data(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     if plan.zero:
         return shard(model, mesh, zero=plan.zero)
-    replicated = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return Setup(module=model, call=replicated, alone=replicated.no_sync)
+    return _replicated(model, model, plan)
+
+
+def _replicated(model: nn.Module, called: nn.Module, plan: ParallelPlan) -> Setup:
+    """Return a model whose gradients torch's DDP averages; `called` is the model, or what calls it."""
+    replicated = DistributedDataParallel(called, gradient_as_bucket_view=True)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return replicated(*args, **kwargs)
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            trained = [name for name, each in model.named_parameters() if each.requires_grad]
+            left = [trained[int(place)] for place in _LEFT_OUT.sub("", str(error)).split() if place.isdigit()]
+            raise UnsupportedPlan.of(
+                plan.strategy,
+                f"the last loss did not depend on {', '.join(left[:3]) or 'a parameter'}; allowed: steps that "
+                "train all parameters (requires_grad_(False) for others), or ZeRO, if no rank trains them",
+            ) from error
+
+    return Setup(module=model, call=call, alone=replicated.no_sync)
 
 
 def _filter(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
@@ -170,11 +191,8 @@ def _divided(model: nn.Module, new: "dict[nn.Module, Any]", plan: ParallelPlan, 
     return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)), alone=averaging.off)
 
 
-def _spatial(model: nn.Module, _: ParallelPlan, mesh: DeviceMesh) -> Setup:
-    replicated = DistributedDataParallel(
-        SpatialParallel(model, mesh.get_group("spatial")), gradient_as_bucket_view=True
-    )
-    return Setup(module=model, call=replicated, alone=replicated.no_sync)
+def _spatial(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+    return _replicated(model, SpatialParallel(model, mesh.get_group("spatial")), plan)
 
 
 def _context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
@@ -189,8 +207,7 @@ def _context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     if plan.degrees.tensor > 1:
         averaging = Averaging(list(model.parameters()), copies.get_group())
         return Setup(module=model, call=model, alone=averaging.off)
-    replicated = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return Setup(module=model, call=replicated, alone=replicated.no_sync)
+    return _replicated(model, model, plan)
 
 
 def _tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
@@ -249,6 +266,8 @@ _SETUPS: dict[str, Callable[[nn.Module, ParallelPlan, DeviceMesh], Setup]] = {
     "tensor": _tensor,
     "pipeline": _pipeline,
 }
+_LEFT_OUT = re.compile(r".*did not receive grad for rank \d+:|\n.*", re.DOTALL)
+"""What DDP says around the places of parameters."""
 _AGAIN = ("none", "selective", "full")
 """Recomputation that is set up."""
 _AUTOCAST = {"fp32": None, "amp-bf16": torch.bfloat16}
