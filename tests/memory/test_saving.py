@@ -8,7 +8,7 @@ import pytest
 from trainwright.memory.saving import Step, choose, least
 
 
-def step(sizes, seconds, *, pinned=()):
+def step(sizes, seconds, *, pinned=(), scratch=0):
     """Return a chain of operations, each with a backward that reads its input, its output and a gradient."""
     length = len(sizes)
     # 0 is the batch, 1..L forward, L+1 the gradient that arrives, then backward from L down to 1
@@ -34,6 +34,7 @@ def step(sizes, seconds, *, pinned=()):
         storage=storage,
         kept=kept,
         passing=kept,
+        scratch=np.broadcast_to(scratch, count),
         seconds=np.array([0.0, *seconds, *np.zeros(length + 1)]),
         fixed=at(0, length + 1),
         pinned=at(*pinned),
@@ -66,13 +67,13 @@ def simulated(chain, saved):
     peak, alive = 0, set()
     for node in places[1 : chain.forward]:
         alive |= {node}
-        peak = max(peak, sum(sizes[each] for each in alive))
+        peak = max(peak, sum(sizes[each] for each in alive) + chain.scratch[node])
         later = {each for after in places[node + 1 : chain.forward] for each in reads[after]}
         alive = {each for each in alive if each in stays or each in later}
     alive |= {node for node in places[chain.forward :] if chain.fixed[node]}
     for place, node in enumerate(order):
         alive |= {node}
-        peak = max(peak, sum(sizes[each] for each in alive))
+        peak = max(peak, sum(sizes[each] for each in alive) + chain.scratch[node])
         later = {each for after in order[place + 1 :] for each in reads[after]}
         alive = {each for each in alive if chain.handed[each] or each in later}
     return sum(chain.seconds[node] for node in order if node < chain.forward), peak
@@ -82,7 +83,8 @@ def chains():
     for seed in range(12):
         rng = np.random.default_rng(seed)
         length = int(rng.integers(3, 8))
-        yield step(rng.integers(1, 9, length), rng.integers(1, 9, length).astype(float))
+        sizes, seconds = rng.integers(1, 9, length), rng.integers(1, 9, length).astype(float)
+        yield step(sizes, seconds, scratch=rng.integers(0, 4, 2 * length + 2))
 
 
 def all_choices(chain):

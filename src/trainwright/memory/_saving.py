@@ -11,7 +11,7 @@ __all__ = ["flips", "sweep"]
 @compiled
 def sweep(
     saved: Flags, again: Flags, limit: int, forward: int, first: Ints, inputs: Ints, storage: Ints, kept: Ints,
-    passing: Ints, seconds: Floats, fixed: Flags, pinned: Flags, trunk: Flags, handed: Flags,
+    passing: Ints, scratch: Ints, seconds: Floats, fixed: Flags, pinned: Flags, trunk: Flags, handed: Flags,
 ) -> tuple[float, int, float]:  # fmt: skip
     """Return seconds run again, peak bytes, and bytes above `limit` summed over operations.
 
@@ -78,7 +78,8 @@ def sweep(
     live, peak, excess = 0, 0, 0.0
     for node in range(forward):
         live = _born(storage[node], stays[storage[node]], kept, passing, sizes, live)
-        peak, excess = max(peak, live), excess + max(0, live - limit)
+        most = live + scratch[node]
+        peak, excess = max(peak, most), excess + max(0, most - limit)
         for place in range(first[node], first[node + 1]):
             live = _dies(storage[inputs[place]], node, last, stays, sizes, live)
         live = _dies(storage[node], node, last, stays, sizes, live)
@@ -98,7 +99,8 @@ def sweep(
         node = order[place]
         own = storage[node]
         live = _born(own, own >= 0 and ends[own], kept, passing, sizes, live)
-        peak, excess = max(peak, live), excess + max(0, live - limit)
+        most = live + scratch[node]
+        peak, excess = max(peak, most), excess + max(0, most - limit)
         for at in range(first[node], first[node + 1]):
             live = _dies(storage[inputs[at]], place, last, ends, sizes, live)
         live = _dies(own, place, last, ends, sizes, live)
@@ -125,7 +127,7 @@ def _dies(own: int, place: int, last: Ints, stays: Flags, sizes: Ints, live: int
 @compiled
 def flips(
     saved: Flags, candidates: Ints, limit: int, forward: int, first: Ints, inputs: Ints, storage: Ints, kept: Ints,
-    passing: Ints, seconds: Floats, fixed: Flags, pinned: Flags, trunk: Flags, handed: Flags,
+    passing: Ints, scratch: Ints, seconds: Floats, fixed: Flags, pinned: Flags, trunk: Flags, handed: Flags,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Return, for each candidate, the seconds and the bytes above `limit` once it is saved if it was not, or not."""
     spent, excess = np.empty(len(candidates)), np.empty(len(candidates))
@@ -134,6 +136,7 @@ def flips(
         other = saved.copy()
         other[node] = not other[node]
         spent[place], _, excess[place] = sweep(
-            other, again, limit, forward, first, inputs, storage, kept, passing, seconds, fixed, pinned, trunk, handed
-        )
+            other, again, limit, forward, first, inputs, storage, kept, passing, scratch, seconds, fixed, pinned,
+            trunk, handed,
+        )  # fmt: skip
     return spent, excess

@@ -40,6 +40,8 @@ class Step:
     """Bytes of each storage."""
     passing: Ints
     """Bytes of each storage while it is only passed on: 0 where the compiler never makes it."""
+    scratch: Ints
+    """Bytes that each node takes and gives back while it runs."""
     seconds: Floats
     """Of each node."""
     fixed: Flags
@@ -70,8 +72,8 @@ class Step:
 
     @property
     def _arrays(self) -> tuple[Any, ...]:
-        return (self.forward, self.first, self.inputs, self.storage, self.kept, self.passing, self.seconds, self.fixed,
-                self.pinned, self.trunk, self.handed)  # fmt: skip
+        return (self.forward, self.first, self.inputs, self.storage, self.kept, self.passing, self.scratch,
+                self.seconds, self.fixed, self.pinned, self.trunk, self.handed)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

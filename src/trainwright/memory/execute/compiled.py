@@ -150,7 +150,7 @@ class _Partition(CustomPartitionerFn):
         gm.graph = fx_graph_cse(gm.graph)
         traced = Traced(
             gm.graph, kwargs["num_fwd_outputs"], fuses=self._compiler == "inductor", granule=self._granule,
-            timed=self._given is None,
+            measured=self._given is None,
         )  # fmt: skip
         plain = traced.named(_saved_by_torch(gm, 1.0, kwargs))
         choice = self._planned(traced) if self._given else self._chosen(gm, traced, plain, kwargs)

@@ -4,12 +4,13 @@ What forward saves is tagged MUST_SAVE, what backward runs again MUST_RECOMPUTE 
 CheckpointPolicy`), as selective checkpointing does. Operations that draw random numbers are never run again.
 """
 
+import contextlib
 import hashlib
 import operator
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,18 +21,27 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from trainwright.errors import UnsupportedModel
 from trainwright.kernels import Flags
+from trainwright.memory.execute.allocated import allocated_bytes
+from trainwright.memory.execute.counted import tensors_of, total_bytes
 from trainwright.memory.saving import Choice, Step
 
 __all__ = ["Traced"]
 
 _REPEATS = 3
+_LETS_GO = hasattr(torch.autograd.Function, "boxed_grads_call")
+"""Whether gradients that arrive go with their last use, as in torch 2.13; 2.11 holds them to the end of backward."""
 _FUSED = 0.25  # of an elementwise operation's time alone, once it is fused with its readers
 
 
 class Traced:
-    """A joint graph of forward and backward, with its nodes in the order of `step`; not `timed`, all seconds are 0."""
+    """A joint graph of forward and backward, with its nodes in the order of `step`.
 
-    def __init__(self, graph: fx.Graph, forward_outputs: int, *, fuses: bool, granule: int, timed: bool = True) -> None:
+    Not `measured`, its seconds and scratch bytes are all 0.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, forward_outputs: int, *, fuses: bool, granule: int, measured: bool = True
+    ) -> None:
         symbolic = next((n for n in graph.nodes if isinstance(n.meta.get("val"), torch.SymInt | torch.SymFloat)), None)
         if symbolic is not None:
             raise UnsupportedModel(
@@ -42,6 +52,8 @@ class Traced:
         outputs = [each if isinstance(each, fx.Node) else None for each in tree_leaves(results.args[0])]
         handed = [each for each in outputs if each is not None]
         ahead = _ancestors(each for each in outputs[:forward_outputs] if each is not None)
+        # What else an operation of the forward makes is there from then on: masks, means and deviations.
+        ahead |= {node for node in graph.nodes if node.target is operator.getitem and node.args[0] in ahead}
         placed = [node for node in graph.nodes if node.op != "output"]
         tangents = [node for node in placed if node.op == "placeholder" and "tangents" in str(node.target)]
         held = [node for node in placed if node.op in {"placeholder", "get_attr"} and node not in tangents]
@@ -62,7 +74,7 @@ class Traced:
                 if _fusible(node) and all(_fusible(user) or _reduces(user) for user in node.users):
                     passing[storage[self._place[node]]] = 0
         first = np.cumsum([0, *(len(node.all_input_nodes) for node in self.nodes)])
-        times = _Times(fuses=fuses)
+        alone = _Alone(granule, fuses=fuses)
         self.step = Step(
             forward=len(held) + len(early),
             first=first,
@@ -70,12 +82,13 @@ class Traced:
             storage=np.array(storage, np.int64),
             kept=np.array([*kept, 0], np.int64),
             passing=np.array([*passing, 0], np.int64),
-            seconds=np.array([times.of(node) if timed and node in ahead else 0.0 for node in self.nodes]),
+            scratch=np.array([alone.scratch(node) if measured else 0 for node in self.nodes], np.int64),
+            seconds=np.array([alone.seconds(node) if measured and node in ahead else 0.0 for node in self.nodes]),
             fixed=self._flags({*held, *tangents}),
             pinned=self._flags({node for node in early if _pinned(node)}),
             keepable=self._flags({node for node in early if node in owners}),
             trunk=self._flags(trunk),
-            handed=self._flags(handed),
+            handed=self._flags([*handed, *([] if _LETS_GO else tangents)]),
         )
 
     @cached_property
@@ -176,37 +189,77 @@ _DRAWS = "inductor_random"
 _REDUCTIONS = (["sum"], ["mean"], ["var_mean"], ["amax"], ["amin"], ["var"])
 
 
-class _Times:
-    """Seconds of operations alone, each distinct one measured once, on tensors of zeros."""
+class _Alone:
+    """Seconds and scratch bytes of operations alone, each distinct one measured once, on tensors of zeros.
 
-    def __init__(self, *, fuses: bool) -> None:
-        self._known: dict[str, float] = {}
-        self._fuses = fuses
+    Of what is compiled together with its readers no kernel of torch's runs: it has no scratch.
+    """
 
-    def of(self, node: fx.Node) -> float:
-        if node.op != "call_function" or getattr(node.target, "is_view", False) or _pinned(node):
+    def __init__(self, granule: int, *, fuses: bool) -> None:
+        self._seconds: dict[str, float] = {}
+        self._scratch: dict[str, int] = {}
+        self._granule, self._fuses = granule, fuses
+
+    def seconds(self, node: fx.Node) -> float:
+        if not _runs(node):
             return 0.0
-        signature = str((node.target, _shapes(node.args), _shapes(node.kwargs)))
-        if signature not in self._known:
-            self._known[signature] = self._measured(node)
-        return self._known[signature] * (_FUSED if self._fuses and _fusible(node) else 1.0)
+        known = _once(self._seconds, node, self._timed)
+        return known * (_FUSED if self._fuses and _fusible(node) else 1.0)
 
-    def _measured(self, node: fx.Node) -> float:
-        call: Callable[..., Any] = node.target  # type: ignore[assignment]  # an operation
-        with no_dispatch(), torch.no_grad():
-            try:
-                args, kwargs = tree_map_only(fx.Node, _made, (node.args, node.kwargs))
-                call(*args, **kwargs)
+    def scratch(self, node: fx.Node) -> int:
+        if node.op != "call_function" or (self._fuses and (_fusible(node) or _reduces(node))):
+            return 0
+        value = node.meta.get("val")  # parts of a tuple count once they are taken out of it: until then here
+        parts = total_bytes(tensors_of(value), self._granule) if isinstance(value, tuple | list) else 0
+        return parts + (_once(self._scratch, node, self._taken) if _runs(node) else 0)
+
+    def _timed(self, node: fx.Node) -> float:
+        try:
+            with _call(node) as call:
+                call()
                 found = []
                 for _ in range(_REPEATS):
                     _wait(node)
                     start = time.perf_counter()
-                    call(*args, **kwargs)
+                    call()
                     _wait(node)
                     found.append(time.perf_counter() - start)
                 return min(found)
-            except (RuntimeError, IndexError, TypeError):  # what zeros cannot go through costs what its bytes do
-                return _nbytes(node) / 1e10
+        except _REFUSALS:  # what zeros cannot go through costs what its bytes do
+            return _nbytes(node) / 1e10
+
+    def _taken(self, node: fx.Node) -> int:
+        made: list[Any] = []
+        try:
+            with _call(node) as call:
+                call()  # what stays from a first call, such as a library's workspace, is no scratch
+                taken = allocated_bytes(lambda: made.append(call()), cuda=_on_cuda(node))
+        except _REFUSALS:
+            return 0
+        return max(0, taken - total_bytes(tensors_of(made), self._granule))
+
+
+_REFUSALS = (RuntimeError, IndexError, TypeError)
+_Number = TypeVar("_Number", int, float)
+
+
+def _once(known: dict[str, _Number], node: fx.Node, measure: Callable[[fx.Node], _Number]) -> _Number:
+    signature = str((node.target, _shapes(node.args), _shapes(node.kwargs)))
+    if signature not in known:
+        known[signature] = measure(node)
+    return known[signature]
+
+
+def _runs(node: fx.Node) -> bool:
+    """Return whether a node is an operation that can be run by itself and leaves no trace."""
+    return node.op == "call_function" and not getattr(node.target, "is_view", False) and not _pinned(node)
+
+
+@contextlib.contextmanager
+def _call(node: fx.Node) -> Iterator[Callable[[], Any]]:
+    with no_dispatch(), torch.no_grad():
+        args, kwargs = tree_map_only(fx.Node, _made, (node.args, node.kwargs))
+        yield lambda: node.target(*args, **kwargs)  # type: ignore[operator]  # an operation
 
 
 def _shapes(tree: Any) -> Any:
@@ -229,6 +282,10 @@ def _nbytes(node: fx.Node) -> int:
     return sum(t.numel() * t.itemsize for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor))
 
 
+def _on_cuda(node: fx.Node) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(node.meta.get("val")))
+
+
 def _wait(node: fx.Node) -> None:
-    if any(isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(node.meta.get("val"))):
+    if _on_cuda(node):
         torch.cuda.synchronize()
