@@ -4,7 +4,7 @@ Random chains of 2 to 4 stages, numbers as in `run`, a link of 1 or 3 bytes a se
 with copies and that of keeping everything, beside the fastest of all schedules (an exact search); such chains of 5 to
 8 stages beside the bound of an integer programme (HiGHS). PipeDream's layer graphs with a link of 16 GB/s each way,
 within shares of their activation memory, beside recomputation alone and the better of two bounds: Lagrange's, of
-persistent plans, and that of the integer programme after a limit of time, of all plans. Where a share is less than the
+persistent plans, and that of integer programmes within a limit of time, of all plans. Where a share is less than the
 largest stage needs for itself, within the least budget that there is.
 """
 
@@ -25,8 +25,8 @@ from benchmarks._report import add_arguments, environment, finish, progress, tab
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Link, Plan, Stage, read_chain, simulate
 from trainwright.memory.baselines import best_baseline
+from trainwright.memory.certificates import certify
 from trainwright.memory.exact import solve_exact_with_copies
-from trainwright.memory.joint_milp import certify
 from trainwright.memory.lowest import largest_stage, lowest_with_copies
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 

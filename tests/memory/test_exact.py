@@ -9,10 +9,10 @@ from chains import budgets, random_chain
 from trainwright.errors import ChainError
 from trainwright.memory import Link, simulate
 from trainwright.memory._placed import seconds
+from trainwright.memory.certificates import certify
 from trainwright.memory.exact import solve_exact, solve_exact_with_copies
 from trainwright.memory.improve import improve
 from trainwright.memory.joint import rows_of
-from trainwright.memory.joint_milp import certify
 from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.persistent import lowest_plan, solve_persistent
 from trainwright.memory.planning import plan_chain

@@ -4,8 +4,8 @@ import pytest
 from chains import random_chain
 
 import trainwright.memory as tm
+from trainwright.memory.certificates import certify
 from trainwright.memory.integer import Integer
-from trainwright.memory.joint_milp import certify
 from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.planning import full_bytes
 

@@ -39,42 +39,36 @@ from trainwright.memory.chain import Chain, Stage
 from trainwright.memory.integer import Integer, Terms
 from trainwright.memory.link import Link
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Value", "bound_by_events", "small_share", "values_of"]
 
 _SLACK = 1e-6
 """Of HiGHS: by so much of the time a bound may be too high."""
 _GAP = 1e-4
 _PAIRS = 700
-"""Of an event and a value: beyond so many, small values are taken for nothing."""
+"""Of an event and a value: so many are few."""
 _SMALL = (0.0, 0.01, 0.02, 0.035, 0.05)
 """Shares of the room that may be called small."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Certificate:
-    """What is proven of all plans with copies."""
-
-    lower_seconds: float
-    finished: bool
-    """Whether the integer programme was solved, so that more time gives no better bound."""
+def small_share(chain: Chain, budget_bytes: int) -> float | None:
+    """Return the least share of the room that makes few events where it is taken for nothing; None if none does."""
+    room = budget_bytes - chain.fixed_bytes
+    return next((share for share in _SMALL if _pairs(_merged(chain, share * room)) <= _PAIRS), None)
 
 
-def certify(
-    chain: Chain, budget_bytes: int, link: Link, *, known_seconds: float, limit_seconds: float = 60.0
-) -> Certificate:
-    """Return a lower bound on the seconds of all plans within a budget, given those of one, by HiGHS in a time limit.
+def bound_by_events(
+    chain: Chain, budget_bytes: int, link: Link, *, small: float, known_seconds: float, limit_seconds: float
+) -> tuple[float, bool]:
+    """Return a lower bound on the seconds of all plans, and whether the programme was solved.
 
-    A bound equal to the known seconds proves that plan the best. Solved in seconds for about 15 stages.
+    Values of at most a share `small` of the room are taken for nothing.
     """
     room = budget_bytes - chain.fixed_bytes
-    steps = next(
-        (each for each in (_merged(chain, share * room) for share in _SMALL) if _pairs(each) <= _PAIRS),
-        _merged(chain, _SMALL[-1] * room),
-    )
+    steps = _merged(chain, small * room)
     programme = _Programme(steps, chain.input_gradient_bytes, room, link, known_seconds)
     solved = programme.integer.solve(limit_seconds, gap=_GAP, known=known_seconds / programme.unit - programme.constant)
     lower = (solved.bound * (1 - _SLACK) + programme.constant) * programme.unit
-    return Certificate(lower_seconds=min(known_seconds, max(0.0, lower)), finished=solved.finished)
+    return min(known_seconds, max(0.0, lower)), solved.finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +81,7 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class Value:
     """What may be kept of a stage: its bare output (option -1) or what an option saves, and what making it takes."""
 
     stage: int
@@ -129,16 +123,16 @@ def _merged(chain: Chain, small: float) -> list[_Step]:
 
 
 def _pairs(steps: list[_Step]) -> int:
-    return sum((2 * (len(steps) - i) + 1) * len(_values(i + 1, each.stage)) for i, each in enumerate(steps))
+    return sum((2 * (len(steps) - i) + 1) * len(values_of(i + 1, each.stage)) for i, each in enumerate(steps))
 
 
-def _values(number: int, stage: Stage) -> list[_Value]:
+def values_of(number: int, stage: Stage) -> list[Value]:
     """Return the values of a stage but a bare output that one of the saved can always stand for."""
     saved = [
-        _Value(number, o, each.saved_bytes, each.forward_seconds, each.forward_temporary_bytes)
+        Value(number, o, each.saved_bytes, each.forward_seconds, each.forward_temporary_bytes)
         for o, each in enumerate(stage.choices)
     ]
-    bare = _Value(number, -1, stage.output_bytes, stage.plain_seconds, stage.plain_temporary_bytes)
+    bare = Value(number, -1, stage.output_bytes, stage.plain_seconds, stage.plain_temporary_bytes)
     better = any(
         each.size <= bare.size and each.seconds <= bare.seconds and each.temporary <= bare.temporary for each in saved
     )
@@ -156,15 +150,15 @@ class _Event:
     lasts: Terms
     """Seconds of the operation."""
     spare: float
-    live: list[_Value]
-    run: Mapping[_Value, int]
-    start: Mapping[_Value, int]
-    stop: Mapping[_Value, int]
-    ready: Mapping[_Value, int]
-    left: Mapping[_Value, int]
-    out: Mapping[_Value, tuple[int, int]]
-    begun: Mapping[_Value, tuple[int, int]]
-    comes: Mapping[_Value, tuple[int, int]]
+    live: list[Value]
+    run: Mapping[Value, int]
+    start: Mapping[Value, int]
+    stop: Mapping[Value, int]
+    ready: Mapping[Value, int]
+    left: Mapping[Value, int]
+    out: Mapping[Value, tuple[int, int]]
+    begun: Mapping[Value, tuple[int, int]]
+    comes: Mapping[Value, tuple[int, int]]
 
 
 class _Programme:
@@ -186,17 +180,17 @@ class _Programme:
         self.delta = [input_gradient / self.room, *(s.stage.delta_bytes / self.room for s in steps)]
         self.values = {i: list(self._scaled(i)) for i in range(1, self.n + 1)}
         self.values[self.n] = [k for k in self.values[self.n] if k.option >= 0]
-        self.sent: dict[_Value, Terms] = {}
+        self.sent: dict[Value, Terms] = {}
         """What has left for the host before an event."""
-        self.end: Mapping[_Value, int] = {}
-        self.there: Mapping[_Value, int] = {}
+        self.end: Mapping[Value, int] = {}
+        self.there: Mapping[Value, int] = {}
         """E and x of the event before."""
         self.integer = Integer()
         for number in (*range(1, self.n + 1), *range(-self.n, 0)):
             self._event(abs(number), back=number < 0)
 
-    def _scaled(self, i: int) -> Iterator[_Value]:
-        for k in _values(i, self.steps[i - 1].stage):
+    def _scaled(self, i: int) -> Iterator[Value]:
+        for k in values_of(i, self.steps[i - 1].stage):
             yield replace(k, size=k.size / self.room, seconds=k.seconds / self.unit, temporary=k.temporary / self.room)
 
     def _event(self, d: int, *, back: bool) -> None:
@@ -242,7 +236,7 @@ class _Programme:
                 self.integer.row([(moment[k], 1.0) for k in self.values[d - 1]], low=1.0)
         arrived = self.delta[d if back else self.n] + self._grown(d if back else self.n)
         self._bytes(event, chosen, self.room_of(d, arrived) if back else 1.0 - arrived)
-        self._values_of(event)
+        self._sources_of(event)
         self._runs(event, 1.0 - arrived)
         self._link(event)
         self.end = {k: column for k, column in event.stop.items() if not (back and k.stage == d)}
@@ -272,7 +266,7 @@ class _Programme:
         for moment in (event.start, event.stop):
             self.integer.row([*((column, k.size) for k, column in moment.items()), *temporary], high=room)
 
-    def _values_of(self, event: _Event) -> None:
+    def _sources_of(self, event: _Event) -> None:
         """Say where each value comes from."""
         for k in event.live:
             run = (event.run[k], 1.0)

@@ -6,10 +6,10 @@ from typing import Literal, get_args
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, closest
 from trainwright.memory.baselines import keep_all
 from trainwright.memory.budget import read_budget, readable
+from trainwright.memory.certificates import certify
 from trainwright.memory.chain import Chain
 from trainwright.memory.exact import Searched, solve_exact
 from trainwright.memory.improve import improve
-from trainwright.memory.joint_milp import certify
 from trainwright.memory.link import Link
 from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.milp import solve_milp
