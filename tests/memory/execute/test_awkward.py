@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainwright import memory
-from trainwright.errors import InfeasibleBudget, PlanMismatch
+from trainwright.errors import InfeasibleBudget, PlanMismatch, UnsupportedModel
 from trainwright.memory.execute.measure import tracked_peak
 
 ROWS, WIDTH = 384, 16
@@ -283,3 +283,42 @@ def test_copies_train_by_themselves(copied, least):
     assert torch.equal(plain.eval()(BATCH), twin.eval()(BATCH))
     twin.train()
     assert tracked_peak(twin, BATCH) <= twin.plan.budget_bytes
+
+
+class Offset(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.offset = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x) + self.offset)
+        return x
+
+
+def test_parameters_are_those_of_the_forward():
+    """Others for one call are there when parts of it run again; written since they are refused, as is torch.func."""
+    module = fitted(lambda: (Offset(), BATCH))
+    assert module.plan.solver != "none"
+    found = []
+    for model in (module, Offset()):
+        own = {name: torch.full_like(each, 0.05).requires_grad_() for name, each in module.named_parameters()}
+        torch.func.functional_call(model, own, (BATCH,)).pow(2).sum().backward()
+        found.append([each.grad for each in own.values()])
+    assert same(*found)
+    loss = module(BATCH).sum()
+    with torch.no_grad():
+        module.layers[0].bias += 1  # which a linear layer's own backward does not read
+    with pytest.raises(UnsupportedModel, match="step after it"):
+        loss.backward()
+    with pytest.raises(UnsupportedModel, match=r"torch\.func"):
+        torch.func.vmap(module)(BATCH)
+
+
+def test_a_forward_of_the_object_is_refused():
+    """Where it would be passed by."""
+    model = Offset()
+    model.forward = lambda x: x
+    with pytest.raises(UnsupportedModel, match="that of its class, Offset"):
+        memory.fit(model, BATCH, budget=0.5)

@@ -31,6 +31,8 @@ class Forward:
     in training.
     """
 
+    planned = True
+
     def __init__(
         self, module: nn.Module, make: Callable[[], Train], *, train: Train | None = None, most_bytes: int | None = None
     ) -> None:
@@ -46,6 +48,11 @@ class Forward:
             )
         if not (module.training and torch.is_grad_enabled()):
             return type(module).forward(module, *args, **kwargs)
+        if torch._C._are_functorch_transforms_active():  # noqa: SLF001  there is no public question
+            raise UnsupportedModel(
+                "model: got a call inside a transform of torch.func (grad, vmap); allowed: torch.autograd; take the "
+                "model that was fitted there"
+            )
         if self._most_bytes is not None:
             size = total_bytes(tensors_of((args, kwargs)), granule_of(module))
             if size > self._most_bytes:

@@ -11,7 +11,7 @@ random numbers, autocast and buffers of the first run. Stages in a row that are 
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -90,6 +90,10 @@ class Program:
         units = self.script.units
         self.stages = [[row.stages[stage - 1] for stage in unit] for unit in units]
         self.buffers = [Buffers(stages) for stages in self.stages]
+        self.weights = [
+            [(held, name) for stage in stages for held, name in _weights(stage)] if unit in self.reruns else []
+            for unit, stages in enumerate(self.stages, 1)
+        ]
         self.python = [any(map(_is_users, stages)) for stages in self.stages]  # whose generators Python code may ask
         self.reads = [_outside(row, unit) for unit in units]
         self.first_reader: dict[str, int] = {}  # its backward is the last to need it
@@ -147,6 +151,7 @@ class Program:
                 stack.enter_context(saved_tensors_hooks(_emptying(slots, pack), fill))
             if number in self.reruns:
                 seen = step.seen[number] = Seen()
+                seen.keep_weights(self.weights[number - 1])
                 seen.keep_random(step.devices, all_kinds=self.python[number - 1])
                 stack.enter_context(self.buffers[number - 1].watched(seen))
                 stack.callback(seen.forget_undrawn)
@@ -229,7 +234,7 @@ class Program:
             pack = self._packer(number, [held[0], *skips.values()], blocks)
             hooks = saving_nothing(_filling(left, pack, where=where, stop=graph_only))
         try:
-            with torch.enable_grad(), hooks, seen.again(), Buffers.scratch(seen):
+            with torch.enable_grad(), hooks, seen.again(), seen.same_weights(), Buffers.scratch(seen):
                 value, made = self._through(number, held, skips, read=lambda skip: skip)
         except _Full:
             step.saved[number] = Saved(None, blocks)
@@ -398,6 +403,13 @@ def _apart_in_backward(value: Any) -> Any:
         return seen
 
     return tree_map_only(torch.Tensor, view, value)
+
+
+def _weights(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield where a stage's parameters are."""
+    for module in stage.modules():
+        held = module._parameters  # noqa: SLF001  where a call of torch.func puts its own
+        yield from ((held, name) for name, each in held.items() if each is not None)
 
 
 def _is_users(stage: nn.Module) -> bool:

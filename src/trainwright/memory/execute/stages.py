@@ -203,10 +203,15 @@ def _is_below(node: fx.Node, path: str) -> bool:
 
 
 def check_trains(model: nn.Module) -> None:
-    """Raise `UnsupportedModel` in evaluation mode and for parameters that have no shape yet."""
+    """Raise `UnsupportedModel` in evaluation mode, for a forward that is not its class's, and lazy parameters."""
     if not model.training:
         raise UnsupportedModel(
             "model: got one in evaluation mode; allowed: training mode, which plans are for; call model.train()"
+        )
+    if not getattr(vars(model).get("forward"), "planned", "forward" not in vars(model)):
+        raise UnsupportedModel(
+            f"model, forward: got one that was set on the object; allowed: that of its class, {type(model).__name__}; "
+            "make it a method of a subclass, or of a module around it"
         )
     lazy = next(
         (name for name, each in model.named_parameters() if isinstance(each, nn.parameter.UninitializedParameter)), None

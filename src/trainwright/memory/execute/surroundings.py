@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainwright.errors import UnsupportedModel
+
 __all__ = ["Autocast", "Buffers", "Draws", "Seen", "swapped"]
 
 Place = tuple[nn.Module, str]
@@ -121,6 +123,34 @@ class Seen:
     device_random: dict[int, torch.Tensor] = field(default_factory=dict)
     draws: Draws | None = None
     buffers: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
+    weights: list[tuple[dict[str, Any], str, torch.Tensor, int]] = field(default_factory=list)
+
+    def keep_weights(self, places: Iterable[tuple[dict[str, Any], str]]) -> None:
+        """Keep which parameters are in these places, and how often each has been written."""
+        self.weights = [
+            (held, name, held[name], held[name]._version)  # noqa: SLF001  counts the writes to a tensor
+            for held, name in places
+            if held.get(name) is not None  # a parametrisation may have replaced it
+        ]
+
+    @contextlib.contextmanager
+    def same_weights(self) -> Iterator[None]:
+        """Put parameters back that stood there for that call alone; raise UnsupportedModel if one has been written."""
+        other = []
+        for held, name, tensor, version in self.weights:
+            if tensor._version != version:  # noqa: SLF001  counts the writes to a tensor
+                raise UnsupportedModel(
+                    f"backward: parameter {name!r} was changed in place since the forward; allowed: parameters that "
+                    "stay as they are until backward is done; let the optimizer step after it"
+                )
+            if held.get(name) is not tensor:
+                other.append((held, name, held[name]))
+                held[name] = tensor
+        try:
+            yield
+        finally:
+            for held, name, tensor in other:
+                held[name] = tensor
 
     def keep_random(self, devices: tuple[int, ...], *, all_kinds: bool) -> None:
         """Keep the state of torch's generators of the CPU and of CUDA devices; of all kinds, Python's and numpy's."""
