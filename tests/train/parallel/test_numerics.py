@@ -315,6 +315,8 @@ ON_FOUR = {
     "data+filter, norms": case(*CNN_BN, data=2, filter=2, sync_bn=True),
     "data+filter, micro-batches": case(*MLP, data=2, filter=2, parts=2),
     "data+channel": case(*CNN, data=2, channel=2),
+    **{f"ZeRO {level}+channel": case(*CNN, data=2, channel=2, plan={"zero": level}) for level in (1, 2, 3)},
+    "ZeRO 3+channel, micro-batches": case(*MLP, data=2, channel=2, plan={"zero": 3}, parts=2),
     "data+spatial": case(*CNN, data=2, spatial=2),
     "data+spatial, norms of whole tensors": case(*NORMED, data=2, spatial=2, sync_bn=True),
     "data+spatial, micro-batches": case(*CNN, data=2, spatial=2, parts=2),

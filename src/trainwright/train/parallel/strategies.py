@@ -63,10 +63,11 @@ def _checked(plan: ParallelPlan) -> str:
         raise UnsupportedPlan.of(
             plan.strategy, f"there is no module for {name} parallelism; allowed: {', '.join(_SETUPS)}"
         )
-    if plan.zero and name not in {"data", "tensor", "context", "pipeline"}:
+    if plan.zero and name not in {"data", "tensor", "context", "pipeline", "channel"}:
         raise UnsupportedPlan.of(
             plan.strategy,
-            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor, context and pipeline parallelism",
+            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor, context, pipeline and channel "
+            "parallelism",
         )
     if name == "context" and plan.degrees.tensor > 1 and (plan.zero or plan.sequence):
         what = f"ZeRO {plan.zero}" if plan.zero else "sequence parallelism"
@@ -171,7 +172,7 @@ def _filter(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
 def _channel(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     world = plan.degrees.channel
     new = {
-        each: ChannelParallel(each, mesh, axis="channel")
+        each: ChannelParallel(each, mesh["channel"], axis="channel")
         for each in _divisible(model)[1:]  # an image has three channels
         if ChannelParallel.fits(each, world)
     }
@@ -187,6 +188,10 @@ def _divided(model: nn.Module, new: "dict[nn.Module, Any]", plan: ParallelPlan, 
     model = replace_layers(model, new)
     if plan.degrees.data == 1:
         return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
+    if plan.zero:
+        names = tuple(name for name in mesh.mesh_dim_names or () if name in {"data", "replica", "shard"})
+        sharded = shard(model, mesh[names], zero=plan.zero)
+        return replace(sharded, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
     averaging = Averaging(list(model.parameters()), mesh.get_group("data"))
     return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)), alone=averaging.off)
 
