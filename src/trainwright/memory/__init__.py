@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from trainwright.errors import BudgetError
 from trainwright.memory.budget import read_size
-from trainwright.memory.chain import Chain, Option, Stage
+from trainwright.memory.chain import Chain, Option, Skip, Stage
 from trainwright.memory.compiled_plan import CompiledPlan
 from trainwright.memory.link import Link
 from trainwright.memory.operations import Kind, Operation, Value
@@ -27,6 +27,7 @@ __all__ = [
     "PipelinePlan",
     "Plan",
     "Simulation",
+    "Skip",
     "Stage",
     "Value",
     "apply",

@@ -9,6 +9,8 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
 - `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l, and
   whatever else is alive just then; that of the loss stage what is from the start of the step to its backward's end.
 - `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step.
+- What a stage makes for others behind the next is a `Skip`; the simulator counts it while the plan needs it. Its
+  gradient is part of `gradient_bytes`; while its maker runs forward, it is one of the temporaries.
 - Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
   bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
 - The temporaries of a backward may be negative: one that frees what it has read while it makes its gradients needs
@@ -20,7 +22,7 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +31,7 @@ from typing import Any
 from trainwright.errors import ChainError, closest
 from trainwright.files import read_json, write_text
 
-__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Stage"]
+__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage"]
 
 SCHEMA = 1
 
@@ -105,6 +107,25 @@ class Stage:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skip:
+    """A value that a stage makes for others behind the next, which read it beside their input.
+
+    Every forward of the maker makes it, and it stays while a forward to come reads it: the first forward of a reader
+    the maker's first, one that is run again its latest. It never goes to the host.
+    """
+
+    name: str = ""
+    maker: int
+    readers: tuple[int, ...]
+    """In order, all behind the maker."""
+    value_bytes: int
+    shared_bytes: int = 0
+    """So many of them are in the maker's output: they count once while that is there."""
+    holders: tuple[int, ...] = ()
+    """The stages, of maker and readers, whose graphs hold it too, as long as their saved values are there."""
+
+
 NO_LOSS = Stage(name="loss", forward_seconds=0.0, backward_seconds=0.0, output_bytes=0, saved_bytes=0)
 
 
@@ -115,6 +136,7 @@ class Chain:
     stages: tuple[Stage, ...]
     loss: Stage = NO_LOSS
     """Without one, the output's gradient arrives from outside at no cost, and the loss's own peak is not planned."""
+    skips: tuple[Skip, ...] = ()
     input_bytes: int = 0
     input_gradient_bytes: int = 0
     """Other than 0 only if the input wants a gradient."""
@@ -137,6 +159,8 @@ class Chain:
                 f"chain, loss, gradient_bytes: got none, with output_bytes={self.loss.output_bytes}; allowed: "
                 "gradient_bytes=0, for nothing comes after the loss, or what is alive until its backward"
             )
+        for place, skip in enumerate(self.skips, start=1):
+            _check_skip(f"chain, skip {place}" + (f" ({skip.name})" if skip.name else ""), skip, self.steps)
         if self.plain_peak_bytes is not None:
             _check_bytes("chain, plain_peak_bytes", self.plain_peak_bytes)
         _check_bytes("chain, input_bytes", self.input_bytes)
@@ -163,7 +187,7 @@ class Chain:
     def digest(self) -> str:
         """Hash of everything that a plan depends on, names apart."""
         content = self.to_json()
-        for part in (content, *content["stages"], content["loss"]):
+        for part in (content, *content["stages"], content["loss"], *content.get("skips", ())):
             part.pop("name", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -175,8 +199,9 @@ class Chain:
             "input_bytes": self.input_bytes,
             "input_gradient_bytes": self.input_gradient_bytes,
             "fixed": dict(self.fixed),
-            "stages": [_stage_to_json(stage) for stage in self.stages],
-            "loss": _stage_to_json(self.loss),
+            "stages": [_record_to_json(stage) for stage in self.stages],
+            "loss": _record_to_json(self.loss),
+            **({"skips": [_record_to_json(skip) for skip in self.skips]} if self.skips else {}),
             **({} if self.plain_peak_bytes is None else {"plain_peak_bytes": self.plain_peak_bytes}),
         }
 
@@ -188,16 +213,18 @@ class Chain:
         if content.get("schema", SCHEMA) != SCHEMA:
             raise ChainError(f"chain, schema: got {content['schema']!r}; allowed: {SCHEMA}")
         _check_names("chain", content, {"schema", *(each.name for each in fields(cls))})
-        if not isinstance(content["stages"], list):
-            raise ChainError(f"chain, stages: got {content['stages']!r}; allowed: a list of stages")
+        for name in ("stages", "skips"):
+            if not isinstance(content.get(name, []), list):
+                raise ChainError(f"chain, {name}: got {content[name]!r}; allowed: a list of {name}")
         stages = tuple(_stage_from_json(place, each) for place, each in enumerate(content["stages"], start=1))
+        skips = tuple(_skip_from_json(place, each) for place, each in enumerate(content.get("skips", []), start=1))
         own = ("input_bytes", "input_gradient_bytes", "name", "plain_peak_bytes")
         rest = {key: content[key] for key in own if key in content}
         loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else NO_LOSS
         fixed = content.get("fixed", {})
         if not isinstance(fixed, Mapping):
             raise ChainError(f"chain, fixed: got {fixed!r}; allowed: an object of bytes by owner")
-        return cls(stages=stages, loss=loss, fixed=dict(fixed), **rest)
+        return cls(stages=stages, loss=loss, skips=skips, fixed=dict(fixed), **rest)
 
     def save(self, path: str | Path) -> None:
         """Write the chain as a JSON file."""
@@ -234,6 +261,28 @@ def _check_stage(place: int, stage: Stage, below: int) -> None:
             )
 
 
+def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
+    def check(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
+        odd = next((each for each in numbers if type(each) is not int or each not in allowed), None)
+        if odd is not None:
+            some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
+            raise ChainError(f"{where}, {name}: got {odd!r}; allowed: a stage of {some}")
+
+    check("maker", (skip.maker,), range(1, len(steps)))
+    check("readers", skip.readers, range(skip.maker + 1, len(steps) + 1))
+    check("holders", skip.holders, (skip.maker, *skip.readers))
+    if not skip.readers or list(skip.readers) != sorted({*skip.readers}):
+        raise ChainError(f"{where}, readers: got {list(skip.readers)}; allowed: at least one stage, in order")
+    _check_bytes(f"{where}, value_bytes", skip.value_bytes)
+    _check_bytes(f"{where}, shared_bytes", skip.shared_bytes)
+    most = min(skip.value_bytes, steps[skip.maker - 1].output_bytes)
+    if skip.shared_bytes > most:
+        raise ChainError(
+            f"{where}, shared_bytes: got {skip.shared_bytes}; allowed: at most {most}, for they are part of the value "
+            "and of its maker's output"
+        )
+
+
 def _check_fields(where: str, record: Stage | Option, least: int) -> None:
     for name in _SECONDS:
         value = getattr(record, name, None)
@@ -252,16 +301,18 @@ def _check_bytes(where: str, value: object, least: int = 0) -> None:
         raise ChainError(f"{where}: got {value!r}; allowed: a whole number of bytes >= {least}")
 
 
-def _stage_to_json(record: Stage | Option) -> dict[str, Any]:
+def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:
     written: dict[str, Any] = {}
     for each in fields(record):
         value = getattr(record, each.name)
-        if each.name == "options":
-            if value:
-                written["options"] = [_stage_to_json(option) for option in value]
-        elif each.default is MISSING or value != each.default:
-            written[each.name] = value
+        if each.default is MISSING or value != each.default:
+            several = isinstance(value, tuple)
+            written[each.name] = [_element_to_json(one) for one in value] if several else value
     return written
+
+
+def _element_to_json(element: Option | int) -> Any:
+    return element if isinstance(element, int) else _record_to_json(element)
 
 
 def _stage_from_json(place: int, content: Any) -> Stage:
@@ -276,7 +327,17 @@ def _stage_from_json(place: int, content: Any) -> Stage:
     return Stage(**values, options=made)
 
 
-def _values(where: str, content: Any, record: type[Stage] | type[Option]) -> dict[str, Any]:
+def _skip_from_json(place: int, content: Any) -> Skip:
+    where = f"chain, skip {place}"
+    values = _values(where, content, Skip)
+    for name in ("readers", "holders"):
+        if not isinstance(values.get(name, []), list):
+            raise ChainError(f"{where}, {name}: got {values[name]!r}; allowed: a list of stages")
+    values |= {name: tuple(values[name]) for name in ("readers", "holders") if name in values}
+    return Skip(**values)
+
+
+def _values(where: str, content: Any, record: "type[Stage | Option | Skip]") -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise ChainError(f"{where}: got {content!r}; allowed: an object with {', '.join(_needed(record))}")
     _check_names(where, content, {each.name for each in fields(record)})
@@ -286,7 +347,7 @@ def _values(where: str, content: Any, record: type[Stage] | type[Option]) -> dic
     return dict(content)
 
 
-def _needed(record: type[Stage] | type[Option]) -> list[str]:
+def _needed(record: "type[Stage | Option | Skip]") -> list[str]:
     return [each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
 
 

@@ -6,16 +6,18 @@ consistent: the backward of every stage to come, and the forward of those whose 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trainwright.errors import ChainError
 from trainwright.memory.chain import Chain
 from trainwright.memory.operations import Kind, Operation, Value, offload, prefetch
+from trainwright.memory.simulate import simulate
 from trainwright.memory.sizes import sizes_of
+from trainwright.memory.skips import lightest
 
-__all__ = ["Searched", "listed", "solve_exact", "solve_exact_with_copies"]
+__all__ = ["Searched", "kept_within", "listed", "solve_exact", "solve_exact_with_copies"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +45,23 @@ def solve_exact(
     room = budget_bytes - chain.fixed_bytes
     if (len(chain.steps) + 1) * math.log2(base) > 61 or room < 0:
         return Searched(operations=None, seconds=math.inf, lower_seconds=0.0, finished=room < 0)
-    rows, seconds, lower = search(sizes_of(chain), room, better_than_seconds, base, states)
+    rows, seconds, lower = search(sizes_of(lightest(chain)), room, better_than_seconds, base, states)
     found = math.isfinite(seconds)
-    return Searched(
+    searched = Searched(
         operations=listed(rows.tolist()) if found else None,
         seconds=float(seconds),
         lower_seconds=float(lower),
         finished=found or lower >= better_than_seconds,
     )
+    return kept_within(searched, chain, budget_bytes)
+
+
+def kept_within(searched: Searched, chain: Chain, budget_bytes: int) -> Searched:
+    """Return what was found without the values that skip stages: a bound at least, and the best plan if it has room."""
+    operations = searched.operations
+    if not chain.skips or operations is None or simulate(chain, operations, budget_bytes=budget_bytes).fits:
+        return searched
+    return replace(searched, operations=None, seconds=math.inf, finished=False)
 
 
 _STAGES, _TICKS, _SIZE = 6, 63, 31

@@ -13,6 +13,7 @@ from trainwright.memory.chain import Chain
 from trainwright.memory.operations import Kind, Operation, Value
 from trainwright.memory.simulate import simulate
 from trainwright.memory.sizes import sizes_of
+from trainwright.memory.skips import counted
 from trainwright.randomness import rng
 
 __all__ = ["improve"]
@@ -35,15 +36,20 @@ def improve(
     `work` bounds the steps of a round, and so how many rows are tried for each stage; the result depends on the
     arguments alone, not on the machine.
     """
-    search = _Search(chain, budget_bytes - chain.fixed_bytes, work)
-    best = operations
-    seconds = simulate(chain, best, budget_bytes=budget_bytes).seconds
+    best, before = operations, simulate(chain, operations, budget_bytes=budget_bytes)
+    seconds, alive = before.seconds, before.skip_bytes_by_stage
+    search = _Search(counted(chain, alive), budget_bytes - chain.fixed_bytes, work)
     rows, stale = search.rows_of(operations), 0
     for each in range(rounds):
         found, path = search.round(rows, seconds * (1 - _LEAST_GAIN), rng(seed, "memory moves", each))
         if found is not None:
-            simulation = simulate(chain, found, budget_bytes=budget_bytes)
-            if simulation.fits and simulation.seconds < seconds:
+            simulation = simulate(chain, found)
+            better = simulation.peak_bytes <= budget_bytes and simulation.seconds < seconds
+            if chain.skips:  # the next round counts what is alive of them in the best plan, and in those refused since
+                most = simulation.skip_bytes_by_stage
+                alive = most if better else tuple(map(max, alive, most))
+                search = _Search(counted(chain, alive), budget_bytes - chain.fixed_bytes, work)
+            if better:
                 best, seconds, rows, stale = found, simulation.seconds, path, 0
                 continue
         stale += 1

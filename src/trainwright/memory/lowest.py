@@ -7,8 +7,13 @@ their input and run the stage again, or, where the gradient that has arrived lea
 sweep has saved.
 """
 
+import math
+
 from trainwright.memory.chain import Chain
+from trainwright.memory.link import Link
 from trainwright.memory.operations import Kind, Operation, Value, offload, prefetch
+from trainwright.memory.simulate import simulate
+from trainwright.memory.skips import folded
 
 __all__ = ["largest_stage", "lowest_with_copies"]
 
@@ -34,6 +39,8 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         listed += [prefetch(Value.SAVED, stage) if stage in early else again, Operation(Kind.BACKWARD, stage)]
         if stage > 1:
             listed.append(Operation(Kind.DELETE, stage - 1, Value.OUTPUT))
+    if chain.skips:
+        return tuple(listed), simulate(chain, listed, link=Link(to_host=math.inf, to_device=math.inf)).peak_bytes
     return tuple(listed), least + chain.fixed_bytes
 
 
@@ -45,6 +52,7 @@ def largest_stage(chain: Chain) -> int:
 
 def _needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
     """Return, by stage from 1, the bytes that it needs alone, the option that needs them, and those of its forward."""
+    chain = folded(chain)
     steps, last = chain.steps, len(chain.steps)
     grown, gradient = 0, chain.loss.delta_bytes
     least, options, forward_needs = [0] * (last + 1), [0] * (last + 1), [0] * (last + 1)

@@ -30,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.memory.chain import Chain
-from trainwright.memory.exact import Searched, listed
+from trainwright.memory.exact import Searched, kept_within, listed
 from trainwright.memory.integer import Integer, Terms
 from trainwright.memory.simulate import simulate
+from trainwright.memory.skips import lightest
 
 __all__ = ["solve_milp"]
 
@@ -51,7 +52,8 @@ def solve_milp(
     room = budget_bytes - chain.fixed_bytes
     if room <= 0:
         return Searched(operations=None, seconds=math.inf, lower_seconds=0.0, finished=True)
-    return _Programme(chain, room).solve(better_than_seconds, limit_seconds)
+    searched = _Programme(lightest(chain), room).solve(better_than_seconds, limit_seconds)
+    return kept_within(searched, chain, budget_bytes)
 
 
 class _Programme:

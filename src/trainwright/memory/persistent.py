@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from trainwright.memory.chain import Chain
 from trainwright.memory.operations import Kind, Operation, Value
+from trainwright.memory.simulate import simulate
 from trainwright.memory.sizes import sizes_of
+from trainwright.memory.skips import Guesses
 
 __all__ = ["Persistent", "Rounding", "Solved", "lowest_plan", "solve_persistent"]
 
@@ -57,7 +59,23 @@ def solve_persistent(
 
 
 def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
-    """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included."""
+    """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included.
+
+    Where values skip stages: the least of the plans for what is guessed to be alive of them.
+    """
+    if not chain.skips:
+        return _lowest(chain)
+    plans = []
+    guesses = Guesses(chain)
+    for guess in guesses:
+        operations, _ = _lowest(guess)
+        simulation = simulate(chain, operations)
+        guesses.learn(simulation)
+        plans.append((operations, simulation.peak_bytes))
+    return min(plans, key=lambda plan: plan[1])
+
+
+def _lowest(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     from trainwright.memory._persistent import lowest
 
     need, choice = lowest(sizes_of(chain))

@@ -22,6 +22,7 @@ _OWNERS = (
     ("parameter_gradient_bytes", "parameters' gradients", "#ff9da6"),
     ("output_bytes", "outputs", "#4c78a8"),
     ("saved_bytes", "saved values", "#72b7b2"),
+    ("skip_bytes", "skipping", "#eeca3b"),
     ("gradient_bytes", "gradients", "#e45756"),
     ("temporary_bytes", "temporaries", "#f2cf5b"),
 )
@@ -69,8 +70,8 @@ def _svg(plan: Plan) -> str:
         lower = [f"{x(at):.1f},{y(base):.1f}" for point, end, base in zip(points, ends, below, strict=True)
                  for at in (point.seconds, end)]  # fmt: skip
         parts.append(f'<polygon fill="{colour}" points="{" ".join([*upper, *reversed(lower)])}"/>')
-        parts.append(f'<rect x="{_LEFT + 130 * place}" y="18" width="9" height="9" fill="{colour}"/>')
-        parts.append(f'<text x="{_LEFT + 13 + 130 * place}" y="27">{name}</text>')
+        parts.append(f'<rect x="{_LEFT + 124 * place}" y="18" width="9" height="9" fill="{colour}"/>')
+        parts.append(f'<text x="{_LEFT + 13 + 124 * place}" y="27">{name}</text>')
         below = tops
     line = y(plan.budget_bytes)
     parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{line:.1f}" y2="{line:.1f}" stroke="black" '

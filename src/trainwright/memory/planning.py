@@ -19,6 +19,7 @@ from trainwright.memory.persistent import lowest_plan, solve_persistent
 from trainwright.memory.plan_record import Plan
 from trainwright.memory.simplify import simplified
 from trainwright.memory.simulate import simulate
+from trainwright.memory.skips import Guesses, lightest
 
 __all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
 
@@ -45,7 +46,8 @@ def plan_chain(
 
     `dp` is the best persistent plan improved by moves; `exact` goes on until nothing better can exist; `milp` asks an
     integer programme for the best of all plans in its phases' order, or, after `limit_seconds` (60), for the best
-    found and a bound, on chains of up to 60 stages; `auto` is `dp`, an exact search of bounded size, and, where that
+    found and a bound, on chains of up to 60 stages (neither knows of values that skip stages: what they find without
+    these is a bound, and the plan if it fits with them); `auto` is `dp`, an exact search of bounded size, and, where it
     did not end, `milp` if `limit_seconds` says how long it may take (so that no clock decides unasked). With
     `offload`, values may also wait on the host, behind a link of `bandwidth` bytes per second each way; `milp`, or a
     limit, then asks an integer programme for a bound on all plans with copies. Raises InfeasibleBudget.
@@ -76,7 +78,7 @@ def plan_chain(
         if solver == "exact" and not searched.finished:
             raise ChainError(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
-                "about 14 stages; take 'auto' or 'milp'"
+                "about 14 stages, and where values skip some, plans that need no bytes for these; take 'auto' or 'milp'"
             )
     short = len(chain.stages) <= _LONGEST_MILP
     if solver == "milp" and not short:
@@ -98,9 +100,9 @@ def plan_chain(
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
         if joint is not None:
             known = simulate(chain, joint, budget_bytes=budget_bytes, link=link).seconds
-            lower = min(known, max(least, lower_bound(chain, budget_bytes, link)))
+            lower = min(known, max(least, lower_bound(lightest(chain), budget_bytes, link)))
             if certified:
-                proof = certify(chain, budget_bytes, link, known_seconds=known, limit_seconds=limit)
+                proof = certify(lightest(chain), budget_bytes, link, known_seconds=known, limit_seconds=limit)
                 lower = max(lower, proof.lower_seconds)
         if joint is not None and joint != operations:
             joint = simplified(chain, joint, link=link)
@@ -128,25 +130,27 @@ def _persistent(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation,
     lowest, needed = lowest_plan(chain)
     if needed > budget_bytes:
         return None
-    found: list[tuple[float, tuple[Operation, ...]]] = []
+    found = [(simulate(chain, lowest).seconds, lowest)]
+    guesses = Guesses(chain)
 
     def offer(operations: tuple[Operation, ...]) -> None:
-        simulation = simulate(chain, operations, budget_bytes=budget_bytes)
-        if simulation.fits:
+        simulation = simulate(chain, operations)
+        guesses.learn(simulation)
+        if simulation.peak_bytes <= budget_bytes:
             found.append((simulation.seconds, operations))
 
-    offer(lowest)
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
-    for count in counts:
-        for rounding in ("up", "nearest"):
-            solved = solve_persistent(chain, budget_bytes, slots=count, rounding=rounding)
-            if solved is not None:
-                offer(solved.operations)
-        if budget_bytes - chain.fixed_bytes <= count:
-            break  # one byte a slot
-        bound = solve_persistent(chain, budget_bytes, slots=count, rounding="down")
-        if bound is not None and min(seconds for seconds, _ in found) <= bound.seconds * (1 + _GAP):
-            break
+    for guess in guesses:
+        for count in counts:
+            for rounding in ("up", "nearest"):
+                solved = solve_persistent(guess, budget_bytes, slots=count, rounding=rounding)
+                if solved is not None:
+                    offer(solved.operations)
+            if budget_bytes - chain.fixed_bytes <= count:
+                break  # one byte a slot
+            bound = solve_persistent(guess, budget_bytes, slots=count, rounding="down")
+            if bound is not None and min(seconds for seconds, _ in found) <= bound.seconds * (1 + _GAP):
+                break
     return min(found, key=lambda each: each[0])[1]
 
 

@@ -2,8 +2,9 @@
 
 It shares no code with the solvers, so that what they claim is checked here. Three resources work in order: the device
 computes one operation after another; copies to the host and copies back wait in one queue each. Bytes are charged when
-an operation or a copy back starts, and freed when an operation ends, or a copy to the host has ended and nobody reads
-the device's value any more. Work waits for its inputs and, within a budget, for bytes that are about to be freed.
+an operation or a copy back starts (those that a forward makes to skip stages with its temporaries), and freed when an
+operation ends, or a copy to the host has ended and nobody reads the device's value any more. Work waits for its inputs
+and, within a budget, for bytes that are about to be freed.
 """
 
 import math
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from trainwright.memory.chain import Chain
 from trainwright.memory.link import Link
 from trainwright.memory.operations import Kind, Operation, Value
+from trainwright.memory.skipped import Skipped
 
 __all__ = ["Point", "Simulation", "Span", "Violation", "simulate"]
 
@@ -29,12 +31,14 @@ class Point:
     gradient_bytes: int
     temporary_bytes: int
     parameter_gradient_bytes: int
+    skip_bytes: int
+    """Of values that skip stages."""
 
     @property
     def total_bytes(self) -> int:
         """All of them."""
         held = self.fixed_bytes + self.output_bytes + self.saved_bytes
-        return held + self.gradient_bytes + self.temporary_bytes + self.parameter_gradient_bytes
+        return held + self.gradient_bytes + self.temporary_bytes + self.parameter_gradient_bytes + self.skip_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Simulation:
     """Who holds the bytes of the peak."""
     points: tuple[Point, ...] = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
+    skip_bytes_by_stage: tuple[int, ...] = field(repr=False, default=())
+    """The most of values that skip stages, while the backward of each stage (the first's at 1) is the next to come."""
     wait_input_seconds: float = 0.0
     """Idle because a copy had not arrived."""
     wait_memory_seconds: float = 0.0
@@ -115,7 +121,9 @@ class _Machine:
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
-        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.delta_bytes, 0, 0]  # as a Point has them
+        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.delta_bytes, 0, 0, 0]  # as a Point has them
+        self.skipped = Skipped(chain, operations)
+        self.skip_most = [0] * (len(self.steps) + 1)
         self.points: list[Point] = []
         self.spans: list[Span] = []
         self.peak, self.peak_at, self.peak_owners = -1, 0, self._owners(None)
@@ -143,6 +151,7 @@ class _Machine:
             peak_owners=self.peak_owners,
             points=tuple(self.points),
             spans=tuple(self.spans),
+            skip_bytes_by_stage=tuple(self.skip_most),
             wait_input_seconds=self.waits["input"],
             wait_memory_seconds=self.waits["memory"],
             violation=violation,
@@ -160,7 +169,8 @@ class _Machine:
             self.host.pop(key, None)
             if key in self.alive:
                 self._free(key)
-                self._note()
+            self.skipped.do(place, operation)
+            self._note()
             return None
         if not self.linked:
             return Violation(place, f"{operation}: there is no link to the host")
@@ -170,6 +180,7 @@ class _Machine:
             self.host[key] = self.alive[key]
             self.readers[key] = self._last_reader(key)
             self.outgoing.append(_Copy(place, key, float(self.alive[key][0]), self.now))
+            self.skipped.do(place, operation)
         else:
             if key not in self.host or coming:
                 return Violation(place, f"{operation}: it is not on the host")
@@ -213,6 +224,7 @@ class _Machine:
             if read in self.alive and read not in self.readers:  # one that is leaving goes when its copy ends
                 self._free(read)
         self.done = self.place
+        self.skipped.do(self.place, operation)
         self._leave()
         self._note()
         self._start_copies()
@@ -265,8 +277,10 @@ class _Machine:
             return gradient, option.backward_temporary_bytes, option.backward_seconds
         if operation.kind is Kind.FORWARD_ALL:
             option = stage.choices[operation.option] if operation.option else stage
-            return option.saved_bytes, option.forward_temporary_bytes, option.forward_seconds
-        return stage.output_bytes, stage.plain_temporary_bytes, stage.plain_seconds
+            made, temporary, seconds = option.saved_bytes, option.forward_temporary_bytes, option.forward_seconds
+        else:
+            made, temporary, seconds = stage.output_bytes, stage.plain_temporary_bytes, stage.plain_seconds
+        return made, max(temporary, self.skipped.made_bytes(number)), seconds
 
     def _free(self, key: _Key) -> None:
         size, _ = self.alive.pop(key)
@@ -307,6 +321,7 @@ class _Machine:
         if arrived and sum(self.sums) + size <= self.room:
             self.copying_in, head.start = True, self.now
             self.alive[head.key] = self.host[head.key]
+            self.skipped.came(head.key)
             self.sums[1 if head.key[0] is Value.OUTPUT else 2] += size
             self._note()
 
@@ -351,10 +366,14 @@ class _Machine:
             if key not in flying and last <= self.done:
                 del self.readers[key]
                 self._free(key)
+                self.skipped.left(key)
 
     # Records
 
     def _note(self, extra: tuple[str, int, int] | None = None) -> None:
+        if self.chain.skips:
+            self.sums[6] = self.skipped.alive_bytes(self.alive)
+            self.skip_most[self.gradient] = max(self.skip_most[self.gradient], self.sums[6])
         point = Point(self.now, *self.sums)
         if not self.points or point != self.points[-1]:
             self.points.append(point)
@@ -366,6 +385,8 @@ class _Machine:
         if self.chain.input_bytes:
             owners.append(("input", self.chain.input_bytes))
         owners += [(_named(key), size) for key, (size, _) in self.alive.items() if size]
+        if self.sums[6]:
+            owners.append(("values that skip stages", self.sums[6]))
         if extra and extra[2]:
             owners.append((f"{extra[0]} {extra[1]}", extra[2]))
         if self.sums[5]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.memory.chain import Chain
+from trainwright.memory.skips import folded
 
 __all__ = ["Sizes", "sizes_of"]
 
@@ -35,7 +36,8 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(chain: Chain) -> Sizes:
-    """Return a chain's numbers as arrays."""
+    """Return a chain's numbers as arrays, with what skips stages among them (see `folded`)."""
+    chain = folded(chain)
     steps = chain.steps
     choices = [step.choices if step.options else (step,) for step in steps]
     flat = [choice for each in choices for choice in each]

@@ -4,14 +4,14 @@ The first forward of every stage is plain: what is kept until its backward costs
 the graph holds empty slots in the place of saved tensors. When its walk comes to a stage, the operations up to that
 stage's backward are done, and the last run with gradients fills the slots. There is one walk, so gradients live, add
 up and reach hooks (those of DDP too) as without a plan. What reruns read lies in the step's store, from which nothing
-goes but by an operation; what skips stages (see `stages`) until all that read it have run backward. Reruns see the
-random numbers, autocast and buffers of the first run. Stages in a row that are always treated alike are one unit (see
+goes but by an operation; what skips stages (see `stages`) when no rerun to come reads it. Reruns see the random
+numbers, autocast and buffers of the first run. Stages in a row that are always treated alike are one unit (see
 `program`): work in Python goes with the units that are run again, not with the stages.
 """
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_map_only
 
 from trainwright.errors import UnsupportedModel
 from trainwright.memory.execute.copies import Copies, copies_for
 from trainwright.memory.execute.counted import tensors_of
 from trainwright.memory.execute.program import FORWARDS, Act, Leave, arranged, lent, moved
+from trainwright.memory.execute.readers import apart_in_backward, outside, read_later, wanted_after, without_graph
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, Buffers, Seen
 from trainwright.memory.execute.tracing import hooked
@@ -56,7 +56,6 @@ class _Step:
     autocast: Autocast
     devices: tuple[int, ...]
     inputs: set[int]  # storages of inputs that want no gradient, wherever they ride to
-    left: int  # units whose backward is to come
     done: int = 0  # acts
     bare: dict[int, Boundary] = field(default_factory=dict)
     saved: dict[int, Saved] = field(default_factory=dict)
@@ -95,14 +94,10 @@ class Program:
             for unit, stages in enumerate(self.stages, 1)
         ]
         self.python = [any(map(_is_users, stages)) for stages in self.stages]  # whose generators Python code may ask
-        self.reads = [_outside(row, unit) for unit in units]
-        self.first_reader: dict[str, int] = {}  # its backward is the last to need it
-        for number, names in enumerate(self.reads, 1):
-            self.first_reader |= {name: number for name in names if name not in self.first_reader}
-        self.last_reads = [
-            [name for name in names if self.first_reader[name] == number] for number, names in enumerate(self.reads, 1)
-        ]
-        self.lasting = {name for unit in self.reruns for name in self.reads[unit - 1]}
+        self.reads = [outside(row, unit) for unit in units]
+        self.read_later = read_later(row, [range(1, len(row.stages) + 1)])
+        self.read_inside = read_later(row, units)  # by stages of the same unit
+        self.wanted = wanted_after(row, self.script)
         # The units whose output somebody will read again: a rerun, a graph that has borrowed it, or a copy.
         self.read_again = {unit - 1 for unit in self.reruns | self.lent}
         self.read_again |= {act.stage for act in self.script.acts if isinstance(act, Leave)}
@@ -116,7 +111,6 @@ class Program:
             Autocast.now(),
             devices=tuple({t.device.index for t in tensors if t.device.type == "cuda"}),
             inputs={storage_key(t) for t in tensors if not t.requires_grad},
-            left=len(self.script.units),
         )
         if 0 in self.read_again:
             step.bare[0] = boundary
@@ -129,14 +123,15 @@ class Program:
             for place, act in enumerate(self.script.acts[: self.script.turn]):
                 step.done = place + 1
                 if act.kind in FORWARDS and act.stage == first:
-                    self._first(step, act, held, skips)
+                    self._first(step, place, held, skips)
                     first += 1
                 else:
                     self._do(step, place)
         return held.pop()
 
-    def _first(self, step: _Step, act: Act, held: list[Any], skips: dict[str, Any]) -> None:
+    def _first(self, step: _Step, place: int, held: list[Any], skips: dict[str, Any]) -> None:
         """Run a unit in autograd's own graph, from the value that is held to the one that is held then."""
+        act = self.script.acts[place]
         number = act.stage
         if act.kind is Kind.FORWARD_DROP:
             step.bare.pop(number - 1, None)
@@ -155,12 +150,10 @@ class Program:
                 seen.keep_random(step.devices, all_kinds=self.python[number - 1])
                 stack.enter_context(self.buffers[number - 1].watched(seen))
                 stack.callback(seen.forget_undrawn)
-            value, made = self._through(number, held, skips, read=_apart_in_backward)
-        skips |= made
-        step.skips |= {name: Boundary.of(each) for name, each in made.items() if name in self.lasting}
+            value, made = self._through(step, place, held, skips, self.read_later, read=apart_in_backward)
         output = Boundary.of(value) if number in self.read_again else None
         if act.kind is Kind.FORWARD_ALL:
-            step.saved[number] = Saved(output, blocks)
+            step.saved[number] = Saved(output, blocks, _staying(blocks, made))
         elif output is not None:
             step.bare[number] = output
         for tensor in tensors_of(value):
@@ -169,16 +162,32 @@ class Program:
         held.append(value)
 
     def _through(
-        self, number: int, held: list[Any], skips: dict[str, Any], read: Callable[[Any], Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """Run a unit's stages on the value that is held, and let go of it with the first; return what they make."""
-        value, known = held.pop(), dict(skips)
-        made: dict[str, Any] = {}
-        for stage in self.script.units[number - 1]:
-            value, more = self.row.run(stage, value, [read(known[name]) for name in self.row.reads[stage - 1]])
-            known |= more
-            made |= more
-        return value, made
+        self,
+        step: _Step,
+        place: int,
+        held: list[Any],
+        skips: dict[str, Any],
+        later: Sequence[frozenset[str]],
+        *,
+        read: Callable[[Any], Any] = lambda skip: skip,
+        hand_on: Callable[[Any], Any] = lambda value: value,
+    ) -> tuple[Any, set[int]]:
+        """Run a unit's stages on the value that is held, and let go of it with the first; return what they make.
+
+        What skips stages goes from `skips` to where reruns read it, if one will, and from `skips` with the stage behind
+        which nobody is to read it there: `later` says who is. The storages of what is made are returned as well.
+        """
+        value, storages = held.pop(), set()
+        made: dict[str, Any]
+        for stage in self.script.units[self.script.acts[place].stage - 1]:
+            value, made = hand_on(self.row.run(stage, value, [read(skips[name]) for name in self.row.reads[stage - 1]]))
+            storages |= {storage_key(t) for t in tensors_of(made)}
+            step.skips |= {name: Boundary.of(made[name]) for name in made if name in self.wanted[place]}
+            skips |= made
+            made.clear()
+            for name in skips.keys() - later[stage - 1]:
+                del skips[name]
+        return value, storages
 
     def _reached(self, step: _Step, number: int) -> None:
         """Do what comes before a unit's backward: autograd's walk is there."""
@@ -206,26 +215,26 @@ class Program:
             self._leave(step, act.value, number)
         elif act.kind in FORWARDS:
             self._arrive(step, number - 1)
-            self._again(step, act.kind, number, graph_only=place in self.script.graphs_only)
+            self._again(step, place)
         elif act.kind is Kind.BACKWARD:
             self._arrive(step, number - 1)
             self._arrive(step, number)
             step.saved.pop(number, None)
-            step.left = number - 1
-            for name in self.last_reads[number - 1]:
-                step.skips.pop(name, None)
         elif act.value is not None:
             self._move(step, act.kind, act.value, number)
 
-    def _again(self, step: _Step, kind: Kind, number: int, *, graph_only: bool) -> None:
+    def _again(self, step: _Step, place: int) -> None:
         """Run a unit once more, out of autograd's graph; with gradients, fill its slots there."""
+        act = self.script.acts[place]
+        number, filling, graph_only = act.stage, act.kind is Kind.FORWARD_ALL, place in self.script.graphs_only
         where = f"stage {self.script.units[number - 1][0]}"
         held = [self._value(step, number - 1).tree(where)]
         skips = {name: step.skips[name].tree(where) for name in self.reads[number - 1]}
-        if kind is Kind.FORWARD_DROP:
+        for name in skips.keys() - self.wanted[place]:
+            del step.skips[name]
+        if act.kind is Kind.FORWARD_DROP:
             step.bare.pop(number - 1, None)
         blocks, slots, seen = Blocks(), step.slots[number], step.seen[number]
-        filling = kind is Kind.FORWARD_ALL
         if filling and graph_only and not slots:
             return
         left = slots[::-1] if filling else []
@@ -235,20 +244,15 @@ class Program:
             hooks = saving_nothing(_filling(left, pack, where=where, stop=graph_only))
         try:
             with torch.enable_grad(), hooks, seen.again(), seen.same_weights(), Buffers.scratch(seen):
-                value, made = self._through(number, held, skips, read=lambda skip: skip)
+                value, made = self._through(step, place, held, skips, self.read_inside, hand_on=without_graph)
         except _Full:
-            step.saved[number] = Saved(None, blocks)
+            step.saved[number] = Saved(None, blocks, set())
             return
         output = Boundary.of(value)
         if left:
             raise _differs(where)
         if filling:
-            step.saved[number] = Saved(output, blocks)
-            step.skips |= {
-                name: Boundary.of(each)
-                for name, each in made.items()
-                if name in self.lasting and step.left >= self.first_reader[name]
-            }
+            step.saved[number] = Saved(output, blocks, _staying(blocks, made))
         else:
             step.bare[number] = output
 
@@ -261,6 +265,7 @@ class Program:
             boundary = step.bare[number] if saved is None else saved.output
             blocks = list(saved.blocks.values()) if saved is not None else []
             here = step.inputs | {storage_key(t) for skip in step.skips.values() for t in skip.tensors()}
+            here |= saved.staying if saved is not None else set()
             assert self.copies is not None  # noqa: S101  a value that is sent leaves
             kept = [block for block in blocks if block.key() not in here]
             step.away[key] = Away.sent(boundary, kept, lambda t: storage_key(t) in here, self.copies)
@@ -392,19 +397,6 @@ def _passed() -> UnsupportedModel:
     )
 
 
-def _apart_in_backward(value: Any) -> Any:
-    """Return a value whose gradient is never a part of a larger one's storage: that would live as long."""
-
-    def view(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        seen = tensor.view_as(tensor)
-        seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
-        return seen
-
-    return tree_map_only(torch.Tensor, view, value)
-
-
 def _weights(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield where a stage's parameters are."""
     for module in stage.modules():
@@ -417,11 +409,9 @@ def _is_users(stage: nn.Module) -> bool:
     return any(hooked(each) or not type(each).__module__.startswith("torch.") for each in stage.modules())
 
 
-def _outside(row: Row, unit: range) -> list[str]:
-    """Return what stages read that others before them have made to skip stages."""
-    made = {name for stage in unit for name in row.makes[stage - 1]}
-    read = [name for stage in unit for name in row.reads[stage - 1]]
-    return [name for name in dict.fromkeys(read) if name not in made]
+def _staying(blocks: Blocks, made: Iterable[int]) -> set[int]:
+    """Take what skips stages, by its storages, out of what a graph sends to the host; return what it holds of that."""
+    return {key for key in made if blocks.pop(key, None) is not None}
 
 
 def _device(row: Row, tensors: Sequence[torch.Tensor]) -> torch.device:

@@ -5,7 +5,7 @@ runs. Afterwards parameters, buffers, gradients, random generators and the train
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from trainwright.errors import BudgetError, UnsupportedModel, closest
 from trainwright.memory.chain import NO_LOSS, Chain, Stage
 from trainwright.memory.execute.counted import granule_of, rounded, storages, tensors_of, total_bytes
-from trainwright.memory.execute.skipping import Skipping
+from trainwright.memory.execute.skipping import Skipping, handed_on
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, swapped
 from trainwright.memory.execute.tracing import as_before
@@ -81,17 +81,20 @@ def measured(
     stages: list[Stage] = []
     last: dict[str, Any] | None = None
     draws = 0
-    skipping = Skipping(row)
+    skipping = Skipping(row, arguments, granule)
+    waiting: set[int] = set()
     with untouched(model):
         row.refresh()
         value: Any = tuple(arguments)
         skips: dict[str, Any] = {}
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
             state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
+            caller, given = _caller(row, number), (value, [skips[each] for each in row.reads[number - 1]])
             told, value, made = _told(
-                number, name, stage, _caller(row, number), (value, [skips[each] for each in row.reads[number - 1]]),
-                granule=granule, repeats=repeats, last=number == len(row.stages),
+                number, name, stage, caller, given, granule=granule, repeats=repeats, last=number == len(row.stages),
+                waiting=waiting,
             )  # fmt: skip
+            waiting = handed_on(value, made)
             draws += not torch.equal(state, torch.get_rng_state())
             changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
             fixed["buffers"] += total_bytes(changed, granule)  # reruns write to copies
@@ -99,7 +102,7 @@ def measured(
                 row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
             )
             skips |= made
-            skipping.see(made, granule)
+            skipping.see(number, caller, given, value, made)
             stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **told))
         if not any(t.requires_grad for t in tensors_of(value)):
             raise UnsupportedModel(
@@ -122,6 +125,7 @@ def measured(
     return Chain(
         stages=tuple(told_stages),
         loss=told_loss,
+        skips=skipping.records,
         input_bytes=total_bytes(tensors_of(arguments), granule),
         fixed=fixed,
         name=type(model).__name__,
@@ -238,9 +242,10 @@ def _told(
     granule: int,
     repeats: int,
     last: bool,
+    waiting: Collection[int] = (),
 ) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     try:
-        return _measured_stage(stage, call, value, granule=granule, repeats=repeats, last=last)
+        return _measured_stage(stage, call, value, granule=granule, repeats=repeats, last=last, waiting=waiting)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -254,12 +259,13 @@ def _told(
 
 
 def _measured_stage(
-    stage: nn.Module, call: _Caller, value: Any, *, granule: int, repeats: int, last: bool
+    stage: nn.Module, call: _Caller, value: Any, *, granule: int, repeats: int, last: bool, waiting: Collection[int]
 ) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     """Return the numbers of a stage as the fields of its record, what it hands on, and what skips stages.
 
-    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once. So does
-    what skips stages: `Skipping` counts it, and here it is a temporary of the forward.
+    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once. What
+    skips stages counts by itself (see `Skip`), and here is a temporary of the forward. `waiting` are storages of its
+    input for which other readers have left a gradient, to which its own is added.
     """
 
     def opened() -> Any:
@@ -281,10 +287,13 @@ def _measured_stage(
     told: dict[str, Any] = {"output_bytes": made, "plain_forward_temporary_bytes": tracker.peak_bytes - before - made}
 
     entered = opened()
+    shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
+    views = {id(t): t.view_as(t) for t in shared}
+    given = tree_map_only(torch.Tensor, partial(_instead, views), entered)
     tracker.restart_peak()
     before = tracker.live_bytes
     with tracker:
-        result = call(entered)
+        result = call(given)
     grown = tracker.live_bytes - before - beside
     told |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
     if last:
@@ -295,7 +304,13 @@ def _measured_stage(
             "plain_forward_temporary_bytes": told["plain_forward_temporary_bytes"] + made,
         }
 
-    ends = [t for t in tensors_of(result) if t.requires_grad]
+    ends = [t for t in tensors_of(result[0]) if t.requires_grad]
+    if result[1] or views:
+        # Gradients wait for those from what skips stages: the walk begins at views of all, as these are the youngest.
+        there = {id(t): t for t in (*ends, *tensors_of(result[1]), *views.values()) if t.requires_grad}
+        ends = [t.view_as(t) for t in there.values()]
+        del there
+    del given, views
     edges: list[Any] = []
     told["gradient_bytes"] = sum(rounded(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
@@ -335,6 +350,10 @@ def _measured_stage(
     # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
     told["plain_forward_seconds"] = min(told["plain_forward_seconds"], told["forward_seconds"])
     return told, out, skips
+
+
+def _instead(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    return views.get(id(tensor), tensor)
 
 
 def _seed(end: torch.Tensor) -> torch.Tensor:

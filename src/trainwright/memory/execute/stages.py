@@ -7,12 +7,12 @@ autograd then need not hold what lies between them.
 
 A part between two cuts that holds much of the model is cut further, where a single value is alive beside those that
 skip many layers (a U-Net's levels, a mask made from the input): these are kept beside the row from the stage that makes
-them to those that read them, and never made again.
+them to those that read them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -72,16 +72,6 @@ class Row:
         """Let stages use the parameters and buffers that the model has now."""
         for here, there, name in self.own:
             here[name] = there[name]
-
-    @cached_property
-    def first_reads(self) -> tuple[tuple[str, ...], ...]:
-        """Of each stage, those that no stage before it reads: its backward is the last to need them."""
-        known: set[str] = set()
-        found = []
-        for names in self.reads:
-            found.append(tuple(name for name in names if name not in known))
-            known |= set(names)
-        return tuple(found)
 
     def run(self, number: int, value: Any, read: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
         """Call a stage (from 1) with what the one before returned; return its result, and what skips stages by name."""

@@ -22,6 +22,7 @@ __all__ = [
     "Saved",
     "Slot",
     "View",
+    "apart",
     "differentiable",
     "movable",
     "saving_nothing",
@@ -43,7 +44,7 @@ class Boundary:
     def of(cls, value: Any) -> "Boundary":
         """Return a tree of tensors as a boundary."""
         leaves, spec = tree_flatten(value)
-        leaves = [_apart(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        leaves = [apart(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         made = cls(leaves, spec, [])
         made.versions = [tensor._version for tensor in made.tensors()]  # noqa: SLF001  nothing else counts writes
         return made
@@ -191,6 +192,7 @@ class Saved:
 
     output: Boundary | None  # if anybody reads it again
     blocks: Blocks  # of what the graph has saved, if that is to move
+    staying: set[int]  # storages of what the graph has saved that skips stages: it never moves
 
 
 @dataclass(slots=True)
@@ -238,7 +240,7 @@ def written(where: str, what: str) -> UnsupportedModel:
     )
 
 
-def _apart(tensor: torch.Tensor) -> torch.Tensor:
+def apart(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its graph, which wants a gradient if the tensor did."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 

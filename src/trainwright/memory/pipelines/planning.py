@@ -5,7 +5,7 @@ import io
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainwright.errors import InfeasibleBudget
+from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.memory.chain import Chain, Option, Stage
 from trainwright.memory.pipelines.memory import PATTERNS, PLANNED, SCHEDULES, Weights, check_schedule, stage_bytes
 from trainwright.memory.pipelines.partition import Cost, Part, Partition, Way, cut, ways
@@ -76,6 +76,12 @@ def plan_pipeline(
     recompute nothing, apart from each other. Raises InfeasibleBudget if nothing fits.
     """
     check_schedule(schedule, PLANNED)
+    if chain.skips:
+        raise PipelineError(
+            f"chain: got values that skip stages ({chain.skips[0].name or 'the first'} from stage "
+            f"{chain.skips[0].maker}); allowed: a chain whose stages hand everything on, as "
+            "tw.memory.pipeline makes of a model"
+        )
     chain = _without_gradients(chain)
     costs = ways(chain, memory_bytes, weights=weights or Weights(), microbatches=microbatches)
     found = {

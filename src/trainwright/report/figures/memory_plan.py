@@ -13,6 +13,7 @@ _OWNERS = (
     ("fixed_bytes", "fixed", "--muted"),
     ("output_bytes", "outputs", "--blue"),
     ("saved_bytes", "saved values", "--sky"),
+    ("skip_bytes", "what skips stages", "--ramp-2"),
     ("gradient_bytes", "gradients", "--orange"),
     ("parameter_gradient_bytes", "parameters' gradients", "--red"),
     ("temporary_bytes", "temporaries", "--green"),
