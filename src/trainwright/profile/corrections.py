@@ -39,8 +39,14 @@ def _like_input(_: Any, args: Sequence[Any], __: Mapping[str, Any], result: Any)
     return type(result)((result[0].to(args[1].dtype), *result[1:])) if result[0] is not None else result
 
 
+def _in_fp32(_: Any, __: Sequence[Any], ___: Mapping[str, Any], result: Any) -> Any:
+    """Of gradients of recurrent layers, that torch 2.11 takes for those of the input's precision."""
+    return type(result)(each.float() if isinstance(each, FakeTensor) else each for each in result)
+
+
 _CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::mkldnn_rnn_layer": _with_workspace(3),
+    "aten::mkldnn_rnn_layer_backward": _in_fp32,
     "aten::_cudnn_rnn": _with_workspace(4),
     "aten::native_group_norm_backward": _like_input,
 }
