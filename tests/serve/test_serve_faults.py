@@ -1,5 +1,6 @@
 """Workers that are killed, stopped or refuse: every request is answered once, right, or says who is missing."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -184,7 +185,7 @@ class TestKilled:
                 until(lambda number=number: service.state()["restarts"] == number + 1 and service.ready())
                 x = members.inputs(5, seed=number)
                 np.testing.assert_allclose(service.predict(x), members.expected(found, x), atol=1e-12)
-            assert descriptors() == before
+            assert descriptors() <= before
             until(lambda: service.state()["slots_used"] == 0)
 
     @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
@@ -193,13 +194,14 @@ class TestKilled:
         import threading
 
         found = members.ensemble(tmp_path, 2)
+        gc.collect()  # what other tests have left
         before, threads = descriptors(), threading.active_count()
         for _ in range(2):
             with members.Numpy(found, members.plan(found)) as service:
                 service.predict(members.inputs(300))
                 workers = pids(service)
-        assert descriptors() == before
-        assert threading.active_count() == threads
+        assert descriptors() <= before
+        assert threading.active_count() <= threads
         assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
     def test_front_killed(self, tmp_path):
