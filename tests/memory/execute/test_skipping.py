@@ -153,7 +153,7 @@ def test_more_levels(levels, pooled):
     torch.manual_seed(0)
     for seed in range(3):
         model = Levels(levels, 8, pooled=pooled)
-        assert check(model, torch.randn(2, 1, 64, 64), (0.8, 0.6, 0.5, 0.4, 0.0), seed=seed, within=0.2) == 5
+        assert check(model, torch.randn(2, 1, 64, 64), (0.8, 0.6, 0.5, 0.4, 0.0), seed=seed, within=0.3) == 5
 
 
 class Held(nn.Module):

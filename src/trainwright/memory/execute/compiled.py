@@ -92,8 +92,10 @@ def fit_compiled(
     limit: int | None = budget_bytes - fixed
     planned = copy.copy(model)  # the same parameters, buffers and children
     best: tuple[CompiledPlan, Callable[..., Any]] | None = None
+    over: int | None = None  # bytes simulated of the smallest choice that took more than the budget
+    as_torch = False
     for left in range(tries - 1, -2, -1):
-        partition = _Partition(limit, granule, compiler)
+        partition = _Partition(limit, granule, compiler, below=over if as_torch else None)
         run = _entry(planned, partition)
         try:
             with untouched(model, batch):
@@ -108,10 +110,13 @@ def fit_compiled(
             best = plan, run
         spare = budget_bytes - peak
         enough = spare >= 0 and (not partition.costs or spare < _ROOM * budget_bytes)
-        if enough or (best is not None and (left <= 0 or partition.lowest)):
+        if enough or (best is not None and (left <= 0 or as_torch or (partition.lowest and over is None))):
             break
         if partition.lowest and spare < 0:
             raise _infeasible(budget_bytes, peak, fixed)
+        if spare < 0:
+            over = min(over or partition.simulated_bytes, partition.simulated_bytes)
+        as_torch = over is not None and (partition.lowest or (left == 1 and tries > 2))
         # What the simulation missed, it misses again.
         limit = partition.simulated_bytes + spare if left else None
     assert best is not None  # noqa: S101  or it was refused
@@ -131,16 +136,26 @@ def apply_compiled(model: nn.Module, plan: CompiledPlan) -> nn.Module:
 class _Partition(CustomPartitionerFn):
     """Partitions a joint graph so that it takes at most `limit` bytes beside what is fixed, and remembers how.
 
-    Without a limit, or with one that the search does not reach, it takes the least that is found. The first graph of a
-    `given` plan is partitioned as that says.
+    Without a limit, or with one that the search does not reach, it takes the least that is found. With `below`, it
+    takes the fastest of torch's own partitions that take less than that, if one does. The first graph of a `given` plan
+    is partitioned as that says.
     """
 
-    def __init__(self, limit: int | None, granule: int, compiler: Compiler, given: CompiledPlan | None = None) -> None:
+    def __init__(
+        self,
+        limit: int | None,
+        granule: int,
+        compiler: Compiler,
+        given: CompiledPlan | None = None,
+        *,
+        below: int | None = None,
+    ) -> None:
         self.costs = False
         """Whether more is run again than by torch's own partition."""
         self.lowest = False
         """Whether it is the least that is found."""
         self._limit, self._granule, self._compiler, self._given = limit, granule, compiler, given
+        self._below = below
         self._made: tuple[Traced, Choice] | None = None
 
     def __call__(
@@ -163,6 +178,10 @@ class _Partition(CustomPartitionerFn):
 
     def _chosen(self, gm: fx.GraphModule, traced: Traced, plain: Flags, settings: dict[str, Any]) -> Choice:
         """Return the fastest choice found within the limit, torch's own if that is, or else the least."""
+        if self._below is not None:
+            own = [traced.step.tried(traced.named(_saved_by_torch(gm, knob, settings))) for knob in _KNOBS]
+            if lower := [each for each in own if each.peak_bytes < self._below]:
+                return min(lower, key=lambda each: each.seconds)
         if self._limit is not None:
             choice = traced.step.tried(plain, self._limit)
             if not choice.excess:
