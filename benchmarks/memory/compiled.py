@@ -35,7 +35,7 @@ __all__ = ["HEADER", "MODELS", "compare", "row_of", "show", "summary_of"]
 _KNOBS = (0.7, 0.5, 0.3, 0.15, 0.0)
 _TRIES = 4
 
-HEADER = ("model", "torch's budget", "peak", "ours", "overhead", "ours", "ours / torch, seconds")
+HEADER = ("model", "torch's budget", "peak", "ours", "overhead", "ours", "ours / torch, seconds (95 %)")
 
 
 def _mlp() -> tuple[nn.Module, torch.Tensor]:
@@ -136,6 +136,7 @@ def row_of(record: dict[str, Any]) -> tuple[str, ...]:
     def part(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
+    ratio = record["ratio"]
     full = record["full_bytes"]
     return (
         f"{record['model']}, {record['compiler']}",
@@ -144,7 +145,7 @@ def row_of(record: dict[str, Any]) -> tuple[str, ...]:
         "-" if record["our_bytes"] is None else f"{record['our_bytes'] / full:.1%}",
         part(record["torch_overhead"], ".1%"),
         part(record["our_overhead"], ".1%"),
-        part(record["ratio"], ".3f"),
+        "-" if ratio is None else "{:.3f} ({:.3f} to {:.3f})".format(ratio, *record["ratio_interval"]),
     )
 
 

@@ -63,8 +63,9 @@ def fit_compiled(
     """Return a compiled module that trains inside `budget`; see `trainwright.memory.fit`.
 
     `compiler` is what torch.compile makes code with; it compiles up to `tries` times, and once more where none of them
-    kept the budget: with the least that is found. Raises `InfeasibleBudget`, whose `minimal_bytes` are the measured
-    peak of that, and `UnsupportedModel` for a model that is not one graph.
+    kept the budget: with the least that is found. Where a choice takes more than was foreseen, the last of three tries
+    is the fastest of torch's own partitions that should take less. Raises `InfeasibleBudget`, whose `minimal_bytes` are
+    the measured peak of the least, and `UnsupportedModel` for a model that is not one graph.
     """
     if compiler not in get_args(Compiler):
         allowed = get_args(Compiler)
