@@ -15,6 +15,7 @@ def main(directory, keys, name, gate):
         time.sleep(0.001)
     for key in range(int(keys)):
         sys.stdout.write(ledger.claim(f"number/{key}", name) + "\n")
+        time.sleep(0.001)  # or the first to wake has them all before a processor is free for another
 
 
 if __name__ == "__main__":
