@@ -285,6 +285,17 @@ def test_copies_train_by_themselves(copied, least):
     assert tracked_peak(twin, BATCH) <= twin.plan.budget_bytes
 
 
+def test_compiling_around_it_leaves_it_as_it_is():
+    """What `torch.compile` makes of a fitted module trains by the plan."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+    module = fitted(lambda: (copy.deepcopy(plain), BATCH))
+    assert module.plan.solver != "none"
+    around = torch.compile(module, backend="eager")
+    assert same(trained(plain, BATCH), trained(around, BATCH))
+    assert tracked_peak(around, BATCH) <= module.plan.budget_bytes
+
+
 class Offset(nn.Module):
     def __init__(self):
         super().__init__()

@@ -122,6 +122,7 @@ class _Programs:
     ) -> None:
         self._cut, self._shape, self._acts, self._result = cut, shape, acts, result
         self._known: list[Program] = []
+        self._run = torch.compiler.disable(self._trained)  # torch.compile leaves the interpreter, and its hooks, alone
 
     def add(self, row: Row) -> Program:
         """Return the program of stages, and know it from now on."""
@@ -131,6 +132,9 @@ class _Programs:
 
     def __call__(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Train a model with a batch."""
+        return self._run(model, *args, **kwargs)
+
+    def _trained(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         program, values = self._of(model, args, kwargs)
         held = [values]
         del values, args, kwargs
