@@ -19,10 +19,10 @@ __all__ = ["draw"]
 _WIDTH, _HEIGHT, _LANE, _LEFT, _TOP = 960, 320, 22, 90, 30
 _OWNERS = (
     ("fixed_bytes", "fixed", "#9aa0a6"),
-    ("parameter_gradient_bytes", "parameters' gradients", "#ff9da6"),
+    ("parameter_gradient_bytes", "weight gradients", "#ff9da6"),
     ("output_bytes", "outputs", "#4c78a8"),
     ("saved_bytes", "saved values", "#72b7b2"),
-    ("skip_bytes", "skipping", "#eeca3b"),
+    ("skip_bytes", "skipping stages", "#54a24b"),
     ("gradient_bytes", "gradients", "#e45756"),
     ("temporary_bytes", "temporaries", "#f2cf5b"),
 )
