@@ -15,6 +15,7 @@ from models import gpt, resnet
 from trainwright import memory
 from trainwright.errors import BudgetError, BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
 from trainwright.memory.compiled_plan import RunAgain, SavedValue, read_plan
+from trainwright.memory.execute import compiled
 from trainwright.memory.execute.allocated import allocated_bytes
 from trainwright.memory.execute.measure import tracked_peak, train_once
 from trainwright.memory.explain import explain_compiled
@@ -74,6 +75,32 @@ def test_the_least_budget_that_is_named_is_kept(tries):
     assert same(trained(net(), BATCH), trained(fitted, BATCH))
     with pytest.raises(InfeasibleBudget):
         memory.fit(net(), BATCH, budget=least - 1024, **settings)
+
+
+@pytest.mark.slow
+def test_where_the_search_overshoots_torchs_own_partitions_are_tried(monkeypatch):
+    """What takes more than was foreseen: the last of three tries is what torch saves at one of its own budgets."""
+    measured, peaks, saved = compiled.allocated_bytes, [], []
+
+    def more(run, *, cuda):
+        peaks.append(measured(run, cuda=cuda))
+        return peaks[-1] + (2**20 if len(peaks) == 1 else 0)
+
+    class Partition(compiled._Partition):
+        def _chosen(self, gm, traced, plain, settings):
+            own = [traced.step.tried(traced.named(compiled._saved_by_torch(gm, k, settings))) for k in compiled._KNOBS]
+            choice = super()._chosen(gm, traced, plain, settings)
+            saved.append(any((choice.saved == each.saved).all() for each in own))
+            return choice
+
+    monkeypatch.setattr(compiled, "allocated_bytes", more)
+    monkeypatch.setattr(compiled, "_Partition", Partition)
+    budget = int(0.8 * tracked_peak(net(), BATCH))
+    fitted = memory.fit(net(), BATCH, budget=budget, backend="compile", compiler="aot_eager")
+    assert len(saved) == 3
+    assert saved[-1]
+    assert fitted.plan.peak_bytes <= budget
+    assert same(trained(net(), BATCH), trained(fitted, BATCH))
 
 
 PLANNED = """
