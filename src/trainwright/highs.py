@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 __all__ = ["solve_integer"]
 
 _LINE = b"HighsMipSolverData::transformNewIntegerFeasibleSolution tmpSolver.run();\n"
-_ONE = threading.Lock()
 
 
 def solve_integer(
@@ -45,10 +44,14 @@ def solve_integer(
 def _without_line() -> Iterator[None]:
     """Hold back what the process writes to standard output, and let it out afterwards, without HiGHS's line.
 
-    It is C's `printf`, which no setting of HiGHS and nothing that Python has redirected reaches.
+    It is C's `printf`, which no setting of HiGHS and nothing that Python has redirected reaches. Where other threads
+    run, the line stays: they may write, or start processes that would keep the redirected output.
     """
+    if threading.active_count() > 1:
+        yield
+        return
     library = ctypes.CDLL(None)
-    with _ONE, tempfile.TemporaryFile() as held:
+    with tempfile.TemporaryFile() as held:
         _flush(library)
         try:
             output = os.dup(1)
