@@ -37,7 +37,7 @@ from trainwright.profile import Profile
 from trainwright.profile.calibrating import Place, calibrate, joined
 from trainwright.train import parallelise
 
-STEPS, VISITS, MICROBATCHES = 30, 3, 8
+STEPS, VISITS, MICROBATCHES = 30, 5, 8
 MOST_OF_OTHERS, TRIES = 0.1, 3
 CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "data": ({"data": 2}, {}),

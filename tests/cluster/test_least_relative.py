@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster.fitting import least_relative, median, shortest
+from trainwright.cluster.fitting import least_relative, median, middle, shortest, spread
 from trainwright.errors import InputError
 
 SIZES = [256 * 4**k for k in range(10)]
@@ -46,7 +46,7 @@ def test_times_that_are_none_are_refused(wrong):
     """A clock that stood still or was set back."""
     with pytest.raises(InputError, match=r"measured times: got .*; allowed: seconds > 0; .* measure again"):
         least_relative([[1.0], [1.0]], [1.0, wrong])
-    for of_repeats in (shortest, median):
+    for of_repeats in (shortest, median, middle):
         with pytest.raises(InputError, match="measured times"):
             of_repeats([1.0, wrong])
         with pytest.raises(InputError, match="got none"):
@@ -56,3 +56,14 @@ def test_times_that_are_none_are_refused(wrong):
 def test_the_shortest_and_the_median_of_repeats():
     """Disturbances only make times longer; what is never undisturbed has a median."""
     assert (shortest([3.0, 1.5, 2.0]), median([3.0, 1.5, 2.0]), median([1.0, 2.0])) == (1.5, 2.0, 1.5)
+
+
+def test_the_middle_half_of_repeats():
+    """Its mean, and a deviation that is the whole's of normal ones; the quarters at the ends do not count."""
+    assert middle([9.0, 1.0, 2.0, 4.0]) == 3.0
+    assert middle([900.0, 0.001, 2.0, 4.0]) == 3.0
+    assert (middle([5.0]), middle([1.0, 2.0, 6.0])) == (5.0, 3.0)
+    normal = np.random.default_rng(0).normal(7.0, 0.5, 10_000)
+    assert spread(normal) == pytest.approx(0.5, rel=0.03)
+    assert spread([*normal, *[1e9] * 1000]) == pytest.approx(0.5, rel=0.2)
+    assert spread([3.0]) == 0.0

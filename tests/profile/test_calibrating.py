@@ -8,10 +8,12 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainwright.cluster import OPERATIONS, Cluster, collective_seconds
 from trainwright.errors import InputError
-from trainwright.profile.calibrating import Place, calibrate, compute, place
+from trainwright.profile.calibrating import Place, calibrate, compute, place, runtime
 from trainwright.profile.calibrating.links import group_sizes, message_sizes
 from trainwright.profile.calibrating.storage import measure_storage
 
@@ -175,7 +177,8 @@ def test_ranks_measure_their_links(tmp_path, world, on_node):
     assert all(error < 10 for error in cluster.errors.values())
     assert 0 <= cluster.overlap <= 1
     assert set(cluster.runtime_seconds) == {"step", "gpipe", "1f1b"}
-    assert len(cluster.pass_seconds) == 4
+    assert len(cluster.pass_seconds) == 5
+    assert all(list(times) == sorted(times) for times in cluster.runtime_seconds.values())
     for stride in (1, on_node)[: len(levels)]:
         cost = collective_seconds(cluster, "all_reduce", 65_536, ranks=2, stride=stride)
         assert cost.algorithm == "measured"
@@ -187,3 +190,15 @@ def test_ranks_measure_their_links(tmp_path, world, on_node):
         )
         with pytest.raises(InputError, match="got a group of 6 ranks; allowed: 2, 4, at which it was measured"):
             collective_seconds(wider, "all_reduce", 65_536, ranks=6)
+
+
+@settings(max_examples=50)
+@given(st.floats(0, 1e-2), st.floats(0, 1e-1))
+def test_what_a_runtime_takes_rises_with_the_root_of_a_pass(fixed, rising):
+    """It is found again, whatever it is; times that fall are none that rise, and nothing is below zero."""
+    own = [1e-4, 6e-4, 2.5e-3, 1.1e-2, 2.6e-2]
+    longer = [fixed + rising * each**0.5 for each in own]
+    assert runtime.rising(own, longer) == pytest.approx(longer, rel=1e-6, abs=1e-12)
+    level = runtime.rising(own, longer[::-1])
+    assert level == sorted(level)
+    assert min(level) >= 0

@@ -191,7 +191,9 @@ class Pricer:
             exposed=exposed,
             bubble=bubble_slots(mesh) * waiting,
             update=updated / bandwidth if bandwidth else np.zeros(mesh.rows),
-            framework=self._framework(mesh, slowest, busy=work_ahead + work_back),
+            framework=self._framework(
+                mesh, slowest, busy=work_ahead + work_back, whole=(ahead + back) @ self.work.counts
+            ),
             memory=memory,
             costs=costs,
             place=place,
@@ -210,14 +212,20 @@ class Pricer:
         beside = 0.0 if waits else self.cluster.overlap
         return max(float(prices.exposed[row]), exposed_seconds(prices.stage_times(row), beside))
 
-    def _framework(self, mesh: Mesh, runs: Floats, *, busy: Floats) -> Floats:
-        """Return the seconds of an iteration that neither layers, `busy` in a micro-batch, nor exchanges explain."""
+    def _framework(self, mesh: Mesh, runs: Floats, *, busy: Floats, whole: Floats) -> Floats:
+        """Return the seconds of an iteration that neither layers nor exchanges explain.
+
+        Of a micro-batch layers take `busy` in the slowest stage and `whole` in all. Stages that are equal, as those
+        measured, wait for each other, now one and now the other. The slowest of others waits less, by what they are
+        done before it, and at least as long as stages that compute next to nothing.
+        """
         work, cluster = self.work, self.cluster
         launches = work.per_block(work.launches)
         share = runs @ launches / max(1.0, float(work.counts @ launches))
         passes = mesh.microbatches + bubble_slots(mesh)
         a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
         stages, gpipe = mesh.axis("pipeline"), mesh.schedule == SCHEDULES.index("gpipe")
+        slack = np.where(stages > 1, busy - (whole - busy) / np.maximum(1, stages - 1), 0.0)
         together = mesh.degrees.prod(axis=1) > stages
         found: Floats = cluster.overhead_seconds + passes * a_pass
         one = busy + a_pass
@@ -227,7 +235,9 @@ class Pricer:
             ("1f1b", (stages > 1) & ~gpipe, passes, one),
         ):
             if runtime in cluster.runtime_seconds:
-                longer = np.interp(own, cluster.pass_seconds, cluster.runtime_seconds[runtime])
+                known = cluster.runtime_seconds[runtime]
+                longer = np.interp(own, cluster.pass_seconds, known)
+                longer = np.maximum(longer - slack, np.minimum(longer, known[0]))
                 found += np.where(chosen, times * longer, 0.0)
         units = (mesh.zero == 3) & (mesh.shard > 1)
         found += np.where(units, passes * (runs @ units_seconds(work, cluster)), 0.0)

@@ -4,29 +4,33 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.optimize import nnls
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.cluster.fitting import median
+from trainwright.cluster.fitting import median, middle, spread
 from trainwright.cluster.operation import FSDP_UNIT
 from trainwright.cluster.tier import ExchangeTimes
+from trainwright.profile.timing import fastest
 
-__all__ = ["measure_overlap", "measure_runtime", "measure_units"]
+__all__ = ["measure_overlap", "measure_runtime", "measure_units", "rising"]
 
 Work = Callable[[], object]
+Timer = Callable[[], float]
 
 _SIDE = 128  # of the matrices whose products are computed beside an exchange
 _MESSAGE = 4 * 2**20
 _UNITS, _WIDTHS = 4, (64, 256, 512, 1024, 2048)  # linear layers of a model, and their widths
 _MICRO = 4  # samples where nothing is to compute
-_PASSES = ((_WIDTHS[0], _MICRO), (512, 32), (1024, 32), (1024, 96))  # widths of layers, and samples
-_MOMENTS = 3
+_PASSES = ((_WIDTHS[0], _MICRO), (256, 32), (512, 32), (1024, 32), (1024, 96))  # widths of layers, and samples
+_WARM, _IN_A_MOMENT, _LEAST_MOMENTS = 2, 2, 3  # repeats before those that count, those of a moment, moments at least
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MICROBATCHES = 8
 
@@ -46,7 +50,10 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
         for _ in range(number):
             torch.mm(left, right)
 
-    one, alone = _medians(lambda: [lambda: products(16), exchange], device, repeats)[0]
+    def timers(*works: Work) -> list[Timer]:
+        return [_together(work, device) for work in works]
+
+    one, alone = _moments(lambda: timers(lambda: products(16), exchange), device, repeats)[0]
     number = max(1, round(2 * 16 * alone / one))
 
     def both() -> None:
@@ -57,11 +64,11 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
 
     whole, *moments = (
         min(1.0, max(0.0, (computed + exchanged - together) / exchanged))
-        for computed, exchanged, together in _medians(
-            lambda: [lambda: products(number), exchange, both], device, repeats
+        for computed, exchanged, together in _moments(
+            lambda: timers(lambda: products(number), exchange, both), device, repeats
         )
     )
-    return whole, statistics.stdev(moments)
+    return whole, spread(moments)
 
 
 def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTimes, float]:
@@ -71,25 +78,25 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     code: what a step of linear layers takes more under FSDP. They are measured as one, for collectives timed alone,
     one after the other, meet the processors in another state than those between which there is something to do.
     """
-    ranks = dist.get_world_size()
+    ranks, device = dist.get_world_size(), torch.device("cpu")
     mesh = init_device_mesh("cpu", (ranks,))
     widths = [width for width in _WIDTHS if 4 * width**2 <= max(largest, 4 * _WIDTHS[0] ** 2)]
 
-    def works() -> list[Work]:
+    def timers() -> list[Timer]:
         samples = [torch.rand(_MICRO, width) for width in widths]
         return [
-            _step(model, sample)
+            _together(_step(model, sample), device)
             for width, sample in zip(widths, samples, strict=True)
             for model in (_layers(width), _sharded(width, mesh))
         ]
 
     every = [
         [max(1e-9, (divided - plain) / _UNITS) for plain, divided in zip(part[::2], part[1::2], strict=True)]
-        for part in _medians(works, torch.device("cpu"), repeats)
+        for part in _moments(timers, device, repeats)
     ]
     sizes = tuple(4 * (width + 1) * width for width in widths)
     units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
-    apart = [statistics.stdev(times) / statistics.fmean(times) for times in zip(*every[1:], strict=True)]
+    apart = [spread(times) / middle(times) for times in zip(*every[1:], strict=True)]
     return units, math.sqrt(statistics.fmean(each**2 for each in apart))
 
 
@@ -100,29 +107,34 @@ def measure_runtime(
 
     Of models of several sizes: what a step under DDP, with the mean of its loss, takes more than the pass by itself
     and the sum of its gradients; and, as stages of a pipeline with one on every rank, what a micro-batch takes more
-    than that and two messages.
+    than that and two messages. The pass by itself is timed as profiles are, to which a plan adds what is found: the
+    least of several one after the other, which nothing but other processes disturbs. Those of a training wait for
+    other ranks each time, and take longer for it. All sizes together tell how it rises with the pass.
     """
 
     def seconds(operation: str, size: int) -> float:
         known = [each for each in exchanges if each.operation == operation]
         return float(max(known, key=lambda each: each.ranks).at(size))
 
+    device = torch.device("cpu")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
-    def works() -> list[Work]:
+    def timers() -> list[Timer]:
         found = []
         for width, samples in _PASSES:
             sample = torch.rand(samples, width)
             copied = DistributedDataParallel(_layers(width), gradient_as_bucket_view=True)
-            found += [_step(_layers(width), sample, again=True), _step(copied, sample, mean=True)]
-            found += [_pipeline(mesh, name, width, samples) for name in _SCHEDULES]
+            works = [_step(copied, sample, mean=True)]
+            works += [_pipeline(mesh, name, width, samples) for name in _SCHEDULES]
+            found += [_alone(_step(_layers(width), sample, again=True))]
+            found += [_together(work, device) for work in works]
         return found
 
     summed = [seconds("all_reduce", 4 * _UNITS * (width + 1) * width) for width, _ in _PASSES]
     sends = [2 * seconds("send", 4 * width * samples) for width, samples in _PASSES]
     slots = _MICROBATCHES + dist.get_world_size() - 1
     found = []
-    for times in _medians(works, torch.device("cpu"), repeats):
+    for times in _moments(timers, device, repeats):
         own, *together = (times[place :: 2 + len(_SCHEDULES)] for place in range(2 + len(_SCHEDULES)))
         ways = zip(together, (1, *[slots] * len(_SCHEDULES)), (summed, *[sends] * len(_SCHEDULES)), strict=True)
         longer = [
@@ -135,39 +147,60 @@ def measure_runtime(
         found.append((own, longer))
     (own, longer), *moments = found
     every = [list(itertools.chain(*each)) for _, each in moments]
-    apart = math.sqrt(math.fsum(statistics.variance(times) for times in zip(*every, strict=True)))
+    apart = math.hypot(*(spread(times) for times in zip(*every, strict=True)))
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
     order = sorted(range(len(own)), key=own.__getitem__)
     names = ("step", *_SCHEDULES)
-    runtimes = {name: tuple(times[place] for place in order) for name, times in zip(names, longer, strict=True)}
+    smooth = (rising(own, times) for times in longer)
+    runtimes = {name: tuple(times[place] for place in order) for name, times in zip(names, smooth, strict=True)}
     return tuple(own[place] for place in order), runtimes, apart / mean if mean else 0.0
 
 
-def _medians(make: Callable[[], list[Work]], device: torch.device, repeats: int) -> list[list[float]]:
-    """Return the seconds of each work on the rank that takes longest: the median moment's, and those of each moment.
+def rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
+    """Return the a + b sqrt(own), a and b >= 0, that are closest to `longer` in parts of the whole.
 
-    A moment's are the median of its repeats, one after the other as in a training, which all ranks start together. For
-    each moment the works are made anew: what memory they get and how the ranks' threads find each other lasts.
+    Torch's own code takes as long for any pass; what holds up the one rank or the other comes by chance, the more often
+    the longer a pass is, and what they wait for each other grows as the deviation of such a sum does, with its root.
     """
-    moments = []
-    for _ in range(_MOMENTS):
-        times = []
-        for work in make():
-            work()
-            series = []
-            for _ in range(max(1, repeats // _MOMENTS)):
-                dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
-                _wait(device)
-                begun = time.perf_counter_ns()
-                work()
-                _wait(device)
-                series.append((time.perf_counter_ns() - begun) / 1e9)
-            times.append(median(series))
-        moments.append(times)
+    passes, seconds = np.asarray(own), np.asarray(longer)
+    columns = np.stack([np.ones_like(passes), np.sqrt(passes)], axis=1)
+    parts = 1 / (passes + seconds)
+    found: list[float] = (columns @ nnls(columns * parts[:, None], seconds * parts)[0]).tolist()
+    return found
+
+
+def _moments(make: Callable[[], list[Timer]], device: torch.device, repeats: int) -> list[list[float]]:
+    """Return what each of these timers says on the rank where it is most: in the mean of moments, and in each.
+
+    For each moment all is made anew: what memory it gets and how the ranks' threads find each other lasts.
+    """
+    moments = [[timer() for timer in make()] for _ in range(max(_LEAST_MOMENTS, repeats // _IN_A_MOMENT))]
     slowest = torch.tensor(moments, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     found: list[list[float]] = slowest.tolist()
-    return [[median(each) for each in zip(*found, strict=True)], *found]
+    return [[middle(each) for each in zip(*found, strict=True)], *found]
+
+
+def _alone(work: Work) -> Timer:
+    """Time work of which no part waits for another rank: the least of several, one after the other."""
+    return lambda: fastest(work)
+
+
+def _together(work: Work, device: torch.device) -> Timer:
+    """Time work that all ranks start together: the median of several, one after the other as in a training."""
+
+    def timed() -> float:
+        series = []
+        for _ in range(_WARM + _IN_A_MOMENT):
+            dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+            _wait(device)
+            begun = time.perf_counter_ns()
+            work()
+            _wait(device)
+            series.append((time.perf_counter_ns() - begun) / 1e9)
+        return median(series[_WARM:])
+
+    return timed
 
 
 def _wait(device: torch.device) -> None:
