@@ -22,6 +22,7 @@ def test_one_rank_says_that_it_has_no_links(trainwright, tmp_path):
     last = json.loads(said.out.splitlines()[-1])
     assert (last["cluster"], last["errors"], last["tiers"]) == ("mine", dict(cluster.errors), [])
     assert any("one rank: compute, memory and storage only" in note for note in last["notes"])
+    assert said.err.splitlines() == ["measuring compute and memory", "measuring storage"]
     for words in ("peak fp32", "share of peak, conv", "memory bandwidth", "storage read", "note: one rank", "%"):
         assert words in said.out
 

@@ -1,6 +1,7 @@
 """`trainwright plan calibrate`: measure this machine with all ranks that were started, and write a cluster file."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,7 @@ def calibrate(
     storage: Annotated[
         Path | None, typer.Option("--storage", help="Folder to measure storage in; default: where --out lies.")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="How often each thing is timed; the shortest counts.")] = 25,
+    repeats: Annotated[int, typer.Option("--repeats", help="How often each thing is timed.")] = 25,
     largest: Annotated[float, typer.Option("--largest", help="Largest message in bytes.")] = 64 * 2**20,
     file: Annotated[float, typer.Option("--file", help="Bytes of the file that is written and read.")] = 256 * 2**20,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -51,7 +52,14 @@ def calibrate(
         if not 256 <= size < 1e12:
             raise InputError(f"{option}: got {size:g}; allowed: a number of bytes from 256 to 1e12")
     cluster = measure(
-        here, devices=devices, name=out.stem, folder=folder, repeats=repeats, largest=int(largest), file_bytes=int(file)
+        here,
+        devices=devices,
+        name=out.stem,
+        folder=folder,
+        repeats=repeats,
+        largest=int(largest),
+        file_bytes=int(file),
+        say=lambda text: print(f"measuring {text}", file=sys.stderr, flush=True),
     )
     if cluster is None:
         return

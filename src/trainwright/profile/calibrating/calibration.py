@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from trainwright.profile.calibrating.storage import measure_storage
 __all__ = ["calibrate"]
 
 Row = tuple[float, float]
+Say = Callable[[str], None]
 
 _LARGEST = 64 * 2**20
 _FILE_BYTES = 256 * 2**20
@@ -36,13 +37,15 @@ def calibrate(
     repeats: int = 25,
     largest: int = _LARGEST,
     file_bytes: int = _FILE_BYTES,
+    say: Say = lambda _: None,
 ) -> Cluster | None:
     """Measure this machine and return it as a cluster, on rank 0; None on the others. Every rank must call it.
 
     Compute and memory are measured on all ranks at once, as in a training that uses them all, and the slowest counts.
     Links need two ranks at least, as does what computation and exchanges do to each other; storage is measured in
     `folder`, if one is given. Processors that several ranks share (`devices` "cpu") give times for the sizes of groups
-    that were measured and no others; of them what torch's own code takes is measured too.
+    that were measured and no others; of them what torch's own code takes is measured too. Rank 0 calls `say` with what
+    comes next.
     """
     if devices not in {"cpu", "cuda"}:
         raise InputError(f"devices: got {devices!r}; allowed: cpu, cuda")
@@ -59,28 +62,46 @@ def calibrate(
     if devices == "cuda":
         torch.cuda.set_device(device)
     if here.world == 1:
-        return fitted(_figures(here, device, name, folder, repeats=repeats, largest=largest, file_bytes=file_bytes))
+        return fitted(
+            _figures(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+        )
     with joined(here, "gloo" if devices == "cpu" else "nccl"):
-        found = _figures(here, device, name, folder, repeats=repeats, largest=largest, file_bytes=file_bytes)
+        found = _figures(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
         return fitted(found) if here.rank == 0 else None
 
 
 def _figures(
-    here: Place, device: torch.device, name: str, folder: Path | None, *, repeats: int, largest: int, file_bytes: int
+    here: Place,
+    device: torch.device,
+    name: str,
+    folder: Path | None,
+    say: Say,
+    *,
+    repeats: int,
+    largest: int,
+    file_bytes: int,
 ) -> Figures:
+    def coming(text: str) -> None:
+        if here.rank == 0:
+            say(text)
+
     timer = compute.Timer(device, repeats=repeats)
     load = _load()
+    coming("compute and memory")
     products = {each: _slowest(here, compute.products(timer, each)) for each in compute.precisions(device)}
     convolutions = _slowest(here, compute.convolutions(timer))
     copies = _slowest(here, compute.copies(timer))
     host_copies = _slowest(here, compute.host_copies(timer))
     launch = _slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
+    if here.world > 1:
+        coming(f"exchanges between {here.world} ranks")
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
     passes: tuple[float, ...] = ()
     runtimes: dict[str, tuple[float, ...]] = {}
     runtime_spread = 0.0
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
+        coming("steps and pipelines of torch beside their exchanges, for a minute or two")
         widest = levels[-1]
         passes, runtimes, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
         units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
@@ -88,6 +109,7 @@ def _figures(
         runtime_spread = max(runtime_spread, units_spread)
     storage, spread = Storage(), 0.0
     if folder is not None and here.rank == 0:
+        coming("storage")
         storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
     if here.world > 1:
         torch.distributed.barrier()
