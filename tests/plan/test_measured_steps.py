@@ -100,13 +100,13 @@ def test_a_schedule_slows_its_stages_down():
 
 
 def test_the_slowest_stage_waits_less_for_others():
-    """By what they are done before it, and no less than where there is nothing to compute."""
+    """By what they are done before it, and no less than where there is nothing to compute; but as long for replicas."""
     profile, _ = measured()
     (block,) = profile.blocks
     one = 3 * 4e-3 * len(block.layers)  # seconds of a layer for a micro-batch
 
-    def longer(scale):
-        """Return what a micro-batch takes longer in two stages of a layer, the second of which takes so much longer."""
+    def longer(scale, runtime="gpipe", replicas=1):
+        """Return what an iteration takes longer in two stages of a layer, the second of which takes so much longer."""
         slow = tuple(
             replace(
                 layer,
@@ -119,17 +119,19 @@ def test_the_slowest_stage_waits_less_for_others():
         )
         uneven = replace(profile, blocks=(replace(block, count=1), replace(block, count=1, layers=slow)))
         found = []
-        for runtimes in ({}, {"gpipe": (0.2, 1.0)}):
-            cluster = make_cluster(1, 2, pass_seconds=(1e-6, 1e-3), runtime_seconds=runtimes)
-            plan = estimate(uneven, cluster, degrees=Degrees(pipeline=2), micro=4, schedule="gpipe")
-            found.append(plan.breakdown.framework / 5)
+        for runtimes in ({}, {runtime: (0.2, 1.0)}):
+            cluster = make_cluster(1, 2 * replicas, pass_seconds=(1e-6, 1e-3), runtime_seconds=runtimes)
+            degrees = Degrees(data=replicas, pipeline=2)
+            plan = estimate(uneven, cluster, degrees=degrees, micro=4, schedule="gpipe")
+            found.append(plan.breakdown.framework)
             assert plan.stages == (1, 1)
         return found[1] - found[0]
 
-    assert longer(1.0) == pytest.approx(1.0)
+    assert longer(1.0) == pytest.approx(5 * 1.0)
     for scale in (1.2, 1.4):
-        assert longer(scale) == pytest.approx(1.0 - (scale - 1) * one)
-    assert longer(1 + 2 / one) == pytest.approx(0.2)
+        assert longer(scale) == pytest.approx(5 * (1.0 - (scale - 1) * one))
+    assert longer(1 + 2 / one) == pytest.approx(5 * 0.2)
+    assert longer(1.4, "step", replicas=2) == pytest.approx(1.0)
 
 
 def test_an_iteration_on_several_devices_has_a_runtime_of_its_own():

@@ -225,14 +225,14 @@ class Pricer:
         passes = mesh.microbatches + bubble_slots(mesh)
         a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
         stages, gpipe = mesh.axis("pipeline"), mesh.schedule == SCHEDULES.index("gpipe")
-        slack = np.where(stages > 1, busy - (whole - busy) / np.maximum(1, stages - 1), 0.0)
         together = mesh.degrees.prod(axis=1) > stages
         found: Floats = cluster.overhead_seconds + passes * a_pass
         one = busy + a_pass
-        for runtime, chosen, times, own in (
-            ("step", together, 1.0, mesh.microbatches * one),
-            ("gpipe", (stages > 1) & gpipe, passes, one),
-            ("1f1b", (stages > 1) & ~gpipe, passes, one),
+        earlier = busy - (whole - busy) / np.maximum(1, stages - 1)
+        for runtime, chosen, times, own, slack in (
+            ("step", together, 1.0, mesh.microbatches * one, 0.0),
+            ("gpipe", (stages > 1) & gpipe, passes, one, earlier),
+            ("1f1b", (stages > 1) & ~gpipe, passes, one, earlier),
         ):
             if runtime in cluster.runtime_seconds:
                 known = cluster.runtime_seconds[runtime]

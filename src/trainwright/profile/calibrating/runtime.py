@@ -170,7 +170,7 @@ def rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
 
 
 def _moments(make: Callable[[], list[Timer]], device: torch.device, repeats: int) -> list[list[float]]:
-    """Return what each of these timers says on the rank where it is most: in the mean of moments, and in each.
+    """Return what each of these timers says on the rank where it is most: of all moments their middle, and in each.
 
     For each moment all is made anew: what memory it gets and how the ranks' threads find each other lasts.
     """
