@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format docs bench peers clean
+.PHONY: help demo test test-all servers lint format docs bench peers clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -23,13 +23,20 @@ demo: $(VENV)/.base  ## Search 60 small CNNs, select an ensemble, take a picture
 	@$(BIN)/python docs/picture.py $(DEMO) $(DEMO)/page.png || true
 	@echo "to see it:  $(BIN)/trainwright ui $(DEMO)"
 
-test: $(VENV)/.dev  ## Run the fast tests
+test: $(VENV)/.dev servers  ## Run the fast tests
 	@echo "== test: the fast suite, a process per processor and one more"
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-test-all: $(VENV)/.more  ## Run all tests, the slow ones too
+test-all: $(VENV)/.dev servers  ## Run all tests, the slow ones too
 	@echo "== test-all: everything, several minutes more than \`make test\`"
 	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+servers:  ## Install Redis and Chromium, which tests talk to, by apt where that is allowed; else say what is left out
+	@missing=""; command -v redis-server >/dev/null || missing="redis-server"; \
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing="$$missing chromium"; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; } || \
+	  echo "test: left out is what needs: $$missing (apt-get install $$missing)"
 
 lint: $(VENV)/.dev  ## Check style and types
 	$(BIN)/ruff check .
@@ -59,17 +66,13 @@ $(VENV)/.base: $(SOURCES)
 	@echo "== set-up: .venv (about two minutes and 2 GB the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade "pip>=25.1"
-	$(PIP) install --constraint constraints.txt --editable ".[torch,ui]" --group demo
+	$(PIP) install --constraint constraints.txt --editable ".[demo]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --constraint constraints.txt --editable ".[torch,formats,optuna,configspace,parquet,redis,ui,serve]" --group test --group lint
-	@touch $@
-
-$(VENV)/.more: $(VENV)/.dev
-	$(PIP) install --constraint constraints.txt --editable ".[tensorboard,mlflow]" --group test-all
+	$(PIP) install --constraint constraints.txt --editable ".[all]" --group test --group lint
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
-	$(PIP) install --constraint constraints.txt --group docs
+	$(PIP) install --constraint constraints.txt --editable ".[demo,optuna]" --group docs
 	@touch $@

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +35,50 @@ def pytest_collection_finish():
     """Keep what is loaded from the garbage collector: with torch and all tests, each collection takes long."""
     gc.collect()
     gc.freeze()
+
+
+# What no machine of ours can offer: such a skip is no fault of the set-up.
+UNAVOIDABLE = ("needs a CUDA device", "root may write anywhere")
+
+
+# Fixtures that bring a program of others into a test.
+BROUGHT_BY = {"chromium": "a browser", "read_runs": "TensorBoard", "empty_store": "MLflow"}
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that talk to a program of others through a fixture."""
+    for item in items:
+        for name in BROUGHT_BY.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.outside(BROUGHT_BY[name]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Let the report of a test name what it talked to, so that it reaches the process that counts."""
+    report = yield
+    report.outside = sorted({name for mark in item.iter_markers("outside") for name in mark.args})
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how many tests met each program that is not ours."""
+    passed = terminalreporter.stats.get("passed", [])
+    met = Counter(name for report in passed for name in getattr(report, "outside", ()))
+    if met:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(met.items()))
+        terminalreporter.write_line(f"tests that met what is not ours: {counts}")
+
+
+def pytest_sessionfinish(session):
+    """Fail a run of CI in which a test was skipped for want of a package, a server or a browser."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not os.environ.get("CI") or hasattr(session.config, "workerinput"):
+        return
+    reasons = {str(report.longrepr) for report in reporter.stats.get("skipped", [])}
+    wanted = sorted(reason for reason in reasons if not any(known in reason for known in UNAVOIDABLE))
+    if wanted:
+        reporter.write_line(f"CI: skipped for want of something: {'; '.join(wanted)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

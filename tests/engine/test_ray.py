@@ -18,6 +18,7 @@ from trainwright.study.settings import built
 from trainwright.train import Assignment
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.outside("Ray")
 
 
 def left_over():

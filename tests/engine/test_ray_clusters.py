@@ -16,7 +16,7 @@ from trainwright.errors import StudyError
 from trainwright.ledger import Status
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray")]
 
 SCRIPT = str(Path(__file__).with_name("ray_cluster.py"))
 # Whoever joins by address has to agree with the cluster on tokens; these clusters are for this machine alone.

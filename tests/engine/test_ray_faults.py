@@ -15,7 +15,7 @@ from trainwright.engine.ray import Ray
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray"), pytest.mark.usefixtures("cluster")]
 
 MEGABYTE = 2**20
 

@@ -11,7 +11,12 @@ from trainwright.engine.ray import Ray
 from trainwright.schedule import Seat
 from trainwright.schedule._resizing import Resizing
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("cluster")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.outside("Ray"),
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("cluster"),
+]
 
 
 def train(trial):

@@ -33,7 +33,7 @@ class TestFront:
             ensemble = front.ensemble(point)
             assert ensemble.score("selection", "cross_entropy") == pytest.approx(point.loss, abs=1e-12)
             assert ensemble.cost_seconds == point.seconds_per_row
-            assert ensemble.bytes == point.bytes
+            assert ensemble.nbytes == point.bytes
             assert point.seconds_per_row == pytest.approx(sum(0.001 * (trial + 1) for trial in point.members))
 
     def test_pick(self, front):
@@ -44,8 +44,8 @@ class TestFront:
         assert cheap.cost_seconds <= 0.004
         within = [point.loss for point in front.points if point.seconds_per_row <= 0.004]
         assert cheap.score("selection", "cross_entropy") == pytest.approx(min(within))
-        assert front.pick(max_bytes=12).bytes <= 12
-        assert front.pick("knee", max_bytes=12).bytes <= 12
+        assert front.pick(max_bytes=12).nbytes <= 12
+        assert front.pick("knee", max_bytes=12).nbytes <= 12
 
     @pytest.mark.parametrize(
         ("how", "limits", "sentence"),

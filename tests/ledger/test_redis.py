@@ -15,6 +15,7 @@ from trainwright.ledger import FORMAT, Record, RedisLedger, blocks, open_ledger
 from trainwright.ledger.conformance import LedgerConformance
 
 needs_redis()
+pytestmark = pytest.mark.outside("Redis")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from trainwright.report import Endings, export_optuna_journal
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is absent; pip install optuna-dashboard")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.outside("optuna-dashboard"), pytest.mark.timeout(300)]
 
 
 def get(url):

@@ -67,6 +67,8 @@ theirs = pytest.mark.filterwarnings("ignore")  # what TensorBoard's server and M
 
 # TensorBoard.
 
+tensorboard = pytest.mark.outside("TensorBoard")
+
 
 @pytest.fixture
 def read_runs():
@@ -124,6 +126,7 @@ def test_the_page_of_parameters_knows_the_space(study, tmp_path, read_runs):
     assert [info.type for info in infos.values()] == [3, 3, 1, 3, 1, 2, 1, 3]
 
 
+@tensorboard
 @theirs
 def test_the_page_of_parameters_lists_the_trials(study, tmp_path):
     """TensorBoard's own server answers with a session for each trial, its parameters and its objective."""
@@ -151,6 +154,7 @@ def files_of(path):
     return {file.relative_to(path): (file.read_bytes(), file.stat().st_mtime_ns) for file in path.rglob("*tfevents*")}
 
 
+@tensorboard
 def test_tensorboard_again_writes_nothing_anew(study, tmp_path):
     """Files stay as they are; one cut short by a crash is written again, and what ended since is added."""
     pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install "trainwright[tensorboard]"')
@@ -173,6 +177,7 @@ def test_tensorboard_again_writes_nothing_anew(study, tmp_path):
     ]
 
 
+@tensorboard
 def test_tensorboard_refusals(study, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install "trainwright[tensorboard]"')
     logs = tmp_path / "logs"

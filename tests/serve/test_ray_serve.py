@@ -13,7 +13,7 @@ from trainwright.serve import Client, Options, Plan, Server, Settings, Unit, par
 from trainwright.serve.matrix import digest_of
 from trainwright.serve.ray import RayService
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # Ray's own
+pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray"), pytest.mark.filterwarnings("default")]  # Ray's own
 X = inputs(50)
 
 

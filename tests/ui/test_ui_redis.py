@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="needs the extra ui")
 
 from trainwright.ui.app import application  # noqa: E402 -- after the check
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.outside("Redis")]
 
 
 @pytest.fixture

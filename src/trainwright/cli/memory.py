@@ -278,7 +278,7 @@ def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, jso
             ("peak, measured", readable(made.peak_bytes)),
             ("budget", readable(made.budget_bytes)),
             ("parameters, batch and what else is fixed", readable(made.fixed_bytes)),
-            ("saved for backward", f"{len(made.saved)} values, {readable(sum(each.bytes for each in made.saved))}"),
+            ("saved for backward", f"{len(made.saved)} values, {readable(sum(each.nbytes for each in made.saved))}"),
             ("run again", f"{len(made.again)} operations, {100 * share:.2f} % of forward"),
             ("compiler", made.compiler),
         ],

@@ -57,7 +57,7 @@ class Ensemble:
         return math.fsum(seconds) if len(seconds) == len(self.members) else None
 
     @property
-    def bytes(self) -> int | None:
+    def nbytes(self) -> int | None:
         """Bytes of the members' parameters and buffers; None if a member's are unknown."""
         sizes = [member.weight_bytes for member in self.members if member.weight_bytes is not None]
         return sum(sizes) if len(sizes) == len(self.members) else None

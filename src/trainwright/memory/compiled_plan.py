@@ -25,7 +25,7 @@ class SavedValue:
     """In the joint graph."""
     module: str
     """Whose forward makes it; "" where torch does not say."""
-    bytes: int
+    nbytes: int
     """Of its storage; what shares that with one before it has 0."""
 
 

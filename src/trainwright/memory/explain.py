@@ -95,7 +95,7 @@ def explain_compiled(plan: CompiledPlan) -> tuple[ModuleReport, ...]:
             ModuleReport(
                 module=module,
                 saved=len(saved),
-                saved_bytes=sum(each.bytes for each in saved),
+                saved_bytes=sum(each.nbytes for each in saved),
                 again=len(again),
                 again_seconds=sum(each.seconds for each in again),
             )

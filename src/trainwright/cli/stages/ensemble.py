@@ -77,7 +77,7 @@ class Selecting:
                 "ensemble_weights": list(chosen.weights),
             },
             "calibrated": chosen.calibration is not None,
-            "bytes": chosen.bytes,
+            "bytes": chosen.nbytes,
             "page": str(page),
             "export": None if exported is None else str(folder / EXPORT),
             "without_weights": without,

@@ -117,7 +117,7 @@ class Front:
             "calibrated": ensemble.calibration is not None,
             "threshold": ensemble.threshold,
             "seconds_per_row": ensemble.cost_seconds,
-            "bytes": ensemble.bytes,
+            "bytes": ensemble.nbytes,
             "members": ensemble.table(),
             "ready": self.ready(),
             "state": dict(self.service.state()),
