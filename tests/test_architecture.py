@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -62,6 +63,13 @@ def test_every_package_has_a_floor():
     assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", "__main__", *BELOW_ALL}
 
 
+def test_the_page_shows_every_floor():
+    """The table of the explanation is the one above."""
+    page = (ROOT.parents[1] / "docs" / "explanation" / "structure.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", page.split("## Floors")[1], re.MULTILINE)
+    assert {name: int(floor) for floor, names in rows for name in re.findall(r"`(\w+)`", names)} == FLOORS
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_down(module):
     """A package imports its own modules, packages of lower floors, and what lies below all; so no cycle can arise."""
@@ -85,7 +93,10 @@ def test_imports_go_down(module):
 
 
 def test_no_module_imports_itself_in_a_circle():
-    """Within a package too: modules can be put in an order in which each imports only earlier ones."""
+    """Within a package too, while loading: modules have an order in which each imports only earlier ones.
+
+    Imports inside of functions do not count here: makers such as `Cluster.load` import what imports them.
+    """
     graph = {}
     for module, path in MODULES.items():
         if path.name == "__init__.py":
