@@ -129,7 +129,7 @@ class GaussianProcessSearcher:
             near = moves.neighbours(generator, rows[_most(scores, _STARTS)], self.candidates // 2)
             rows = np.concatenate([rows, near])
             scores = np.concatenate([scores, improvement.score(near)])
-        climbed = improvement.climb(rows[_most(scores, _CLIMBERS)])
+        climbed = improvement.climb(rows[_most(scores, _CLIMBERS)], generator)
         if len(climbed):
             rows = np.concatenate([rows, climbed])
             scores = np.concatenate([scores, improvement.score(climbed)])
