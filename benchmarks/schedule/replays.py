@@ -100,6 +100,11 @@ class Watched(Rule):
         return self.rule.promotes
 
     @property
+    def rungs(self) -> tuple[int, ...]:
+        """The rule's."""
+        return tuple(getattr(self.rule, "rungs", ()))
+
+    @property
     def reads_curves(self) -> bool:
         """As the rule does."""
         return bool(getattr(self.rule, "reads_curves", True))

@@ -9,7 +9,7 @@ import pytest
 from trainwright.errors import SearchError
 from trainwright.search import GaussianProcessSearcher, QuasiRandomSearcher, View
 from trainwright.search.conformance import SearcherConformance, play
-from trainwright.search.gp import _standardised
+from trainwright.search.gp import _fitted_sizes, _standardised, _thinned
 from trainwright.space import Choice, Float, Int, Space, equals, require
 
 
@@ -149,12 +149,43 @@ def test_targets_are_nearly_normal_whatever_the_losses_are():
         assert y[fine].min() < bound < y[fine].max()
 
 
-def test_more_than_500_results_are_refused():
+def test_more_results_than_it_holds_are_thinned():
+    """All of the highest rungs, below them the best and an even sample; whoever is asked at twice its limit, answers."""
+    searcher = GaussianProcessSearcher(max_rows=40, candidates=16)
+    view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, epochs=9)
+    for number, configuration in enumerate(QuasiRandomSearcher().ask(view, range(60))):
+        view.propose(number, configuration)
+        last = 9 if number % 6 == 0 else 3 if number % 2 == 0 else 1
+        for epoch in range(1, last + 1):
+            view.report(number, epoch, [abs(configuration["x"] - 0.3) + 1.0 / epoch])
+        view.result(number, [abs(configuration["x"] - 0.3)], epoch=last, complete=last == 9)
+    kept = _thinned(view, view.count, 40)
+    assert len(kept) == 40
+    assert np.all(np.diff(kept) > 0)
+    counts = {rung: int((view.rungs == rung).sum()) for rung in np.unique(view.rungs).tolist()}
+    found = {rung: int((view.rungs[kept] == rung).sum()) for rung in counts}
+    assert found[view.top] == counts[view.top] == 10
+    assert found[1] == counts[1] == 30  # at epoch 3
+    assert found[0] == 0
+    lowest = _thinned(view, view.count, 60)
+    below = lowest[view.rungs[lowest] == 0]
+    assert len(below) == 20
+    assert set(np.flatnonzero(view.rungs == 0)[np.argsort(view.losses[view.rungs == 0, 0])[:10]]) <= set(below)
+    [proposal] = searcher.ask(view, [60])
+    assert view.space.check(proposal.params) == []
+
+
+def test_fits_leave_room_for_what_comes_until_the_next():
+    for most in (20, 137, 500):
+        for count in range(1, 3 * most):
+            size, later = _fitted_sizes(count, most // 10)
+            assert size <= count < later
     view = View(Space(x=Float(0.0, 1.0)), 0)
-    play(QuasiRandomSearcher(), view, 501, lambda c, n: [c["x"]])
-    message = "GaussianProcessSearcher holds at most 500 results, the study has 501; use ForestSearcher"
-    with pytest.raises(SearchError, match=re.escape(message)):
-        GaussianProcessSearcher().ask(view, [501])
+    searcher = GaussianProcessSearcher(max_rows=20, candidates=8)
+    play(QuasiRandomSearcher(), view, 15, lambda c, n: [c["x"]])
+    for number in range(15, 50):
+        play(searcher, view, 1, lambda c, n: [c["x"]], start=number)
+        assert len(view.memo[searcher].posteriors[0].points) <= 20
 
 
 @pytest.mark.parametrize(
@@ -162,6 +193,7 @@ def test_more_than_500_results_are_refused():
     [
         ({"design": "grid"}, "design must be one of 'halton', 'sobol', 'random', got 'grid'"),
         ({"initial": -1}, "initial must be an integer >= 0, got -1"),
+        ({"max_rows": 10}, "max_rows must be an integer >= 20, got 10"),
         ({"candidates": 4}, "candidates must be an integer >= 8, got 4"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.search import GridSearcher, QuasiRandomSearcher, RandomSearcher, View
+from trainwright.search._legal_spaces import PARENTS, parent_space
 from trainwright.search.conformance import SearcherConformance, bowl, play
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
 
@@ -41,6 +42,14 @@ class TestGrid(SearcherConformance):
             optimizer=Choice("sgd", "adamw"),
             momentum=Float(0.0, 0.99, when=equals("optimizer", "sgd")),
         )
+
+    @pytest.mark.parametrize("kind", PARENTS)
+    def test_conditions_on_every_kind_of_parent(self, kind):
+        """With fewer points, as the grid over 256 numbers and six more columns would be too wide."""
+        view = View(parent_space(kind), 10)
+        done = play(GridSearcher(points=3), view, 40, bowl)
+        assert [view.space.check(c.params) for c in done] == [[]] * 40
+        assert len({c.key for c in done}) == 40
 
     def test_seeds_differ(self):
         """A grid knows no chance: equal points for all seeds."""

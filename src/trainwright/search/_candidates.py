@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from trainwright.space import Space
 
-__all__ = ["Moves"]
+__all__ = ["Moves", "fill_gaps", "make_legal"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -16,6 +16,24 @@ _MUTATION = 0.1  # standard deviation of a numeric mutation, in units
 _NEAR, _FAR = 0.05, 0.2  # those of local steps, in turn
 _EVEN = 5  # one in so many candidates knows of no prior
 _STEPS = 8  # of each numeric column in a local search
+
+
+def fill_gaps(space: Space, rows: Array, generator: np.random.Generator) -> Array:
+    """Return rows [count, columns] with a drawn value wherever there is none, as in inactive parameters."""
+    gaps = np.isnan(rows)
+    if not gaps.any():
+        return rows.copy()
+    filled: Array = np.where(gaps, space.latent(generator, len(rows)), rows)
+    return filled
+
+
+def make_legal(space: Space, rows: Array, generator: np.random.Generator) -> Array:
+    """Return settled rows of changed ones [count, columns], without those that break a requirement.
+
+    Every move ends here: a change may bring a parameter to life, and then its value is drawn.
+    """
+    settled = space.settle(fill_gaps(space, rows, generator))
+    return settled[space.legal(settled)] if space.requirements else settled
 
 
 class Moves:
@@ -49,17 +67,17 @@ class Moves:
         mutants = good[generator.integers(min(10, len(good)), size=quarter)]
         pairs = good[generator.integers(min(20, len(good)), size=(2, quarter))]
         crossed = np.where(generator.random((quarter, d)) < 0.5, pairs[0], pairs[1])
-        bred = self._filled(generator, np.concatenate([mutants, crossed]))
+        # Filled before they mutate, so that a mutation may bring a parameter to life and change it.
+        bred = fill_gaps(self.space, np.concatenate([mutants, crossed]), generator)
         chosen = generator.random((quarter, d)) < 2.0 / d
         chosen[np.arange(quarter), generator.integers(d, size=quarter)] = True  # at least one
         at, columns = np.nonzero(chosen)
         bred[at, columns] = self._changed(generator, bred[at, columns], columns, _MUTATION)
         if even:
             evenly = generator.random((even, d))
-            drawn = np.concatenate(
-                [drawn, self._legal(np.where(self._choice, np.floor(evenly * self._points), evenly))]
-            )
-        return np.concatenate([drawn, self._legal(bred)])
+            evenly = np.where(self._choice, np.floor(evenly * self._points), evenly)
+            drawn = np.concatenate([drawn, make_legal(self.space, evenly, generator)])
+        return np.concatenate([drawn, make_legal(self.space, bred, generator)])
 
     def neighbours(self, generator: np.random.Generator, rows: Array, most: int) -> Array:
         """Return rows that differ from one of `rows` in one column: numeric steps, and all codes of each choice.
@@ -68,26 +86,14 @@ class Moves:
         """
         steps = max(1, min(_STEPS, most // (len(rows) * max(1, len(self._numeric)))))
         columns = np.concatenate([np.repeat(self._numeric, steps), self._code_columns])
-        base, moves = self._filled(generator, rows), steps * len(self._numeric)
+        base, moves = fill_gaps(self.space, rows, generator), steps * len(self._numeric)
         values = base[:, columns]
         sizes = np.where(np.arange(moves) % 2, _FAR, _NEAR)
         values[:, :moves] = self._changed(generator, values[:, :moves], columns[:moves], sizes)
         values[:, moves:] = self._codes
         near = np.repeat(base[:, None, :], len(columns), axis=1)
         near[:, np.arange(len(columns)), columns] = values
-        return self._legal(near.reshape(-1, self.space.dimension))
-
-    def _legal(self, latent: Array) -> Array:
-        rows = self.space.settle(latent)
-        return rows[self.space.legal(rows)] if self.space.requirements else rows
-
-    def _filled(self, generator: np.random.Generator, rows: Array) -> Array:
-        """Return rows with a drawn value where a parameter is inactive: a change elsewhere may bring it to life."""
-        gaps = np.isnan(rows)
-        if not gaps.any():
-            return rows.copy()
-        filled: Array = np.where(gaps, self.space.latent(generator, len(rows)), rows)
-        return filled
+        return make_legal(self.space, near.reshape(-1, self.space.dimension), generator)
 
     def _changed(self, generator: np.random.Generator, values: Array, columns: Places, size: float | Array) -> Array:
         """Return other values: for numbers a normal step of at least one grid point, for choices another code."""

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
+from trainwright.search._level import Level, level_size
 from trainwright.search._scalarise import SCALARISATIONS, penalised, simplex
 from trainwright.search.view import View
 
@@ -78,6 +79,8 @@ class Forest:
         self._key = rng(view.seed, "forest", 0).integers(2**64, dtype=np.uint64)
         self._seed = view.seed
         self._revision = view.revision
+        self._leveled = level_size(view)  # rows by which the rungs are laid over each other
+        self._level = Level.of(view, self._leveled) if self._leveled else None
         self._finite = 0
         self._scaled = 0  # rows whose targets are on the scale of the moment
         self._least = np.full(view.objectives, np.inf)  # of each objective
@@ -113,8 +116,8 @@ class Forest:
         self._means = np.zeros((trees, 2 * room))
 
     def outdated(self, view: View) -> bool:
-        """Return whether an old row has changed, so that only a new forest will do."""
-        if view.revision != self._revision:
+        """Return whether an old row has changed, or what it is worth, so that only a new forest will do."""
+        if view.revision != self._revision or level_size(view) != self._leveled:
             return True
         return view.partial and not np.array_equal(self._M[: self.count, -1], view.progress[: self.count])
 
@@ -129,10 +132,13 @@ class Forest:
         self._M[start:count, :-1] = view.space.model_matrix(view.rows[start:])
         self._M[start:count, -1] = view.progress[start:]
         self._failed[start:count] = view.failed[start:]
+        outcomes = view.outcomes[start:]
+        if self._level is not None:
+            outcomes = self._level(outcomes, view.rungs[start:])
         if self._dominance is None:
-            self._losses[start:count] = view.outcomes[start:]
+            self._losses[start:count] = outcomes
         else:
-            self._dominance.take(view.outcomes[start:], view.failed[start:], start)
+            self._dominance.take(outcomes, view.failed[start:], start)
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
         self._anneal(view, start, count)

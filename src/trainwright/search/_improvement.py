@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.search._candidates import make_legal
 from trainwright.search._gaussian import Embedding, Posterior
 from trainwright.space import Space
 
@@ -60,8 +61,11 @@ class Improvement:
         scores: Array = log_h((self._best - mean) / deviation) + np.log(deviation)
         return scores
 
-    def climb(self, rows: Array) -> Array:
-        """Return the legal ones among the rows to which the continuous columns of `rows` climb."""
+    def climb(self, rows: Array, generator: np.random.Generator) -> Array:
+        """Return the legal ones among the rows to which the continuous columns of `rows` climb.
+
+        A climb may cross a threshold and bring a parameter to life, whose value is then drawn.
+        """
         from scipy.optimize import minimize
 
         climbed = []
@@ -79,9 +83,7 @@ class Improvement:
             climbed.append(latent)
         if not climbed:
             return rows[:0]
-        # A change of units may switch conditions; a row that would need values it does not have is left out.
-        settled = self._space.settle(np.array(climbed))
-        return settled[self._space.legal(settled)]
+        return make_legal(self._space, np.array(climbed), generator)
 
     def _descent(self, units: Array, point: Array, places: NDArray[np.intp]) -> tuple[float, Array]:
         """Return minus the score and its gradient by some units of a point."""

@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.search._candidates import make_legal
 from trainwright.space import Space
 
 __all__ = ["Mixture"]
@@ -80,9 +81,7 @@ class Mixture:
         for c, table in self.tables.items():
             steps = table.cumsum(axis=1)[place]
             latent[:, c] = (generator.random(count)[:, None] * steps[:, -1:] > steps).sum(axis=1)
-        rows = self.space.settle(latent)
-        legal: Array = rows[self.space.legal(rows)]
-        return legal
+        return make_legal(self.space, latent, generator)
 
 
 def _units(space: Space) -> NDArray[np.bool_]:

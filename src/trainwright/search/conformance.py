@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from trainwright.errors import SpaceExhausted
+from trainwright.search._legal_spaces import PARENTS, parent_space
 from trainwright.search._searcher import Searcher
 from trainwright.search.view import View
 from trainwright.space import Choice, Configuration, Float, Int, Space, equals, require
@@ -81,6 +82,14 @@ class SearcherConformance:
         assert [c.number for c in done] == list(range(40))
         assert all(view.space.check(c.params) == [] for c in done)
         assert len({c.key for c in done}) == 40
+
+    def test_conditions_on_every_kind_of_parent(self) -> None:
+        """Whatever a condition compares, and however, proposals are legal and new: also behind a threshold."""
+        for kind in PARENTS:
+            view = View(parent_space(kind), 10)
+            done = play(self.make_searcher(), view, 25, bowl)
+            assert [view.space.check(c.params) for c in done] == [[]] * 25, kind
+            assert len({c.key for c in done}) == 25, kind
 
     def test_a_proposal_is_a_function_of_settings_view_and_number(self) -> None:
         """Asked twice, by another instance, or without the scratch: the same proposal, and the view unchanged."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
+from trainwright.search._candidates import fill_gaps, make_legal
 from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.quasirandom import spread
 from trainwright.search.view import View
@@ -78,7 +79,7 @@ def _mutants(view: View, generator: np.random.Generator, parent: Array) -> Array
     space = view.space
     active = np.flatnonzero(~np.isnan(parent))
     chosen = active[generator.integers(len(active), size=_BROOD)]
-    latent = np.where(np.isnan(parent), space.latent(generator, _BROOD), parent)
+    latent = fill_gaps(space, np.tile(parent, (_BROOD, 1)), generator)
     steps, others = generator.standard_normal(_BROOD) * _STEP, generator.random(_BROOD)
     for row, c, step, other in zip(latent, chosen, steps, others, strict=True):
         column = space.columns[c]
@@ -88,6 +89,4 @@ def _mutants(view: View, generator: np.random.Generator, parent: Array) -> Array
         else:
             moved = row[c] + np.copysign(max(abs(step), 1.0 / points if points else 0.0), step)
             row[c] = moved if 0.0 <= moved <= 1.0 else 2.0 * row[c] - moved  # back in, from a bound
-    rows = space.settle(latent)
-    legal: Array = rows[space.legal(rows)]
-    return legal
+    return make_legal(space, latent, generator)

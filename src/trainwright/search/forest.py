@@ -356,7 +356,7 @@ def _best(view: View, y: Array) -> float:
 
 def _good(view: View, y: Array) -> Array:
     """Return the rows of the 20 best trials, best first."""
-    order = _least(np.where(view.failed, np.inf, y), 80)  # a trial has at most four rows
+    order = _least(np.where(view.failed, np.inf, y), 20 * (view.top + 1))  # of which a trial has one a rung
     order = order[~view.failed[order]]
     _, first = np.unique(view.numbers[order], return_index=True)
     good: Array = view.rows[order[np.sort(first)[:20]]]

@@ -1,4 +1,4 @@
-"""Bayesian optimisation with Gaussian processes, for small budgets: at most 500 results, best below 20 columns.
+"""Bayesian optimisation with Gaussian processes, best with few trials and below 20 columns.
 
 Expected improvement in its logarithm, so that its gradient does not vanish far from the optimum (Ament et al., arXiv
 2310.20708), over the least posterior mean of the told rows, which noise does not fool. Candidates come from the space,
@@ -9,7 +9,7 @@ Several objectives have a process each, and every trial its own linear scalarisa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from trainwright.randomness import rng
 from trainwright.search._candidates import Moves
 from trainwright.search._gaussian import Embedding, Posterior, fit
 from trainwright.search._improvement import Improvement
+from trainwright.search._level import Level
 from trainwright.search._scalarise import penalised, simplex
 from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.quasirandom import from_the_middle, spread
@@ -30,33 +31,44 @@ __all__ = ["GaussianProcessSearcher"]
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-_MOST = 500  # rows
 _ROUNDS = 2  # of local search around the best candidates
 _STARTS = 5  # rows whose neighbours a round asks
 _CLIMBERS = 3  # rows from which continuous columns climb
 _LOWEST, _FENCE = -100.0, 1.5  # losses are clipped so many interquartile ranges from median and third quartile
 _POWERS = np.linspace(-3.0, 3.0, 49)
-_GROWTH = 16  # hyperparameters are fitted anew after n / 16 more rows
+_GROWTH, _GROWTHS = 16, 10  # hyperparameters are fitted anew after n / 16 more rows, at most max_rows / 10
+_BEST = 0.5  # of the rows that a crowded rung may keep: the best
+
+
+class _Known(NamedTuple):
+    """What is kept between two questions."""
+
+    state: tuple[int, int, bool]  # of the view, for which it holds
+    first: Places  # the rows to which hyperparameters were fitted
+    posteriors: list[Posterior]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaussianProcessSearcher:
-    """Propose where Gaussian processes expect the most improvement; for up to 500 results.
+    """Propose where Gaussian processes expect the most improvement.
 
-    Handles conditions, requirements, several objectives, intermediate values (the last of each trial, as a column z,
-    asked at z = 1), failures (as the worst result) and pending trials. An ask costs O(candidates * n^2).
+    Handles conditions, requirements, several objectives, intermediate values (a row for each rung that a trial reached,
+    with a column z, asked at z = 1), failures (as the worst result) and pending trials. An ask costs O(candidates *
+    n^2) for n rows, of which at most `max_rows` are kept: all of the highest rungs, below them the best and an even
+    sample.
     """
 
     initial: int | None = None  # results before the process is asked; None = columns + 1, at most half of all trials
     design: Literal["halton", "sobol", "random"] = "halton"  # of the first trials; sequences from the middle out
     points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
     candidates: int = 1000  # rows asked before the local search
+    max_rows: int = 500  # that the process holds
 
     def __post_init__(self) -> None:
         if self.design not in ("halton", "sobol", "random"):
             allowed = "'halton', 'sobol', 'random'"
             raise SearchError(f"GaussianProcessSearcher: design must be one of {allowed}, got {self.design!r}")
-        for name, least in (("initial", 0), ("candidates", 8)):
+        for name, least in (("initial", 0), ("candidates", 8), ("max_rows", 20)):
             value = getattr(self, name)
             if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
                 raise SearchError(f"GaussianProcessSearcher: {name} must be an integer >= {least}, got {value!r}")
@@ -68,12 +80,11 @@ class GaussianProcessSearcher:
             return [self._design(view, number, taken) for number in numbers]
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
-        posteriors = self._posteriors(view, embedding)
-        improvement = Improvement(
-            view.space, embedding, posteriors, _penalised(view.outcomes, view.bounds, view.objectives), weights
-        )
+        places, posteriors = self._posteriors(view, embedding)
+        targets = _targets(view, view.count, places)
+        improvement = Improvement(view.space, embedding, posteriors, targets, weights)
         improvement.believe(view.pending)
-        good = _good(view, improvement.means)
+        good = _good(view, places, improvement.means)
         mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
         proposals = []
         for number in numbers:
@@ -99,25 +110,31 @@ class GaussianProcessSearcher:
             row = spread(view, place, taken, self.design)
         return propose(view, row, number, searcher="gp", design=self.design)
 
-    def _posteriors(self, view: View, embedding: Embedding) -> list[Posterior]:
-        """Return a posterior for each objective: fitted to the first rows, grown by those told since."""
-        if view.count > _MOST:
-            raise SearchError(
-                f"GaussianProcessSearcher holds at most {_MOST} results, the study has {view.count}; use ForestSearcher"
-            )
-        points, owners = embedding(view.rows, view.progress), embedding.owners
-        size = _fitted_size(view.count)
-        known = cast(tuple[int, int, list[Posterior]], view.memo.get(self, (-1, 0, [])))
-        posteriors = known[2]
-        if known[:2] != (view.revision, size) or not _begins(points, posteriors[0].points):
-            y = _penalised(view.outcomes[:size], view.bounds, view.objectives)
+    def _posteriors(self, view: View, embedding: Embedding) -> tuple[Places, list[Posterior]]:
+        """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
+        size, later = _fitted_sizes(view.count, self.max_rows // _GROWTHS)
+        state = view.revision, size, view.partial
+        known = cast(_Known | None, view.memo.get(self))
+        if known is None or known.state != state:
+            known = None
+            # What comes until the next fit needs room too.
+            first = _thinned(view, size, self.max_rows - (later - 1 - size if later - 1 > self.max_rows else 0))
+        else:
+            first = known.first
+        places = np.concatenate([first, np.arange(size, view.count)])
+        points = embedding(view.rows[places], view.progress[places])
+        if known is None or not _begins(points, known.posteriors[0].points):
+            y = _targets(view, size, first)
             generators = [rng(view.seed, "fit", size, j) for j in range(view.objectives)]
-            fitted = [fit(points[:size], owners, y[j], generator) for j, generator in enumerate(generators)]
-            posteriors = [Posterior.of(found, points[:size], owners) for found in fitted]
-        for row in range(len(posteriors[0].points), view.count):  # singly, so that a resumed study rounds alike
+            begun = points[: len(first)]
+            fitted = [fit(begun, embedding.owners, y[j], generator) for j, generator in enumerate(generators)]
+            posteriors = [Posterior.of(found, begun, embedding.owners) for found in fitted]
+        else:
+            posteriors = known.posteriors
+        for row in range(len(posteriors[0].points), len(places)):  # singly, so that a resumed study rounds alike
             posteriors = [posterior.append(points[row : row + 1]) for posterior in posteriors]
-        view.memo[self] = view.revision, size, posteriors
-        return posteriors
+        view.memo[self] = _Known(state, first, posteriors)
+        return places, posteriors
 
     def _choose(self, view: View, improvement: Improvement, good: Array, number: int, taken: set[bytes]) -> Array:
         """Return the row of most expected improvement that is neither tried nor taken, after a local search."""
@@ -129,7 +146,7 @@ class GaussianProcessSearcher:
             near = moves.neighbours(generator, rows[_most(scores, _STARTS)], self.candidates // 2)
             rows = np.concatenate([rows, near])
             scores = np.concatenate([scores, improvement.score(near)])
-        climbed = improvement.climb(rows[_most(scores, _CLIMBERS)])
+        climbed = improvement.climb(rows[_most(scores, _CLIMBERS)], generator)
         if len(climbed):
             rows = np.concatenate([rows, climbed])
             scores = np.concatenate([scores, improvement.score(climbed)])
@@ -141,6 +158,14 @@ class GaussianProcessSearcher:
                     found: Array = rows[place]
                     return found
         return draw_new(view, number, taken, "last")
+
+
+def _targets(view: View, count: int, places: Places) -> Array:
+    """Return the targets [objectives, rows] of rows at `places`, as the first `count` rows set the scale."""
+    outcomes = view.outcomes[:count]
+    if view.partial:
+        outcomes = Level.of(view, count)(outcomes, view.rungs[:count])
+    return _penalised(outcomes[places], view.bounds, view.objectives)
 
 
 def _penalised(losses: Array, bounds: Array, objectives: int) -> Array:
@@ -186,18 +211,46 @@ def _bent(values: Array) -> Array:
     return found
 
 
-def _fitted_size(count: int) -> int:
-    """Return the number of rows at which hyperparameters were last fitted: every size to 16, then 1/16 apart."""
+def _fitted_sizes(count: int, most: int) -> tuple[int, int]:
+    """Return at how many rows hyperparameters were fitted last, and will be next: every size to 16, then 1/16 apart."""
     size = 1
-    while (following := size + max(1, size // _GROWTH)) <= count:
+    while (following := size + max(1, min(most, size // _GROWTH))) <= count:
         size = following
-    return size
+    return size, following
 
 
-def _good(view: View, means: Array) -> Array:
-    """Return the 20 rows of least mean that have a result, best first."""
-    order = np.argsort(means, kind="stable")
-    good: Array = view.rows[order[~view.failed[order]][:20]]
+def _thinned(view: View, count: int, most: int) -> Places:
+    """Return the places of at most so many of the first `count` rows, in their order.
+
+    From the highest rung down all rows are kept; of the first rung that is too crowded the best and an even sample of
+    the rest, and nothing below.
+    """
+    if count <= most:
+        return np.arange(count)
+    rungs = view.rungs[:count]
+    kept: list[Places] = []
+    room = most
+    for rung in np.unique(rungs)[::-1]:
+        here = np.flatnonzero(rungs == rung)
+        if len(here) > room:
+            ranks = np.argsort(np.argsort(view.losses[here], axis=0, kind="stable"), axis=0).sum(axis=1)
+            order = here[np.argsort(np.where(view.failed[here], np.inf, ranks), kind="stable")]
+            best = int(_BEST * room)
+            rest = np.sort(order[best:])
+            here = np.concatenate([order[:best], rest[np.linspace(0, len(rest) - 1, room - best).astype(np.intp)]])
+        kept.append(here)
+        room -= len(here)
+        if not room:
+            break
+    return np.sort(np.concatenate(kept))
+
+
+def _good(view: View, places: Places, means: Array) -> Array:
+    """Return the 20 rows of least mean that have a result, best first, one a trial."""
+    order = places[np.argsort(means, kind="stable")]
+    order = order[~view.failed[order]]
+    _, first = np.unique(view.numbers[order], return_index=True)
+    good: Array = view.rows[order[np.sort(first)[:20]]]
     return good
 
 

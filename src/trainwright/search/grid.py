@@ -39,8 +39,8 @@ class GridSearcher:
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
-            turn = (number + step for step in range(len(keys)))
-            index = next((i % len(keys) for i in turn if not {keys[i % len(keys)]} & (view.tried | taken)), None)
+            turn = ((number + step) % len(keys) for step in range(len(keys)))
+            index = next((i for i in turn if keys[i] not in view.tried and keys[i] not in taken), None)
             if index is None:
                 raise SpaceExhausted(f"all {len(keys)} points of the grid have been tried")
             taken.add(keys[index])

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,16 +13,18 @@ from trainwright.space import Configuration, Space
 
 __all__ = ["View"]
 
-_RUNGS = 3  # rows below the last epoch: at horizon/3, /9, /27; with the final one at most four rows a trial
+_RUNGS = 3  # where the study names no rungs: at horizon/27, /9, /3
 
 
 class View:
     """The append-only state of a study that searchers read; O(1) amortised per event.
 
     The study feeds it: in order of arrival while it runs, in order of trial numbers when it is opened again.
-    Losses are minimised and may be inf or nan (both bad). A trial gives one row when it ends, and one for each
-    rung of horizon / 3^k (k = 1 to 3) that its reports pass, so at most four. `epochs` is the number of epochs
-    of a full trial; without it the horizon is the greatest epoch seen, and rungs are told when a trial ends.
+    Losses are minimised and may be inf or nan (both bad). A trial gives one row when it completes or fails, and one for
+    each rung that its reports reach, whether it was stopped there or went on: a rung that held losers only would teach
+    that all is well above it. `rungs` are the epochs at which the study's rule compares trials; without any they are
+    horizon / 27, / 9 and / 3. `epochs` is the number of epochs of a full trial; without it the horizon is the greatest
+    epoch seen, and rungs are told when a trial ends.
     `slot` is the place of one worker among many that search without a leader, each with a kappa of its own. `bounds`
     are the greatest losses wanted, inf where there is none: one per objective, then one per constraint; the losses
     that the study tells come in the same order.
@@ -35,6 +38,7 @@ class View:
         trials: int | None = None,
         *,
         epochs: int | None = None,
+        rungs: Sequence[int] = (),
         slot: int | None = None,
         bounds: Sequence[float] | None = None,
     ) -> None:
@@ -51,6 +55,7 @@ class View:
         self.count_results = 0  # trials with at least one finite row
         self.revision = 0  # goes up when an old row changes, which only a late result of a failed trial does
         self._horizon = epochs or 1
+        self._ladder = tuple(sorted(rungs))  # empty: thirds of the horizon
         self._tried: set[bytes] = set()
         self._pending: dict[int, None] = {}
         self._proposed: dict[int, NDArray[np.float64]] = {}
@@ -66,6 +71,7 @@ class View:
         self._losses = np.empty((64, len(self.bounds)))
         self._numbers = np.empty(64, dtype=np.int64)
         self._epoch = np.empty(64)  # inf where the row is a final result
+        self._rung = np.empty(64, dtype=np.int64)
         self._failed = np.empty(64, dtype=np.bool_)
 
     # Events, in the study's hands.
@@ -87,7 +93,7 @@ class View:
             self._unfilled = []
 
     def report(self, number: int, epoch: int, losses: Sequence[float]) -> None:
-        """Take one intermediate value of a proposed trial; it becomes a row if it is the first at or past a rung."""
+        """Take one intermediate value of a proposed trial: a row if it is the first at or past its highest rung."""
         if self.epochs is None:
             self._reports.setdefault(number, []).append((epoch, tuple(losses)))
         else:
@@ -108,11 +114,13 @@ class View:
         for at, values in reports:
             self._tell_rung(number, at, values)
         if losses is None:
-            self._append(number, [np.inf] * len(self.bounds), np.inf)
+            self._append(number, [np.inf] * len(self.bounds), np.inf, self.top)
         elif complete:
-            self._append(number, losses, np.inf)
+            self._append(number, losses, np.inf, self.top)
         elif epoch is not None and number not in self._last_rung:
-            self._append(number, losses, epoch)  # stopped below the first rung: still worth one row
+            # Stopped below the first rung: told as if there, or a fidelity of losers alone would come to be.
+            self._last_rung[number] = rung = max(1, bisect_right(self.ladder, epoch))
+            self._append(number, losses, max(epoch, self.ladder[0]), rung - 1)
 
     def withdraw(self, number: int) -> None:
         """Drop a pending trial that is lost or cancelled; it gives no row and its configuration stays tried."""
@@ -133,6 +141,7 @@ class View:
             _losses=np.concatenate([self.outcomes, np.tile(losses, (count, 1))]),
             _numbers=np.concatenate([self.numbers, np.arange(-count, 0)]),
             _epoch=np.concatenate([self._epoch[: self._count], np.full(count, np.inf)]),
+            _rung=np.concatenate([self.rungs, np.full(count, self.top)]),
             _failed=np.concatenate([self.failed, np.zeros(count, dtype=np.bool_)]),
         )
         return other
@@ -150,6 +159,7 @@ class View:
             _losses=losses,
             _numbers=self._numbers[places],
             _epoch=self._epoch[places],
+            _rung=self._rung[places],
             _failed=self._failed[places],
             _partial=int(np.isfinite(self._epoch[places]).sum()),
         )
@@ -167,6 +177,7 @@ class View:
             _losses=np.concatenate([np.full((count, len(self.bounds)), np.inf), self.outcomes]),
             _numbers=np.concatenate([np.arange(-count, 0), self.numbers]),
             _epoch=np.concatenate([np.full(count, np.nan), self._epoch[: self._count]]),
+            _rung=np.concatenate([np.full(count, -1), self.rungs]),
             _failed=np.concatenate([np.ones(count, dtype=np.bool_), self.failed]),
         )
         return other
@@ -232,6 +243,21 @@ class View:
         return progress
 
     @property
+    def rungs(self) -> NDArray[np.int64]:
+        """The rung [count] of each row: 0 is the lowest, `top` that of final rows, -1 that of recalled ones."""
+        return self._rung[: self._count]
+
+    @property
+    def ladder(self) -> tuple[int, ...]:
+        """The epochs of the rungs; without a known horizon those of the greatest epoch seen."""
+        return self._ladder or tuple(-(-self._horizon // 3**k) for k in range(_RUNGS, 0, -1))
+
+    @property
+    def top(self) -> int:
+        """The number of rungs below the full length."""
+        return len(self._ladder) or _RUNGS
+
+    @property
     def failed_rows(self) -> NDArray[np.float64]:
         """The rows of failed trials."""
         return self.rows[self.failed]
@@ -244,12 +270,12 @@ class View:
         return np.array(rows).reshape(len(rows), self.space.dimension)
 
     def _tell_rung(self, number: int, epoch: int, losses: Sequence[float]) -> None:
-        passed = sum(epoch * 3**k >= self._horizon for k in range(1, _RUNGS + 1))
+        passed = bisect_right(self.ladder, epoch)
         if epoch < self._horizon and passed > self._last_rung.get(number, 0):
             self._last_rung[number] = passed
-            self._append(number, losses, epoch)
+            self._append(number, losses, epoch, passed - 1)
 
-    def _append(self, number: int, losses: Sequence[float], epoch: float) -> None:
+    def _append(self, number: int, losses: Sequence[float], epoch: float, rung: int) -> None:
         failed = not all(map(math.isfinite, losses))
         if not failed and number not in self._with_result:
             self._with_result.add(number)
@@ -270,9 +296,10 @@ class View:
         self._losses[at] = np.inf if failed else losses
         self._numbers[at] = number
         self._epoch[at] = epoch
+        self._rung[at] = rung
         self._failed[at] = failed
 
     def _grow(self) -> None:
-        for name in ("_rows", "_losses", "_numbers", "_epoch", "_failed"):
+        for name in ("_rows", "_losses", "_numbers", "_epoch", "_rung", "_failed"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.empty_like(old)]))

@@ -39,6 +39,11 @@ class Axis:
         """Number of discrete values; None = continuous."""
         return None
 
+    @property
+    def slack(self) -> float:
+        """How far rounding may move a unit on its way to a number and back; 0 where units are exact."""
+        return 0.0
+
     def every(self) -> Array:
         """Return all canonical units of a discrete column, from low to high."""
         raise NotImplementedError
@@ -68,6 +73,11 @@ class Linear(Axis):
     high: Array
     continuous: ClassVar[bool] = True
 
+    @property
+    def slack(self) -> float:
+        """A few units in the last place of the greatest number, as a share of the range."""
+        return _slack(self.low, self.high)
+
     def snap(self, u: Array) -> Array:
         """Return the units, clipped to [0, 1]."""
         return np.minimum(np.maximum(u, 0.0), 1.0)
@@ -88,6 +98,11 @@ class Log(Axis):
     low: Array
     high: Array
     continuous: ClassVar[bool] = True
+
+    @property
+    def slack(self) -> float:
+        """As on a linear axis of the logarithms."""
+        return _slack(np.log(self.low), np.log(self.high))
 
     def snap(self, u: Array) -> Array:
         """Return the units, clipped to [0, 1]."""
@@ -209,3 +224,9 @@ class Code(Axis):
     def units(self, numbers: Array) -> Array:
         """Return the position."""
         return numbers
+
+
+def _slack(low: Array, high: Array) -> float:
+    """Return eight times the rounding error of numbers as large as the bounds, in units."""
+    largest = float(np.maximum(np.abs(low), np.abs(high))[0])
+    return 8.0 * float(np.finfo(np.float64).eps) * (1.0 + (1.0 + largest) / float((high - low)[0]))

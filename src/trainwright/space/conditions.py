@@ -158,16 +158,21 @@ def condition_from_json(document: Any) -> Condition:
     raise SpaceError(f'condition {document!r} cannot be read; write for example {{"equals": ["optimizer", "sgd"]}}')
 
 
-def compare_column(column: int, operation: str, units: list[float], *, negated: bool) -> Holds:
-    """Return the evaluation of one comparison over a column; NaN, which is inactive, compares false either way."""
+def compare_column(column: int, operation: str, units: list[float], *, slack: float, negated: bool) -> Holds:
+    """Return the evaluation of one comparison over a column; NaN, which is inactive, compares false either way.
+
+    Units within `slack` count as equal: a row must not differ from what is read of its decoded numbers.
+    """
     if operation == "less":
-        return (lambda U: U[:, column] >= units[0]) if negated else (lambda U: U[:, column] < units[0])
+        least = units[0] - slack
+        return (lambda U: U[:, column] >= least) if negated else (lambda U: U[:, column] < least)
     if operation == "greater":
-        return (lambda U: U[:, column] <= units[0]) if negated else (lambda U: U[:, column] > units[0])
+        greatest = units[0] + slack
+        return (lambda U: U[:, column] <= greatest) if negated else (lambda U: U[:, column] > greatest)
 
     def holds(U: Array) -> Mask:
         u = U[:, column]
-        found: Mask = reduce(np.logical_or, [u == unit for unit in units])
+        found: Mask = reduce(np.logical_or, [np.abs(u - unit) <= slack for unit in units])
         return ~found & ~np.isnan(u) if negated else found
 
     return holds

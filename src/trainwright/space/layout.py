@@ -81,7 +81,7 @@ class Layout:
         except TrialError as error:
             sentence = str(error).removeprefix(f"{name}=")  # unless the parent would then be named nowhere
             raise SpaceError(f"{owner}: {sentence if name in sentence else error}") from None
-        return compare_column(self.index[name], operation, units, negated=negated)
+        return compare_column(self.index[name], operation, units, slack=parent.axis.slack, negated=negated)
 
     def _compare_constant(self, owner: str, comparison: Comparison, constant: Constant) -> bool:
         if comparison.operation in ("equals", "one_of"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from trainwright.ledger import Objective, Outcome, Record, Report, State, Status, TrialState, losses_of, violation_of
 from trainwright.schedule import (
+    AnyOf,
     Continue,
     Ended,
     Event,
@@ -27,11 +28,18 @@ from trainwright.schedule import View as RuleView
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 
-__all__ = ["RuleFollower", "SearchFollower", "SpentFollower"]
+__all__ = ["RuleFollower", "SearchFollower", "SpentFollower", "rungs_of"]
 
 _RULE_KINDS = frozenset(
     {"proposed", "started", "reported", "decided", "promoted", "finished", "failed", "lost"},
 )
+
+
+def rungs_of(rule: PromotionRule) -> tuple[int, ...]:
+    """Return the epochs at which a rule compares trials; none if it has no fixed ones."""
+    if isinstance(rule, AnyOf):
+        return tuple(sorted({*rungs_of(rule.first), *rungs_of(rule.second)}))
+    return tuple(getattr(rule, "rungs", ()))
 
 
 class SearchFollower:

@@ -18,6 +18,7 @@ from trainwright.schedule import BestStatic, Scheduler
 from trainwright.search import Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
+from trainwright.study.followers import rungs_of
 
 __all__ = ["Asking", "Forecast", "Spread", "forecasts", "serve"]
 
@@ -86,6 +87,7 @@ class Asking:
     searcher: Searcher
     space: Space
     objectives: int = 1
+    bounds: tuple[float, ...] | None = None  # of the objectives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +205,8 @@ def _run(case: _Case) -> Run:
     searching: dict[str, Any] = {}
     if case.asking is not None:
         asked = _Asked(case, case.asking)
-        searching = {"configure": asked.configure, "told": asked.told, "objectives": case.asking.objectives}
+        searching = {"configure": asked.configure, "told": asked.told, "tells": asked.view.ladder}
+        searching["objectives"] = case.asking.objectives
     return simulate(case.scheduler, case.engine, trials=case.trials, seed=case.seed, gantt=case.gantt, **searching)
 
 
@@ -212,25 +215,34 @@ class _Asked:
 
     def __init__(self, case: _Case, asking: Asking) -> None:
         self._searcher = asking.searcher
-        self._length = case.scheduler.rule.max_epochs
-        self._view = SearchView(asking.space, case.seed, asking.objectives, case.trials, epochs=self._length)
+        rule = case.scheduler.rule
+        self._length = rule.max_epochs
+        self.view = SearchView(
+            asking.space,
+            case.seed,
+            asking.objectives,
+            case.trials,
+            epochs=self._length,
+            rungs=rungs_of(rule),
+            bounds=asking.bounds,
+        )
         self._proposed: dict[int, Configuration] = {}
         self._resting: set[int] = set()
 
     def configure(self, number: int) -> Mapping[str, Any]:
-        (proposal,) = self._searcher.ask(self._view, [number])
+        (proposal,) = self._searcher.ask(self.view, [number])
         self._proposed[number] = replace(proposal, number=number)
-        self._view.propose(number, self._proposed[number])
+        self.view.propose(number, self._proposed[number])
         return proposal.params
 
     def told(self, trial: int, epoch: int, losses: tuple[float, ...], rests: bool) -> None:
         if trial in self._resting:
             self._resting.remove(trial)
-            self._view.propose(trial, self._proposed[trial])
+            self.view.propose(trial, self._proposed[trial])
         if not losses:
-            self._view.result(trial, None, epoch=epoch or None, complete=False)
+            self.view.result(trial, None, epoch=epoch or None, complete=False)
             return
-        self._view.report(trial, epoch, losses)
+        self.view.report(trial, epoch, losses)
         if rests:
-            self._view.result(trial, losses, epoch=epoch, complete=epoch == self._length)
+            self.view.result(trial, losses, epoch=epoch, complete=epoch == self._length)
             self._resting.add(trial)

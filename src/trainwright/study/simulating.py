@@ -80,7 +80,9 @@ class Simulating:
         given = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
         asking = None
         if searcher is not None:
-            asking = Asking(searcher=searcher, space=self.space, objectives=len(self.objectives))
+            count = len(self.objectives)
+            bounds = tuple(self.state.limits[:count])
+            asking = Asking(searcher=searcher, space=self.space, objectives=count, bounds=bounds)
         found = forecasts(
             {name: Scheduler.of(each) for name, each in given.items()},
             engine,

@@ -30,7 +30,7 @@ from trainwright.space import Configuration, Space
 from trainwright.study.book import ENQUEUED, Book
 from trainwright.study.budget import Budget
 from trainwright.study.driver import Driver, Member
-from trainwright.study.followers import RuleFollower, SearchFollower
+from trainwright.study.followers import RuleFollower, SearchFollower, rungs_of
 from trainwright.study.heart import Heart
 from trainwright.study.job import Job
 from trainwright.study.opening import compare, found_ledger, made_ledger
@@ -285,6 +285,7 @@ class Study(Simulating):
             len(self.objectives),
             budget.trials,
             epochs=scheduler.rule.max_epochs,
+            rungs=rungs_of(scheduler.rule),
             slot=None if member is None else member.slot,
             bounds=self._book.state.limits,
         )

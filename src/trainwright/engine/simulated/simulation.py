@@ -1,16 +1,16 @@
 """One simulated study: discrete events on a virtual clock, decided by the very rule, policy and searcher objects."""
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from trainwright.engine.simulated._agenda import NANO, Agenda, Event, Kind
 from trainwright.engine.simulated._draws import Draws
+from trainwright.engine.simulated._trial import Trial
 from trainwright.engine.simulated.config import Simulated
 from trainwright.engine.simulated.record import Recorder, Run, Stall
-from trainwright.engine.simulated.task import Course
 from trainwright.errors import EngineError, ScheduleError
 from trainwright.schedule import (
     Action,
@@ -45,25 +45,12 @@ Configure = Callable[[int], Mapping[str, Any] | None]
 """Returns the parameters of a new trial; None for none."""
 
 Told = Callable[[int, int, tuple[float, ...], bool], None]
-"""Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused."""
+"""Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused.
+
+A trial that was promoted tells its last report again, and that it does not rest any more.
+"""
 
 _IDLE = 1000  # events a node without any training, after which nothing more is expected
-
-
-@dataclass(slots=True)
-class _Trial:
-    number: int
-    course: Course
-    started: bool = False
-    trains: bool = False  # or restarts; else it has ended, waits, or is held at a checkpoint
-    runs: int = 0  # how often it was started
-    version: int = 0  # events of an earlier one are void
-    checkpoint: int = 0  # the epoch from which it goes on
-    reported: int = 0  # the last epoch reported
-    best: float = math.inf
-    began: float = 0.0  # when it trained on from its checkpoint, in seconds
-    pace: float = 1.0  # speed on its devices, and its luck with them
-    until: int = 0  # the epoch of its next event
 
 
 def simulate(
@@ -75,13 +62,15 @@ def simulate(
     objectives: int = 1,
     configure: Configure = lambda _: None,
     told: Told | None = None,
+    tells: Iterable[int] = (),
     gantt: bool = False,
 ) -> Run:
     """Simulate a study of `trials` trials and return what came of it. A failed trial is not replaced by another.
 
-    `configure` gives the parameters of a new trial, `told` hears what came of them, as a searcher would. `gantt` keeps
-    who held which devices when. Raises `InputError` for what cannot run, `SchedulerStalled` if the policy goes round in
-    circles; a trial that waits for devices for ever ends the run, which names it.
+    `configure` gives the parameters of a new trial, `told` hears what came of them, as a searcher would: at every epoch
+    that the rule judges, and at those of `tells`. `gantt` keeps who held which devices when. Raises `InputError` for
+    what cannot run, `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever
+    ends the run, which names it.
     """
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise EngineError(f"simulate: trials: got {trials!r}; allowed: a whole number >= 1")
@@ -90,7 +79,14 @@ def simulate(
         raise ScheduleError("simulate: the rule sets no length of a trial; give it, such as FixedEpochs(27)")
     scheduler.policy.check(setting.cluster.devices, setting.cluster.devices_per_node, scheduler.rule)
     return _Simulation(
-        scheduler, setting, trials, seed, configure=configure, told=told, recorder=Recorder(setting, gantt=gantt)
+        scheduler,
+        setting,
+        trials,
+        seed,
+        configure=configure,
+        told=told,
+        tells=tuple(sorted(tells)) if told is not None else (),
+        recorder=Recorder(setting, gantt=gantt),
     ).run()
 
 
@@ -106,6 +102,7 @@ class _Simulation:
         *,
         configure: Configure,
         told: Told | None,
+        tells: tuple[int, ...],
         recorder: Recorder,
     ) -> None:
         self.rule = scheduler.rule
@@ -114,12 +111,13 @@ class _Simulation:
         self.seed = seed
         self.configure = configure
         self.told = told
+        self.tells = tells
         self.recorder = recorder
         self.task_devices = setting.task_devices or scheduler.policy.start
         self.length: int = scheduler.rule.max_epochs or 0
         self.curves = getattr(self.rule, "reads_curves", True)
         self.clock = 0.0  # when the driver decides on the present event, in seconds
-        self.trials: dict[int, _Trial] = {}
+        self.trials: dict[int, Trial] = {}
         self.training = 0  # how many trials train
         self.interrupted: deque[int] = deque()
         self.courses = setting.task.courses(seed)
@@ -210,10 +208,13 @@ class _Simulation:
         answer = self.rule.on_free(self.index, self._view())
         if isinstance(answer, Promote):
             self._fold(Promoted(trial=answer.trial, until_epoch=answer.until_epoch, at_seconds=self.clock))
-            return Work(answer.trial, self.trials[answer.trial].checkpoint)
+            trial = self.trials[answer.trial]
+            if self.told is not None:
+                self.told(trial.number, trial.reported, trial.course.losses(trial.reported), False)
+            return Work(trial.number, trial.checkpoint)
         if isinstance(answer, New):
             number = len(self.trials)
-            self.trials[number] = _Trial(number, self.courses.of(number, self.configure(number)))
+            self.trials[number] = Trial(number, self.courses.of(number, self.configure(number)))
             return Work(number)
         self.nothing = True
         if answer.until_seconds is not None:
@@ -226,7 +227,7 @@ class _Simulation:
 
     # Events.
 
-    def _report(self, trial: _Trial) -> int | None:
+    def _report(self, trial: Trial) -> int | None:
         """Let a trial report; return its number if it goes on where it is, or may."""
         epoch, number = trial.until, trial.number
         self._trained(trial, epoch)
@@ -256,21 +257,21 @@ class _Simulation:
             return None
         return number
 
-    def _end(self, trial: _Trial, losses: tuple[float, ...], why: str) -> None:
+    def _end(self, trial: Trial, losses: tuple[float, ...], why: str) -> None:
         self._release(trial, why)
         self.desk.gone(trial.number)
         self._fold(Ended(trial=trial.number, failed=False, at_seconds=self.clock))
         if self.told is not None:
             self.told(trial.number, trial.reported, losses, True)
 
-    def _fail(self, trial: _Trial) -> None:
+    def _fail(self, trial: Trial) -> None:
         self._release(trial, "failed")
         self.desk.gone(trial.number)
         self._fold(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
         if self.told is not None:
             self.told(trial.number, trial.reported, (), True)
 
-    def _pass(self, trial: _Trial) -> int:
+    def _pass(self, trial: Trial) -> int:
         """Let a trial pass a checkpoint between two reports that count."""
         self._trained(trial, trial.until)
         self.desk.reported(trial.number, trial.until, trial.course.losses(trial.until)[0], self.clock)
@@ -338,7 +339,7 @@ class _Simulation:
         if at_checkpoint is not None and self.desk.seats[at_checkpoint].held:
             self.recorder.stays(at_checkpoint, self.clock)
 
-    def _leave(self, trial: _Trial) -> None:
+    def _leave(self, trial: Trial) -> None:
         """At a checkpoint a trial goes where it is to go."""
         number, seat = trial.number, self.desk.seats[trial.number]
         if seat.target is None:
@@ -349,19 +350,19 @@ class _Simulation:
             self.desk.moved(number, self.clock)
             self._launch(trial, seat)
 
-    def _release(self, trial: _Trial, why: str) -> None:
+    def _release(self, trial: Trial, why: str) -> None:
         """Note that a trial is no more on its devices; what was to happen to it there does not."""
         self._halt(trial)
         self.recorder.released(trial.number, self.clock, why)
 
-    def _halt(self, trial: _Trial) -> None:
+    def _halt(self, trial: Trial) -> None:
         trial.version += 1
         self.training -= trial.trains
         trial.trains = False
 
     # Training.
 
-    def _launch(self, trial: _Trial, seat: Seat) -> None:
+    def _launch(self, trial: Trial, seat: Seat) -> None:
         """Begin a run on the seat's block."""
         size = len(seat.block)
         trial.runs += 1
@@ -385,20 +386,24 @@ class _Simulation:
             life = self.drops.at(trial.number, trial.runs) / self.setting.drops_per_second
             self.agenda.push(self.clock + life, Kind.FAILED, trial.number, trial.runs)
 
-    def _train(self, trial: _Trial, began: float) -> None:
+    def _train(self, trial: Trial, began: float) -> None:
         """Train on from the checkpoint to the next epoch whose report may count."""
         epoch = max(trial.checkpoint, trial.reported)
         seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.best,), best_loss=trial.best)
         trial.began = began
-        self._go_to(trial, min(self.length, max(epoch + 1, self.rule.next_epoch(self.index, seen))), Kind.REPORTED)
+        following = max(epoch + 1, self.rule.next_epoch(self.index, seen))
+        told = bisect_right(self.tells, epoch)
+        if told < len(self.tells):
+            following = min(following, self.tells[told])
+        self._go_to(trial, min(self.length, following), Kind.REPORTED)
 
-    def _stop_over(self, trial: _Trial) -> None:
+    def _stop_over(self, trial: Trial) -> None:
         """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
         epoch = max(trial.checkpoint + 1, self._ahead(trial))
         if epoch < trial.until:
             self._go_to(trial, epoch, Kind.CHECKPOINT)
 
-    def _go_to(self, trial: _Trial, epoch: int, kind: Kind) -> None:
+    def _go_to(self, trial: Trial, epoch: int, kind: Kind) -> None:
         self._halt(trial)
         trial.trains, trial.until = True, epoch
         self.training += 1
@@ -406,13 +411,13 @@ class _Simulation:
         seconds = (course.seconds(epoch) - course.seconds(trial.checkpoint)) / trial.pace
         self.agenda.push(trial.began + seconds, kind, trial.number, trial.version)
 
-    def _trained(self, trial: _Trial, epoch: int) -> None:
+    def _trained(self, trial: Trial, epoch: int) -> None:
         course, devices = trial.course, len(self.desk.seats[trial.number].block)
         self.recorder.trained((course.seconds(epoch) - course.seconds(trial.checkpoint)) / trial.pace * devices)
         trial.checkpoint = epoch
         self._halt(trial)
 
-    def _ahead(self, trial: _Trial) -> int:
+    def _ahead(self, trial: Trial) -> int:
         """Return the first epoch of a running trial whose end is not before now."""
         course, spent = trial.course, (self.clock - trial.began) * trial.pace
         low, high, base = trial.checkpoint, trial.until, course.seconds(trial.checkpoint)
@@ -424,7 +429,7 @@ class _Simulation:
                 low = middle + 1
         return low
 
-    def _behind(self, trial: _Trial) -> int:
+    def _behind(self, trial: Trial) -> int:
         """Return the last epoch of a running trial whose end is not after now."""
         epoch, course = self._ahead(trial), trial.course
         spent = (self.clock - trial.began) * trial.pace
