@@ -245,17 +245,18 @@ class Goals:
     """Objectives such as "min loss", at least one; or constraints such as "bytes <= 8e9"."""
 
     parse: Callable[[Sequence[str]], object]
-    text: str = "list of texts"
+    text: str
+    example: str
 
     @classmethod
     def objectives(cls) -> "Goals":
         """Return the type of a study's objectives."""
-        return cls(parse_objectives, "list of objectives")
+        return cls(parse_objectives, "list of objectives", "min loss")
 
     @classmethod
     def constraints(cls) -> "Goals":
         """Return the type of a study's constraints."""
-        return cls(lambda texts: parse_constraints(texts, ()), "list of constraints")
+        return cls(lambda texts: parse_constraints(texts, ()), "list of constraints", "bytes <= 1")
 
     def fits(self, column: Sequence[Any]) -> bool:
         """Whether all of these values are of the type."""

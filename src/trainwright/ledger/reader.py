@@ -202,7 +202,7 @@ class JournalReader:
         for line, record in zip(lines, found, strict=True):
             if isinstance(record, Record) and (rescued or record.writer == writer_of(name)):
                 records.append(record)
-            elif not (rescued and line + b"\n" == END):
+            elif not rescued:  # else it is named as a whole
                 why = "it is of another writer" if isinstance(record, Record) else record
                 journal.drop(start, len(line) + 1, "there are zeros in it" if b"\0" in line else why)
             start += len(line) + 1
@@ -330,7 +330,7 @@ class JournalReader:
         for name, journal in self._journals.items():
             found += journal.bad.values()
             place, size, hole = journal.torn
-            if size > place and size == journal.size:
+            if size > place and size == journal.size and not is_snapshot(name):
                 why = "zeros, until it is sure that nothing comes in their place" if hole else "its end is missing"
                 found.append(Dropped(name, place, size - place, why))
         return found

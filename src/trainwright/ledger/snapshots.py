@@ -57,6 +57,7 @@ class _Generation:
     made: float
     journals: dict[str, Place]
     replaced: tuple[str, ...]  # names of earlier snapshots that it holds too
+    damaged: bool = False
 
     @classmethod
     def read(cls, path: Path) -> "_Generation":
@@ -81,7 +82,8 @@ class _Generation:
                 places = _places(path, index["journals"], end)
                 replaced = [name for name in index["replaced"] if _NAME.fullmatch(name)]
             except (ValueError, KeyError, TypeError, RecursionError):
-                return cls(path, about.st_size, about.st_mtime, {path.name: Place(path, 0, about.st_size, True)}, ())
+                whole = {path.name: Place(path, 0, about.st_size, True)}
+                return cls(path, about.st_size, about.st_mtime, whole, (), damaged=True)
         return cls(path, end, about.st_mtime, places, tuple(replaced))
 
 
@@ -109,6 +111,7 @@ class Snapshots:
         self.places: dict[str, Place] = {}
         self.generations: dict[str, _Generation] = {}
         self.damaged: dict[str, Dropped] = {}
+        self._unreadable: set[str] = set()
 
     def refresh(self) -> None:
         """Look for new snapshots, and forget those that are gone."""
@@ -118,13 +121,16 @@ class Snapshots:
             names = []
         except OSError as error:
             raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        if self.generations.keys() | self.damaged.keys() == set(names):
+        if self.generations.keys() | self._unreadable == set(names):
             return
-        found = {name: self.generations.get(name) or self._read(name) for name in names if name not in self.damaged}
+        found = {name: self.generations.get(name) or self._read(name) for name in names if name not in self._unreadable}
         self.generations = {name: generation for name, generation in found.items() if generation is not None}
         self.places = {}
-        for generation in self.generations.values():
+        for name, generation in self.generations.items():
             self.places |= generation.journals
+            if generation.damaged:
+                why = "its index is damaged: it is read line by line"
+                self.damaged[name] = Dropped(name, 0, generation.size, why)
 
     def _read(self, name: str) -> _Generation | None:
         try:
@@ -132,8 +138,8 @@ class Snapshots:
         except FileNotFoundError:  # replaced meanwhile, by one that is listed the next time
             return None
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self.damaged[name] = Dropped(name, 0, (self.folder / name).stat().st_size, f"it cannot be read: {error.strerror}")
+            self._unreadable.add(name)
+            self.damaged[name] = Dropped(name, 0, 0, f"it cannot be read: {error.strerror}")
             return None
 
 
