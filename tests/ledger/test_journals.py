@@ -54,7 +54,7 @@ def test_cut_at_every_byte_of_the_last_two_records(ledger):
 
 
 def test_nul_filled_tails(ledger):
-    """A page that was allocated but never written reads as NUL; it waits like a missing end."""
+    """A page that was allocated but never written reads as NUL; it may still be on its way."""
     ledger.append(marks("one", "two"))
     path = journal(ledger)
     whole = path.read_bytes()
@@ -65,7 +65,7 @@ def test_nul_filled_tails(ledger):
             found, dropped = read(ledger.directory)
             assert found == ["one", "two"][: 1 + (cut == len(whole))]
             assert len(dropped) == 1
-            assert dropped[0].endswith("dropped (its end is missing)")
+            assert dropped[0].endswith("dropped (zeros, until it is sure that nothing comes in their place)")
 
 
 def test_a_hole_in_a_long_journal_is_told_with_all_that_it_hides(ledger):

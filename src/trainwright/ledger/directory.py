@@ -163,7 +163,9 @@ class DirectoryLedger:
             try:
                 for writer in self._beats:
                     self._beats[writer] += 1
-                    (self.directory / "beats" / writer).write_text(str(self._beats[writer]), encoding="ascii")
+                    path = self.directory / "beats" / writer
+                    path.write_text(str(self._beats[writer]), encoding="ascii")
+                    self._reader.heard(path.stat().st_mtime)
             except OSError as error:
                 raise failed(f"write {self.directory / 'beats'}", self.directory, error) from error
             try:

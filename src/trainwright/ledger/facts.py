@@ -1,8 +1,12 @@
-"""The kinds of records and their bodies: one function per kind, and nowhere else is a body put together."""
+"""New records: one function per kind of the table in `kinds`, and nowhere else is a body put together.
+
+Each raises `InputError` for what the table does not allow, since nobody would read it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainwright.ledger.kinds import body_of
 from trainwright.ledger.record import Record
 from trainwright.ledger.writers import Writer
 
@@ -26,6 +30,9 @@ __all__ = [
 ]
 
 
+_MOST_CHARACTERS = 2**18  # of what a failing trial said: far less than the longest line of a journal
+
+
 def created(
     *,
     space: Mapping[str, Any],
@@ -35,14 +42,7 @@ def created(
     constraints: Sequence[str] = (),
 ) -> Record:
     """Return the first record of a study: what it searches and for what."""
-    body = {
-        "space": space,
-        "objectives": list(objectives),
-        "constraints": list(constraints),
-        "seed": seed,
-        "versions": dict(versions),
-    }
-    return Record(kind="created", body=body)
+    return _record("created", space=space, objectives=objectives, constraints=constraints, seed=seed, versions=versions)
 
 
 def joined(writer: Writer, *, session: int) -> Record:
@@ -51,26 +51,24 @@ def joined(writer: Writer, *, session: int) -> Record:
     `session` is one more than the greatest known when it joined: it puts writers that never met into their order
     without comparing clocks.
     """
-    return Record(kind="joined", body={**writer.body(), "session": session})
+    return _record("joined", **writer.body(), session=session)
 
 
 def left(also: Sequence[str] = ()) -> Record:
     """Return the record by which a writer says that it appends no more, nor as any of those that it was before."""
-    return Record(kind="left", body={"also": list(also)} if also else {})
+    return _record("left", **({"also": also} if also else {}))
 
 
 def proposed(
     trial: int, *, params: Mapping[str, Any], key: str, origin: Mapping[str, Any], seen: int, seen_hash: str
 ) -> Record:
     """Return the record of a new trial; `seen` results, with that order-free hash, were known to its searcher."""
-    body = {"params": params, "key": key, "origin": dict(origin), "seen": seen, "seen_hash": seen_hash}
-    return Record(kind="proposed", trial=trial, body=body)
+    return _record("proposed", trial, params=params, key=key, origin=dict(origin), seen=seen, seen_hash=seen_hash)
 
 
 def started(trial: int, lease: int, *, slot: str, devices: Sequence[str], resumed_epoch: int) -> Record:
     """Return the record of a trial's start on `devices` from the checkpoint of `resumed_epoch` (0: from nothing)."""
-    body = {"slot": slot, "devices": list(devices), "resumed_epoch": resumed_epoch}
-    return Record(kind="started", trial=trial, lease=lease, body=body)
+    return _record("started", trial, lease, slot=slot, devices=devices, resumed_epoch=resumed_epoch)
 
 
 def begun(proposal: Record, start: Record) -> Record:
@@ -82,8 +80,7 @@ def reported(
     trial: int, lease: int, *, epoch: int, step: int | None, metrics: Mapping[str, float], wall_seconds: float
 ) -> Record:
     """Return the record of an epoch's metrics; `wall_seconds` counts from the start of the lease."""
-    body = {"epoch": epoch, "step": step, "metrics": dict(metrics), "wall_seconds": round(wall_seconds, 6)}
-    return Record(kind="reported", trial=trial, lease=lease, body=body)
+    return _record("reported", trial, lease, epoch=epoch, step=step, metrics=metrics, wall_seconds=wall_seconds)
 
 
 def checkpointed(
@@ -103,28 +100,28 @@ def checkpointed(
     Training stood still for `blocking_seconds` (as far as known at the commit); the checkpoint was there after
     `persist_seconds`.
     """
-    body = {
-        "epoch": epoch,
-        "step": step,
-        "path": path,
-        "bytes": size,
-        "digest": digest,
-        "blocking_seconds": round(blocking_seconds, 6),
-        "persist_seconds": round(persist_seconds, 6),
-    }
-    return Record(kind="checkpointed", trial=trial, lease=lease, body=body)
+    return _record(
+        "checkpointed",
+        trial,
+        lease,
+        epoch=epoch,
+        step=step,
+        path=path,
+        bytes=size,
+        digest=digest,
+        blocking_seconds=blocking_seconds,
+        persist_seconds=persist_seconds,
+    )
 
 
 def offered(trial: int, lease: int, *, epoch: int, path: str, digests: Mapping[str, str]) -> Record:
     """Return the record of a library entry at `path`, relative to the study's folder."""
-    body = {"epoch": epoch, "path": path, "digests": dict(digests)}
-    return Record(kind="offered", trial=trial, lease=lease, body=body)
+    return _record("offered", trial, lease, epoch=epoch, path=path, digests=digests)
 
 
 def decided(trial: int, *, epoch: int, rule: str, verdict: str, value: float | None, threshold: float | None) -> Record:
     """Return the record of a promotion rule's verdict and of the numbers it rests on."""
-    body = {"epoch": epoch, "rule": rule, "verdict": verdict, "value": value, "threshold": threshold}
-    return Record(kind="decided", trial=trial, body=body)
+    return _record("decided", trial, epoch=epoch, rule=rule, verdict=verdict, value=value, threshold=threshold)
 
 
 def paused(
@@ -135,8 +132,7 @@ def paused(
     `reason` is "rung" (a promotion rule waits with it), "resized" (its driver starts it on other devices) or
     "preempted" (whoever has room goes on with it).
     """
-    body = {"reason": reason, "epoch": epoch, "values": dict(values), "wall_seconds": round(wall_seconds, 6)}
-    return Record(kind="paused", trial=trial, lease=lease, body=body)
+    return _record("paused", trial, lease, reason=reason, epoch=epoch, values=values, wall_seconds=wall_seconds)
 
 
 def promoted(trial: int, lease: int, *, until_epoch: int) -> Record:
@@ -144,21 +140,30 @@ def promoted(trial: int, lease: int, *, until_epoch: int) -> Record:
 
     Whoever has that lease starts it; if it dies before, the lease is lost like any other.
     """
-    return Record(kind="promoted", trial=trial, lease=lease, body={"until_epoch": until_epoch})
+    return _record("promoted", trial, lease, until_epoch=until_epoch)
 
 
 def finished(trial: int, lease: int, *, reason: str, values: Mapping[str, float], wall_seconds: float) -> Record:
     """Return the record of a trial's end; `reason` is "completed", "stopped" or "cancelled"."""
-    body = {"reason": reason, "values": dict(values), "wall_seconds": round(wall_seconds, 6)}
-    return Record(kind="finished", trial=trial, lease=lease, body=body)
+    return _record("finished", trial, lease, reason=reason, values=values, wall_seconds=wall_seconds)
 
 
 def failed(
     trial: int, lease: int, *, failure: str, message: str, traceback: str = "", wall_seconds: float = 0.0
 ) -> Record:
-    """Return the record of a failure: exception, out_of_memory, timeout, killed, bad_objective or rejected."""
-    body = {"failure": failure, "message": message, "traceback": traceback, "wall_seconds": round(wall_seconds, 6)}
-    return Record(kind="failed", trial=trial, lease=lease, body=body)
+    """Return the record of a failure: exception, out_of_memory, timeout, killed, bad_objective or rejected.
+
+    Of a very long message the beginning is kept, of a traceback the end.
+    """
+    return _record(
+        "failed",
+        trial,
+        lease,
+        failure=failure,
+        message=message[:_MOST_CHARACTERS],
+        traceback=traceback[-_MOST_CHARACTERS:],
+        wall_seconds=wall_seconds,
+    )
 
 
 def lost(trial: int, lease: int, *, why: str, blame: bool) -> Record:
@@ -166,9 +171,13 @@ def lost(trial: int, lease: int, *, why: str, blame: bool) -> Record:
 
     `blame` tells whether the trial itself may be the cause; only such losses use up its restarts.
     """
-    return Record(kind="lost", trial=trial, lease=lease, body={"why": why, "blame": blame})
+    return _record("lost", trial, lease, why=why[:_MOST_CHARACTERS], blame=blame)
 
 
 def note(name: str, value: Any, trial: int | None = None) -> Record:
     """Return an annotation of the study or of one trial."""
-    return Record(kind="note", trial=trial, body={"name": name, "value": value})
+    return _record("note", trial, name=name, value=value)
+
+
+def _record(kind: str, trial: int | None = None, lease: int | None = None, **fields: Any) -> Record:
+    return Record(kind, body_of(kind, fields), trial, lease)

@@ -8,6 +8,7 @@ the least (writer, seq).
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from sys import intern
 from typing import Any
@@ -62,6 +63,7 @@ class State:
     sessions: int = 0
     unknown_kinds: dict[str, int] = field(default_factory=dict)
     _next_seq: dict[str, int] = field(default_factory=dict)
+    _gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # by writer: numbers that were left out
     _preempted: set[int] = field(default_factory=set)  # paused without a result
 
     def apply(self, record: Record) -> bool:
@@ -71,9 +73,10 @@ class State:
             raise LedgerTooNew(
                 f"the ledger holds records of format {version}; this version reads up to {FORMAT}; upgrade trainwright"
             )
-        if seq < self._next_seq.get(writer, 0):
+        if seq == self._next_seq.get(writer, 0):
+            self._next_seq[writer] = seq + 1
+        elif not self._out_of_turn(writer, seq):
             return False
-        self._next_seq[writer] = seq + 1
         if number is not None and kind in _TRIAL_KINDS:
             trial = self.trials.get(number)
             if trial is None:
@@ -91,8 +94,31 @@ class State:
         return True
 
     def knows(self, record: Record) -> bool:
-        """Whether a record, or a later one of its writer, was folded in."""
-        return record.seq < self._next_seq.get(record.writer, 0)
+        """Whether a record was folded in."""
+        writer, seq = record.writer, record.seq
+        if seq >= self._next_seq.get(writer, 0):
+            return False
+        return writer not in self._gaps or not any(first <= seq < after for first, after in self._gaps[writer])
+
+    def _out_of_turn(self, writer: str, seq: int) -> bool:
+        """Take note of a number that is not the writer's next; return False if it was there already.
+
+        A number may be left out because its line is damaged, or because a wrong line has jumped ahead. Those that it
+        jumped over are no repetitions when they come.
+        """
+        following = self._next_seq.get(writer, 0)
+        gaps = self._gaps.setdefault(writer, []) if seq > following else self._gaps.get(writer, [])
+        if seq > following:
+            gaps.append((following, seq))
+            self._next_seq[writer] = seq + 1
+            return True
+        for place, (first, after) in enumerate(gaps):
+            if first <= seq < after:
+                gaps[place : place + 1] = [gap for gap in ((first, seq), (seq + 1, after)) if gap[0] < gap[1]]
+                if not gaps:
+                    del self._gaps[writer]
+                return True
+        return False
 
     def _move(self, trial: TrialState) -> None:
         before, after = trial.status, trial.settled()
@@ -262,18 +288,18 @@ def _promoted(trial: TrialState, record: Record) -> None:
 
 
 def _reported(trial: TrialState, record: Record) -> None:
-    body, lease = record.body, record.lease or 1
-    epoch = body["epoch"]
+    _, body, _, lease, writer, _, at, _ = record
+    lease, epoch, seconds = lease or 1, body["epoch"], body["wall_seconds"]
     before = trial.reports.get(epoch)
     if before is None or lease > before.lease:
-        trial.reports[epoch] = Report(
-            epoch, body["step"], _metrics(body["metrics"]), body["wall_seconds"], lease, record.at
-        )
-        trial.epoch = max(trial.epoch, epoch)
-    held = _lease(trial, record)
+        trial.reports[epoch] = _report((epoch, body["step"], _metrics(body["metrics"]), seconds, lease, at))
+        if epoch > trial.epoch:
+            trial.epoch = epoch
+    held = trial.leases.get(lease) or _lease(trial, record)
     if not held.writer:  # its `started` may be damaged
-        held.writer = record.writer
-    held.seconds = max(held.seconds, body["wall_seconds"])
+        held.writer = writer
+    if seconds > held.seconds:
+        held.seconds = seconds
 
 
 def _checkpointed(trial: TrialState, record: Record) -> None:
@@ -292,14 +318,17 @@ def _offered(trial: TrialState, record: Record) -> None:
 
 def _ended(trial: TrialState, record: Record) -> None:
     kind, body, _, _, writer, seq, at, _ = record
-    lease, failure = _lease(trial, record), None
+    lease, seconds = _lease(trial, record), body["wall_seconds"]
+    failure, reason, values = None, "failed", {}
     if kind == "failed":
         failure = Failure(body["failure"], body["message"], body["traceback"])
-    reason, seconds = body.get("reason", "failed"), body.get("wall_seconds", 0.0)
+    else:
+        reason, values = body["reason"], _metrics(body["values"])
     order = (_RANKS.get(reason, 0), writer, seq)
     if lease.end is None or order < lease.end.order:
-        lease.end = End(kind, reason, _metrics(body.get("values", {})), failure, seconds, at, order)
-    lease.seconds = max(lease.seconds, seconds)
+        lease.end = _end((kind, reason, values, failure, seconds, at, order))
+    if seconds > lease.seconds:
+        lease.seconds = seconds
 
 
 def _lost(trial: TrialState, record: Record) -> None:
@@ -308,6 +337,8 @@ def _lost(trial: TrialState, record: Record) -> None:
     lease.blamed = lease.blamed or record.body["blame"]
 
 
+# As `_make` of both, without its call of a Python function.
+_report, _end = partial(tuple.__new__, Report), partial(tuple.__new__, End)
 _TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {
     "proposed": _proposed,
     "started": _started,

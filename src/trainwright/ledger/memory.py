@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trainwright.errors import InputError
+from trainwright.ledger.kinds import misfits
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.record import Record
 from trainwright.ledger.writers import new_writer
@@ -22,6 +23,7 @@ class _Store:
     delivered: int = 0  # so many of the records has somebody read
     claims: dict[str, str] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -65,8 +67,11 @@ class MemoryLedger:
         with store.lock:
             stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate(records)]
             self._seq += len(stamped)
-            store.records.extend(stamped)
-            store.appended.extend([store.clock()] * len(stamped))
+            wrong = misfits(stamped)
+            fitting = [record for place, record in enumerate(stamped) if place not in wrong] if wrong else stamped
+            store.dropped += [Dropped(self.writer, stamped[place].seq, 1, why) for place, why in wrong.items()]
+            store.records.extend(fitting)
+            store.appended.extend([store.clock()] * len(fitting))
         return stamped
 
     def read(
@@ -114,8 +119,8 @@ class MemoryLedger:
         return {writer: self._store.beats.get(writer, 0) for writer in writers}
 
     def dropped(self) -> list[Dropped]:
-        """Nothing is ever torn in memory."""
-        return []
+        """Return the records that do not fit their kind, which nobody reads."""
+        return list(self._store.dropped)
 
     def crash(self) -> None:
         """Die as a machine does that had not synced: this writer's newest records, that nobody could see, are lost.

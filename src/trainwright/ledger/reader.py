@@ -10,13 +10,16 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from errno import ENXIO
 from pathlib import Path
+from stat import S_ISREG
 
 from trainwright.errors import LedgerError
-from trainwright.ledger.journal import END, predecessor
+from trainwright.ledger.journal import END, predecessor, writer_of
 from trainwright.ledger.protocol import Dropped
-from trainwright.ledger.record import Record
-from trainwright.ledger.snapshots import DAY_SECONDS, Place, Snapshots
+from trainwright.ledger.record import LONGEST, Record
+from trainwright.ledger.snapshots import DAY_SECONDS, Place, Snapshots, is_snapshot
+from trainwright.ledger.writers import Writer
 
 __all__ = ["JournalReader"]
 
@@ -28,6 +31,9 @@ _CROWD = 64  # with more open journals than that, those that are silent for long
 _SILENT_SECONDS = 60.0
 _SELDOM_SECONDS = 10.0
 _PATIENCE_SECONDS = 120.0  # for the end of a writer's file whose successor is there
+_HOLE_SECONDS = 180.0  # for zeros that may be a page on its way: after so long a silent writer is held dead
+_CLOCKS_SECONDS = 3600.0  # by which a host's clock may differ from the file system's
+_MOST_BAD = 1000  # damaged lines of one journal that are named one by one
 
 _WHOLE = (0, 0, False)
 _DONE = -1  # the place in a journal that was read to its very end
@@ -46,8 +52,20 @@ class _Journal:
     size: int = 0
     changed: float = 0.0  # by the file system's clock
     ended: bool = False
-    bad: list[Dropped] = field(default_factory=list)
+    bad: dict[int, Dropped] = field(default_factory=dict)  # by where they start
     torn: tuple[int, int, bool] = _WHOLE  # place and size at which no whole line was found, and if by a hole
+    hole: tuple[int, float] = (-1, 0.0)  # where there are zeros, and since when
+    settled: int = 0  # zeros up to here are damage; beyond they may be a page that has not arrived yet
+    searched: tuple[int, int] = (-1, 0)  # from this line's start on there is no newline up to there
+
+    def drop(self, offset: int, size: int, why: str) -> None:
+        """Name bytes that hold no record; of very many the last are named together."""
+        if len(self.bad) < _MOST_BAD or offset in self.bad:
+            self.bad[offset] = Dropped(self.name, offset, size, why)
+            return
+        start = max(self.bad)
+        if offset > start:
+            self.bad[start] = Dropped(self.name, start, offset + size - start, "this and more that follows: " + why)
 
 
 class JournalReader:
@@ -64,6 +82,7 @@ class JournalReader:
         self._open: list[_Journal] = []  # those that may still grow
         self._present: set[str] = set()  # names in the folder
         self._time = -1
+        self._now = 0.0  # the latest time of the file system that was seen
         self._changed = self._listed = -_LIST_SECONDS
 
     def read(
@@ -92,6 +111,7 @@ class JournalReader:
             changed = os.stat(self.folder).st_mtime_ns
             if changed != self._time:
                 self._time, self._changed = changed, now
+                self.heard(changed / 1e9)
             if now - self._changed < _SETTLE_SECONDS or now - self._listed >= _LIST_SECONDS:
                 self._list(now)
         except OSError as error:
@@ -108,9 +128,18 @@ class JournalReader:
                 self._moved(journal)
                 continue
             if about.st_size > journal.size:
+                if not S_ISREG(about.st_mode):
+                    journal.drop(0, about.st_size, "it is no file")
+                    journal.ended = True
+                    continue
                 old = not journal.looked and about.st_mtime < self._time / 1e9 - _SILENT_SECONDS
                 journal.size, journal.grown = about.st_size, -_SILENT_SECONDS if old else now
             journal.looked, journal.changed = now, about.st_mtime
+            self._now = max(self._now, about.st_mtime)
+
+    def heard(self, seconds: float) -> None:
+        """Take note of what time it is for the file system."""
+        self._now = max(self._now, seconds)
 
     def _list(self, now: float) -> None:
         self._listed = now
@@ -155,20 +184,28 @@ class JournalReader:
     def _parse(self, chunks: list[tuple[str, int, list[bytes]]], records: list[Record]) -> None:
         """Add the records of `chunks`, which is emptied; keep what was damaged. One parse for many is half the time."""
         parsed = Record.of_lines([line for _, _, lines in chunks for line in lines])
-        if None not in parsed:
-            records += parsed  # type: ignore[arg-type]  # it is not among them
-            chunks.clear()
-            return
-        following = iter(parsed)
+        whole = str not in {*map(type, parsed)}
+        following = 0
         for name, start, lines in chunks:
-            bad, offset = self._journals[name].bad, start
-            for line in lines:
-                if (record := next(following)) is not None:
-                    records.append(record)
-                elif (dropped := Dropped(name, offset, len(line) + 1, "its checksum does not hold")) not in bad:
-                    bad.append(dropped)
-                offset += len(line) + 1
+            found = parsed[following : (following := following + len(lines))]
+            if whole and {record[4] for record in found} == {writer_of(name)}:  # type: ignore[index]  # none is a text
+                records += found  # type: ignore[arg-type]
+            else:
+                self._sort_out(name, start, lines, found, records)
         chunks.clear()
+
+    def _sort_out(
+        self, name: str, start: int, lines: list[bytes], found: list[Record | str], records: list[Record]
+    ) -> None:
+        """Add those records of a journal that are whole and its writer's; name the other lines."""
+        journal, rescued = self._journals[name], is_snapshot(name)
+        for line, record in zip(lines, found, strict=True):
+            if isinstance(record, Record) and (rescued or record.writer == writer_of(name)):
+                records.append(record)
+            elif not rescued:  # else it is named as a whole
+                why = "it is of another writer" if isinstance(record, Record) else record
+                journal.drop(start, len(line) + 1, "there are zeros in it" if b"\0" in line else why)
+            start += len(line) + 1
 
     def _chunks(self, places: dict[str, int], after: dict[str, int]) -> Iterator[tuple[str, int, list[bytes]]]:
         """Yield the whole lines that were not read yet, some of one journal at a time, with where they start."""
@@ -178,8 +215,12 @@ class JournalReader:
                 if journal.torn == (place, journal.size, False) or self._must_wait(journal, places, after):
                     break
                 data = self._bytes(journal, place)
-                hole = data.find(b"\0")  # a page that has not arrived yet on a network file system
+                hole = self._hole(journal, place, data)
                 whole = data.rfind(b"\n", 0, hole if hole >= 0 else len(data)) + 1
+                if not whole and hole < 0 and data and (beyond := self._next_line(journal, place, len(data))):
+                    journal.drop(place, beyond - place, "no record is that long")
+                    after[name] = place = beyond
+                    continue
                 if not whole:
                     journal.torn = (place, journal.size, hole >= 0 or not data)
                     break
@@ -192,12 +233,70 @@ class JournalReader:
                 after[name] = place
                 yield name, start, lines
 
+    # Damage.
+
+    def _hole(self, journal: _Journal, place: int, data: bytes) -> int:
+        """Return where the first zero in `data` is that may be a page on its way, as on network file systems; else -1.
+
+        A record holds none. What was written later may be seen earlier; so zeros are waited for as long as the
+        journal's writer may be alive. Then they are damage like any other.
+        """
+        hole = data.find(b"\0", max(0, journal.settled - place))
+        if hole < 0:
+            return -1
+        now = time.monotonic()
+        if journal.hole[0] != place + hole:
+            journal.hole = (place + hole, now)
+        if now - journal.hole[1] < _HOLE_SECONDS and not self._is_over(journal):
+            return hole
+        journal.settled = journal.size
+        return -1
+
+    def _is_over(self, journal: _Journal) -> bool:
+        """Whether all that a journal's writer has written must have arrived: it has ended the journal, or is dead."""
+        if journal.ended or journal.name in self.snapshots.places:
+            return True
+        latest = max(self._now, time.time() - _CLOCKS_SECONDS)
+        if journal.changed and latest - journal.changed > _HOLE_SECONDS:
+            return True
+        try:
+            if _read_at(journal.path, journal.size - len(END), len(END)) == END:
+                return True
+            first = _read_at(f"{self.folder}/{writer_of(journal.name)}.jsonl", 0, _CHUNK).split(b"\n", 1)
+        except (OSError, ValueError):
+            return False
+        (joined,) = Record.of_lines(first[:1])
+        return isinstance(joined, Record) and joined.kind == "joined" and Writer.of(joined.body).gone() is True
+
+    def _next_line(self, journal: _Journal, place: int, size: int) -> int:
+        """Return where the next line starts after `size` bytes of one that is too long or holds zeros; 0: nowhere yet.
+
+        Parts of the file that were never written are leapt over.
+        """
+        if size < LONGEST and journal.settled <= place:
+            return 0  # its end may still come
+        stored = self.snapshots.places.get(journal.name)
+        path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
+        at = max(place + size, journal.searched[1] if journal.searched[0] == place else 0)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            while at < end:
+                at = _leap(handle, start + at, start + end) - start
+                data = os.pread(handle, min(_CHUNK, end - at), start + at)
+                if (newline := data.find(b"\n")) >= 0:
+                    return at + newline + 1
+                at += len(data) or end - at
+        finally:
+            os.close(handle)
+        journal.searched = (place, end)
+        return 0
+
     def _must_wait(self, journal: _Journal, places: dict[str, int], after: dict[str, int]) -> bool:
         """Whether the writer's file before this one has an end that was not read yet."""
         before = journal.before
         if before is None or before not in self._journals or after.get(before, places.get(before, 0)) == _DONE:
             return False
-        return time.monotonic() - journal.seen < _PATIENCE_SECONDS
+        return time.monotonic() - journal.seen < _PATIENCE_SECONDS and not self._is_over(self._journals[before])
 
     def _bytes(self, journal: _Journal, place: int) -> bytes:
         """Return the next bytes of a journal: a whole line at least, if there is one; none if it is gone."""
@@ -229,10 +328,11 @@ class JournalReader:
         """Return the damaged lines and unfinished tails seen so far."""
         found = [*self.snapshots.damaged.values()]
         for name, journal in self._journals.items():
-            found += journal.bad
-            place, size, _ = journal.torn
-            if size > place and size == journal.size:
-                found.append(Dropped(name, place, size - place, "its end is missing"))
+            found += journal.bad.values()
+            place, size, hole = journal.torn
+            if size > place and size == journal.size and not is_snapshot(name):
+                why = "zeros, until it is sure that nothing comes in their place" if hole else "its end is missing"
+                found.append(Dropped(name, place, size - place, why))
         return found
 
 
@@ -243,8 +343,24 @@ def _read(journal: _Journal, place: int, stored: Place | None) -> bytes:
         most = _CHUNK
         while True:
             data = os.pread(handle, min(most, end - place), start + place)
-            if b"\n" in data or len(data) < most:
+            if b"\n" in data or b"\0" in data or len(data) < most or most >= LONGEST:
                 return data
             most *= 4
+    finally:
+        os.close(handle)
+
+
+def _leap(handle: int, place: int, end: int) -> int:
+    """Return where the next bytes are that were ever written, from `place` on, or `end`."""
+    try:
+        return min(end, os.lseek(handle, place, os.SEEK_DATA))
+    except (AttributeError, OSError) as error:  # it cannot be told here
+        return end if isinstance(error, OSError) and error.errno == ENXIO else place
+
+
+def _read_at(path: str, start: int, size: int) -> bytes:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(handle, size, start)
     finally:
         os.close(handle)

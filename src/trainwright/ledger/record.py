@@ -2,18 +2,24 @@
 
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import itemgetter
+from struct import error as StructError
+from struct import unpack
 from typing import Any, NamedTuple
+from zlib import crc32
 
-from trainwright.errors import LedgerTooNew
+from trainwright.errors import LedgerError, LedgerTooNew
+from trainwright.ledger.kinds import misfits
 
-__all__ = ["FORMAT", "Record"]
+__all__ = ["FORMAT", "LONGEST", "Record"]
 
 FORMAT = 1
 """The newest format of records that this version reads, and the one that it writes."""
 
+LONGEST = 16 * 2**20
+"""Bytes of the longest line that is written, and that is looked for in a journal."""
 
 _NO_PARTICULARS: Mapping[str, Any] = {}
 
@@ -42,7 +48,10 @@ class Record(NamedTuple):
         return Record(self.kind, self.body, self.trial, self.lease, writer, seq, round(at, 6), self.v)
 
     def line(self) -> bytes:
-        """Return the record's journal line: crc32 in 8 hex digits, a space, canonical JSON, a newline."""
+        """Return the record's journal line: crc32 in 8 hex digits, a space, canonical JSON, a newline.
+
+        Raises `LedgerError` for one that is longer than anybody reads.
+        """
         content = {
             "v": self.v,
             "kind": self.kind,
@@ -58,48 +67,71 @@ class Record(NamedTuple):
         except ValueError:  # a NaN or infinity somewhere: rare, so only now are they looked for
             text = json.dumps(_spell_out(content), separators=(",", ":"), allow_nan=False)
         data = text.encode()
-        return b"%08x %b\n" % (zlib.crc32(data), data)
+        if len(data) > LONGEST - 10:
+            raise LedgerError(
+                f"a record {self.kind!r} of {len(data):,} bytes is too long; allowed: {LONGEST:,}; keep large values in "
+                "files"
+            )
+        return b"%08x %b\n" % (crc32(data), data)
 
     @classmethod
-    def of_lines(cls, lines: Sequence[bytes]) -> "list[Record | None]":
-        """Return the record of each journal line (without its newline); None where checksum or JSON does not hold.
+    def of_lines(cls, lines: Sequence[bytes]) -> "list[Record | str]":
+        """Return the record of each journal line (without its newline); where there is none, why not.
 
         Raises `LedgerTooNew` if a record is of a newer format. The lines are parsed as one JSON array: half the time.
         """
-        sound = [_sound(line) for line in lines]
-        texts = [line[9:] for line, ok in zip(lines, sound, strict=True) if ok]
-        try:
-            parsed = json.loads(b"[" + b",".join(texts) + b"]")
-        except ValueError:
-            parsed = []
-        if len(parsed) != len(texts):  # a checksum holds over something that is no JSON: nothing that we wrote
-            return [record for line in lines for record in (cls.of_lines([line]) if len(lines) > 1 else [None])]
-        records = _records(parsed)
-        if len(records) == len(lines):
-            return records
-        found = iter(records)
-        return [next(found) if ok else None for ok in sound]
+        texts = [line[9:] for line in lines]
+        sums = [line[:8] for line in lines]
+        try:  # all at once: a fifth of the time
+            whole = unpack(f">{len(lines)}I", bytes.fromhex(b"".join(sums).decode())) == (*map(crc32, texts),)
+        except (ValueError, StructError):  # something that is no number in the place of a checksum
+            whole = False
+        if whole:
+            return _parsed(texts)
+        sound = [*map(_sound, sums, texts)]
+        found = iter(_parsed([text for text, ok in zip(texts, sound, strict=True) if ok]))
+        return [next(found) if ok else "its checksum does not hold" for ok in sound]
+
+
+def _parsed(texts: Sequence[bytes]) -> "list[Record | str]":
+    """Return the records of JSON texts whose checksums hold; for a text that is none, why not."""
+    try:
+        contents = json.loads(b"[" + b",".join(texts) + b"]")
+    except (ValueError, RecursionError):
+        contents = []
+    if len(contents) != len(texts):  # nothing that we wrote
+        return [one for text in texts for one in (_parsed([text]) if len(texts) > 1 else ["it is no JSON"])]
+    return _records(contents)
 
 
 _fields = itemgetter(*Record._fields)
+_made = partial(tuple.__new__, Record)  # as `Record._make`, without its call of a Python function
 
 
-def _records(contents: Sequence[Any]) -> "list[Record | None]":
-    """Return the records that JSON values stand for; None for those that stand for none."""
+def _records(contents: Sequence[Any]) -> "list[Record | str]":
+    """Return the records that JSON values stand for; for a value that stands for none, why not."""
     try:
-        newest = max([content["v"] for content in contents], default=FORMAT)
-        if newest > FORMAT:
-            raise LedgerTooNew(
-                f"the ledger holds records of format {newest}; this version reads up to {FORMAT}; upgrade trainwright"
-            )
-        return [*map(Record._make, map(_fields, contents))]
+        records: list[Record | str] = [*map(_made, map(_fields, contents))]
     except (KeyError, TypeError):  # sound JSON, but no record: nothing that we wrote
-        return [record for content in contents for record in (_records([content]) if len(contents) > 1 else [None])]
+        return [one for content in contents for one in (_records([content]) if len(contents) > 1 else [_lack(content)])]
+    newest = max([record.v for record in records if type(record.v) is int], default=FORMAT)
+    if newest > FORMAT:
+        raise LedgerTooNew(
+            f"the ledger holds records of format {newest}; this version reads up to {FORMAT}; upgrade trainwright"
+        )
+    for place, why in misfits(records).items():
+        records[place] = why
+    return records
 
 
-def _sound(line: bytes) -> bool:
+def _lack(content: Any) -> str:
+    missing = [name for name in Record._fields if name not in content] if isinstance(content, dict) else []
+    return f"it is no record{f': {missing[0]} is missing' if missing else ''}"
+
+
+def _sound(checksum: bytes, text: bytes) -> bool:
     try:
-        return int(line[:8], 16) == zlib.crc32(line[9:])
+        return int(checksum, 16) == crc32(text)
     except ValueError:
         return False
 

@@ -73,6 +73,7 @@ class RedisLedger:
             name: f"trainwright:{{{self.study}}}:{name}" for name in ("study", "records", "claims", "beats", "changes")
         }
         self._lock = threading.RLock()
+        self._dropped: dict[tuple[str, bytes], Dropped] = {}  # by entry of the stream and line
         if create:
             self._create()
         self.study_id = self._study_id()
@@ -126,8 +127,13 @@ class RedisLedger:
         while True:
             wanted = _ENTRIES if most is None else min(most, _ENTRIES)
             entries = self._entries(cursor, wanted)
-            lines = [line for _, fields in entries for line in fields[b"r"].splitlines()]
-            records += [record for record in Record.of_lines(lines) if record is not None]
+            lines = [(entry, line) for entry, fields in entries for line in fields.get(b"r", b"-").splitlines()]
+            for (entry, line), record in zip(lines, Record.of_lines([line for _, line in lines]), strict=True):
+                if isinstance(record, Record):
+                    records.append(record)
+                else:
+                    name = f"{self.study} {entry.decode()}"
+                    self._dropped[name, line] = Dropped(name, 0, len(line), record)
             if entries:
                 cursor = entries[-1][0]
             if len(entries) < wanted or (most is not None and len(records) >= most):
@@ -165,8 +171,8 @@ class RedisLedger:
         return {writer: int(count or 0) for writer, count in zip(writers, counts, strict=True)}
 
     def dropped(self) -> list[Dropped]:
-        """Return nothing: the server has whole entries, or it has lost them, which is an error."""
-        return []
+        """Return the lines of the stream that are no records: somebody else has written them."""
+        return list(self._dropped.values())
 
     def close(self) -> None:
         """Let go of the connections; if it is used again, it is as a new writer."""

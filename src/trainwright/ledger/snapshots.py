@@ -19,14 +19,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainwright.errors import LedgerError, LedgerTooNew
 from trainwright.ledger.journal import END, sync_directory, writer_of
 from trainwright.ledger.protocol import Dropped
 from trainwright.ledger.record import FORMAT
 
-__all__ = ["DAY_SECONDS", "Packer", "Place", "Snapshots"]
+__all__ = ["DAY_SECONDS", "Packer", "Place", "Snapshots", "is_snapshot"]
 
 DAY_SECONDS = 86400.0
 """A journal is given up by its writer if neither it nor the writer's beats changed for so long; and is kept for so long
@@ -34,6 +34,8 @@ after it was moved."""
 
 _ABANDONED_SECONDS = 3600.0  # after which another may try what a packer has begun and not brought to its end
 _POINTER = 17  # bytes of the last line
+_MOST_INDEX_BYTES = 2**28
+_MOST_BYTES = 2**28  # of a journal that is moved: its writer leaves off at a sixteenth of that
 _NAME = re.compile(r"gen-\d{6}-\d+\.jsonl")
 
 
@@ -55,26 +57,50 @@ class _Generation:
     made: float
     journals: dict[str, Place]
     replaced: tuple[str, ...]  # names of earlier snapshots that it holds too
+    damaged: bool = False
 
     @classmethod
     def read(cls, path: Path) -> "_Generation":
+        """Read the index of a snapshot; one whose index is damaged is a single journal, whose lines name their writers.
+
+        Raises `OSError`, and `LedgerTooNew` for a format that this version does not know.
+        """
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
-            file.seek(max(0, about.st_size - _POINTER))
-            end = int(file.read())
-            file.seek(end)
-            line = file.read(about.st_size - end - _POINTER - 1)
-        if int(line[:8], 16) != zlib.crc32(line[9:]):
-            raise ValueError("its checksum does not hold")
-        index = json.loads(line[9:])
-        if index["v"] > FORMAT:
-            raise LedgerTooNew(f"{path}: format {index['v']}; this version reads up to {FORMAT}; upgrade trainwright")
-        starts = itertools.accumulate([size for _, size, _ in index["journals"]], initial=0)
-        journals = {
-            name: Place(path, start, size, ended)
-            for (name, size, ended), start in zip(index["journals"], starts, strict=False)
-        }
-        return cls(path, end, about.st_mtime, journals, tuple(index["replaced"]))
+            try:
+                file.seek(max(0, about.st_size - _POINTER))
+                end = int(file.read(_POINTER))
+                file.seek(end)
+                line = file.read(min(about.st_size - end, _MOST_INDEX_BYTES)).rsplit(b"\n", 2)[0]
+                if int(line[:8], 16) != zlib.crc32(line[9:]):
+                    raise ValueError
+                index = json.loads(line[9:])
+                if index["v"] > FORMAT:
+                    raise LedgerTooNew(
+                        f"{path}: format {index['v']}; this version reads up to {FORMAT}; upgrade trainwright"
+                    )
+                places = _places(path, index["journals"], end)
+                replaced = [name for name in index["replaced"] if _NAME.fullmatch(name)]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                whole = {path.name: Place(path, 0, about.st_size, True)}
+                return cls(path, about.st_size, about.st_mtime, whole, (), damaged=True)
+        return cls(path, end, about.st_mtime, places, tuple(replaced))
+
+
+def _places(path: Path, journals: Any, end: int) -> dict[str, Place]:
+    """Return where the journals of an index lie; raises `ValueError` unless they fill the file up to `end`."""
+    names, sizes, ended = zip(*journals, strict=True) if journals else ((), (), ())
+    if {*map(type, names)} - {str} or {*map(type, sizes)} - {int} or {*map(type, ended)} - {bool}:
+        raise ValueError
+    starts = [*itertools.accumulate(sizes, initial=0)]
+    if min(sizes, default=0) < 0 or starts[-1] != end:
+        raise ValueError
+    return {name: Place(path, *rest) for name, *rest in zip(names, starts[:-1], sizes, ended, strict=True)}
+
+
+def is_snapshot(name: str) -> bool:
+    """Whether this is the name of a snapshot, and of no journal."""
+    return _NAME.fullmatch(name) is not None
 
 
 class Snapshots:
@@ -85,6 +111,7 @@ class Snapshots:
         self.places: dict[str, Place] = {}
         self.generations: dict[str, _Generation] = {}
         self.damaged: dict[str, Dropped] = {}
+        self._unreadable: set[str] = set()
 
     def refresh(self) -> None:
         """Look for new snapshots, and forget those that are gone."""
@@ -94,22 +121,25 @@ class Snapshots:
             names = []
         except OSError as error:
             raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        if self.generations.keys() | self.damaged.keys() == set(names):
+        if self.generations.keys() | self._unreadable == set(names):
             return
-        found = {name: self.generations.get(name) or self._read(name) for name in names if name not in self.damaged}
+        found = {name: self.generations.get(name) or self._read(name) for name in names if name not in self._unreadable}
         self.generations = {name: generation for name, generation in found.items() if generation is not None}
         self.places = {}
-        for generation in self.generations.values():
+        for name, generation in self.generations.items():
             self.places |= generation.journals
+            if generation.damaged:
+                why = "its index is damaged: it is read line by line"
+                self.damaged[name] = Dropped(name, 0, generation.size, why)
 
     def _read(self, name: str) -> _Generation | None:
         try:
             return _Generation.read(self.folder / name)
         except FileNotFoundError:  # replaced meanwhile, by one that is listed the next time
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            with contextlib.suppress(OSError):
-                self.damaged[name] = Dropped(name, 0, (self.folder / name).stat().st_size, f"no snapshot: {error}")
+        except OSError as error:
+            self._unreadable.add(name)
+            self.damaged[name] = Dropped(name, 0, 0, f"it cannot be read: {error.strerror}")
             return None
 
 
@@ -170,19 +200,22 @@ class Packer:
                 if now - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
 
-    def _done(self, now: float) -> Iterator[tuple[str, int, bool]]:
-        """Yield name, size and whether it has ended, of each journal that is done with and in no snapshot."""
+    def _done(self, now: float) -> Iterator[tuple[str, int, bool, bool]]:
+        """Yield name, size, whether it has ended and was silent for a day, of each journal that is done with."""
         with os.scandir(self._journals) as entries:
-            journals = [entry for entry in entries if entry.name.endswith(".jsonl")]
+            journals = [entry for entry in entries if entry.name.endswith(".jsonl") and entry.is_file()]
         for entry in journals:
             if entry.name in self._snapshots.places:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another packer was faster
                 about = entry.stat()
+                if about.st_size > _MOST_BYTES:
+                    continue
                 tail = min(about.st_size, len(END))
                 ended = _bytes_of(Path(entry.path), about.st_size - tail, tail) == END
-                if ended or now - max(about.st_mtime, self._beaten(writer_of(entry.name))) > DAY_SECONDS:
-                    yield entry.name, about.st_size, ended
+                past = now - max(about.st_mtime, self._beaten(writer_of(entry.name))) > DAY_SECONDS
+                if ended or past:
+                    yield entry.name, about.st_size, ended, past
 
     def _beaten(self, writer: str) -> float:
         try:
@@ -202,21 +235,21 @@ class Packer:
                 return None
         raise AssertionError("there is always another turn")
 
-    def _write(self, handle: int, done: list[tuple[str, int, bool]]) -> int:
+    def _write(self, handle: int, done: list[tuple[str, int, bool, bool]]) -> int:
         """Write a snapshot of these journals and of the smaller snapshots; return how many journals were moved.
 
         Because a snapshot takes in those that are no greater, their number stays logarithmic, and each byte is written
         so often.
         """
-        replaced = self._to_replace(sum(size for _, size, _ in done))
+        replaced = self._to_replace(sum(size for _, size, *_ in done))
         held = [(name, p) for gen in replaced for name, p in gen.journals.items() if self._snapshots.places[name] == p]
         index: list[tuple[str, int, bool]] = []
         for name, place in held:
             _write_all(handle, _bytes_of(place.path, place.start, place.size))
             index.append((name, place.size, place.ended))
-        for name, size, ended in done:
+        for name, size, ended, past in done:
             data = _bytes_of(self._journals / name, 0, size)
-            if ended and b"\0" in data:  # a page that a network file system has not brought yet
+            if b"\0" in data and not past:  # a page that a network file system has not brought yet
                 continue
             _write_all(handle, data)
             index.append((name, size, ended))

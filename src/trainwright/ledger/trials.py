@@ -237,6 +237,8 @@ class TrialState:
     def settled(self) -> Status:
         """Return the status that the leases and their ends imply."""
         end = self.end
+        if end is None and len(self.leases) == 1 and 1 in self.leases and not self.leases[1].lost:
+            return Status.RUNNING  # most trials, most of the time
         if end is not None and end.result:
             return Status.COMPLETE if end.reason == "completed" else Status.STOPPED
         if not self.leases:
