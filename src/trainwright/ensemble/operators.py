@@ -1,9 +1,9 @@
 """The operators that a network from somebody else may use: tensors in, tensors out, and nothing else is touched.
 
 Left out on purpose: whatever opens or maps files (`from_file`), draws random numbers, shows memory that was not
-written (`empty`), runs other graphs (higher-order operators), changes a tensor's storage (`set_`, `resize_`, `as_strided`), answers
-with a shape that depends on values (`nonzero`), or has kernels that trust their arguments (LAPACK, sparse, quantized,
-`embedding_bag`).
+written (`empty`), runs other graphs (higher-order operators), changes a tensor's storage (`set_`, `resize_`,
+`as_strided`), answers with a shape that depends on values (`nonzero`), or has kernels that trust their arguments
+(LAPACK, sparse, quantized, `embedding_bag`).
 """
 
 import math

@@ -108,8 +108,10 @@ def _tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, 
     found = {}
     for name, told in json.loads(files[folder + config])["config"].items():
         record = told["path_name"]
-        if told["use_pickle"] is not False or not isinstance(record, str) or _RECORD.fullmatch(record) is None:
+        if told["use_pickle"] is not False:
             raise NeedsTrust(f"holds {name!r} as a pickle")
+        if not isinstance(record, str) or _RECORD.fullmatch(record) is None:
+            raise ExportError(f"holds {name!r} in {record!r:.100}; allowed: an entry of the archive")
         meta = told["tensor_meta"]
         kind = dtype_of(meta["dtype"])
         data = files[folder + record]

@@ -165,6 +165,9 @@ class _Reader:
             if len(given) != len(node["inputs"]) or not set(given) <= set(known):
                 raise ExportError(f"gives {target!r} arguments that it does not have")
             arguments_of(target, given)
+            makes = "device" in known and not any("Tensor" in str(one.type) for one in schema.arguments)
+            if makes:
+                given["device"] = _Device
             if target == _ASSERTS:  # about where the program was exported, not where it runs
                 given.pop("device", None)
             for one in schema.arguments:
