@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import networks_for_tests  # noqa: E402
+from honest_networks import NETWORKS  # noqa: E402
 
 from trainwright.ensemble.program import exported, network_of  # noqa: E402
 
@@ -75,17 +77,28 @@ def test_equal_for_any_number_of_rows():
 
 
 @pytest.mark.slow
-def test_sequences():
-    """Integer inputs, attention, recurrence."""
-    tokens = torch.nn.Sequential(
-        torch.nn.Embedding(50, 16), torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.nn.Flatten()
-    )
-    recurrent = torch.nn.LSTM(5, 7, batch_first=True)
-    recurrent.forward = lambda x, forward=recurrent.forward: forward(x)[0]
-    for network, x in ((tokens, torch.randint(0, 50, (130, 9))), (recurrent, torch.randn(130, 6, 5))):
-        again = network_of(exported(network, x[:4], whose="it"), whose="it")
-        network.eval()
-        torch.testing.assert_close(again(x), network(x), rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_honest_networks_need_no_trust(name):
+    """Whatever they are made of; a copy, as fused members are, prints alike and runs without memory."""
+    network, x = NETWORKS[name]
+    again = network_of(exported(network, x, whose="it"), whose="it")
+    network.eval()
+    for rows in (1, 3, 130):
+        batch = x[torch.arange(rows) % len(x)]
+        with torch.no_grad():
+            torch.testing.assert_close(again(batch), network(batch), rtol=1e-5, atol=1e-6)
+    copy = deepcopy(again).to("meta")
+    assert str(copy) == str(again)
+    assert copy(x.to("meta")).device.type == "meta"
+
+
+@pytest.mark.slow
+def test_what_is_not_known_needs_trust(tmp_path):
+    """It can be exported all the same, and the sentence names what it needs."""
+    content = exported(torch.nn.EmbeddingBag(50, 8), torch.randint(0, 50, (4, 9)), whose="it")
+    with pytest.raises(ExportError, match=r"it: model\.pt2 uses 'torch\.ops\.aten\.embedding_bag.*trust=True"):
+        network_of(content, whose="it")
+    assert network_of(content, whose="it", trust=True)(torch.zeros(2, 9, dtype=torch.int64)).shape == (2, 8)
 
 
 @pytest.mark.slow  # torch takes seconds to get ready for its first export

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.entry import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
+from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
 from trainwright.ensemble.rules import rule_of
 from trainwright.ensemble.weights import weights_of
 
@@ -83,8 +83,13 @@ def broken(params):
 FACTORIES = {"classes": classes, "moments": pairs, "values": values, "slow": slow, "broken": broken, "fussy": fussy}
 
 
-def ensemble(directory, params, *, kind="classes", weights=None, rule=None, sample=True, build=None):
-    """Return an ensemble of one network per entry of `params`, with weights of their own."""
+def ensemble(
+    directory, params, *, kind="classes", weights=None, rule=None, sample=True, build=None, program=None, by_name=True
+):
+    """Return an ensemble of one network per entry of `params`, with weights of their own.
+
+    `program` makes the `model.pt2` of a network; without `by_name` members have no factory.
+    """
     members = []
     for number, one in enumerate(params):
         torch.manual_seed(number)
@@ -113,11 +118,14 @@ def ensemble(directory, params, *, kind="classes", weights=None, rule=None, samp
             "parameter_count": 1,
             "weight_bytes": len(weights_file),
             "cost": [table] if sample else [],
-            "factory": f"served_networks:{factory.__name__}",
+            "factory": f"served_networks:{factory.__name__}" if by_name else None,
             "link": "softmax" if output == "classes" else "identity",
-            "files": {WEIGHTS_FILE: len(weights_file)},
         }
-        files = {WEIGHTS_FILE: weights_file, MEMBER_FILE: json.dumps(told).encode()}
+        files = {WEIGHTS_FILE: weights_file}
+        if program is not None:
+            files[PROGRAM_FILE] = program(network)
+        told["files"] = {name: len(content) for name, content in files.items()}
+        files[MEMBER_FILE] = json.dumps(told).encode()
         folder, digests = write_folder(directory, f"member-{number}", files)
         members.append(read_member(folder, digests, trial=10 + number))
     weights = weights or [1.0 / len(members)] * len(members)

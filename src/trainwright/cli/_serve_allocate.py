@@ -27,6 +27,9 @@ def allocate(
         str, typer.Option("--objective", help="throughput, throughput@SLO_MS or p99@RATE.")
     ] = "throughput",
     cost: Annotated[str, typer.Option("--cost", help="profile, or real: run placements too.")] = "profile",
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Load networks with operators that are not known to be safe.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -43,7 +46,7 @@ def allocate(
     goal = objective_of(objective)
     clusters = [cluster_of(text, nodes, force_units=False) for text in cluster or ()]
     plan = search(
-        Ensemble.load(ensemble),
+        Ensemble.load(ensemble, trust=trust),
         devices if devices is not None or clusters else "cpu",
         cluster=clusters or None,
         objective=goal,

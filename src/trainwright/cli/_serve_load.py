@@ -31,6 +31,7 @@ def load(
     reference: Annotated[
         Path | None, typer.Option("--reference", help="The ensemble's folder: every answer is compared with its own.")
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="As in serve run, of the reference.")] = False,
     deadline_ms: Annotated[float | None, typer.Option("--deadline-ms", help="Of each request.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal requests at equal times.")] = 0,
     name: Annotated[str, typer.Option("--name", help="Of the ensemble in the addresses.")] = "ensemble",
@@ -58,7 +59,7 @@ def load(
         options=Options(deadline_ms=deadline_ms),
         name=name,
         token=token_for("localhost", token_file),
-    ).run(url, reference=None if reference is None else Ensemble.load(reference).predict)
+    ).run(url, reference=None if reference is None else Ensemble.load(reference, trust=trust).predict)
     _show(result)
     if json:
         print_json(result.to_json())

@@ -27,6 +27,9 @@ def run(
     deadline_ms: Annotated[float | None, typer.Option("--deadline-ms", help="Of requests that give none.")] = None,
     queue_rows: Annotated[int | None, typer.Option("--queue-rows", help="Rows that may wait.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Never answer without a member: 503 instead.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Load networks with operators that are not known to be safe.")
+    ] = False,
     engine: Annotated[str, typer.Option("--engine", help="local or ray.")] = "local",
     host: Annotated[str, typer.Option("--host", help="Beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes any that is free.")] = 8000,
@@ -52,7 +55,7 @@ def run(
     settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
-    loaded = Ensemble.load(ensemble)
+    loaded = Ensemble.load(ensemble, trust=trust)
     placed = _placed(loaded, plan, devices, slo_ms)
     service = _started(loaded, placed, settings, engine)
     server = Server(service, host=host, port=port, token=token, name=name)

@@ -23,7 +23,7 @@ from trainwright.ensemble.rules import rule_of
 from trainwright.ensemble.stacking import Stacking
 from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
 from trainwright.ensemble.weights import built
-from trainwright.errors import EnsembleError
+from trainwright.errors import EnsembleError, ExportError
 
 if TYPE_CHECKING:
     import torch
@@ -186,19 +186,29 @@ class Ensemble:
         )
 
     @classmethod
-    def load(cls, directory: str | Path) -> "Ensemble":
-        """Return the ensemble of a folder that `save` wrote; every digest is verified, nothing is half loaded."""
-        members, told = read_export(Path(directory))
-        calibration, decision = told["calibration"], told.get("decision")
-        return cls(
-            members=members,
-            weights=tuple(told["weights"]),
-            rule=rule_of(told["rule"], told["output"]),
-            calibration=None if calibration is None else Calibration.from_json(calibration),
-            threshold=told["threshold"],
-            decision=None if decision is None else Decision.from_json(decision),
-            told=told["report"],
-        )
+    def load(cls, directory: str | Path, *, trust: bool = False) -> "Ensemble":
+        """Return the ensemble of a folder that `save` wrote; every digest is verified, nothing is half loaded.
+
+        A member that was exported runs operators of a fixed list and no other code, whoever wrote it; with `trust` one
+        that needs more is loaded too, as a program with your rights. A member with a factory alone is your own code:
+        the function that it names is imported from your machine when it first predicts.
+        """
+        members, told = read_export(Path(directory), trust=trust)
+        calibration, decision, threshold = told["calibration"], told.get("decision"), told["threshold"]
+        try:
+            return cls(
+                members=members,
+                weights=tuple(told["weights"]),
+                rule=rule_of(told["rule"], members[0].output),
+                calibration=None if calibration is None else Calibration.from_json(calibration),
+                threshold=None if threshold is None else float(threshold),
+                decision=None if decision is None else Decision.from_json(decision),
+                told=dict(told["report"]),
+            )
+        except (TypeError, ValueError) as error:
+            raise ExportError(
+                f"{directory}: its manifest describes no ensemble ({error}); allowed: a folder that Ensemble.save wrote"
+            ) from error
 
     def table(self) -> list[Mapping[str, Any]]:
         """Return one row per member for display: the heaviest first."""

@@ -7,6 +7,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import uuid
@@ -38,6 +39,7 @@ SCHEMA = 1
 MEMBER_FILE = "member.json"
 WEIGHTS_FILE = "weights.safetensors"
 PROGRAM_FILE = "model.pt2"
+_ROW_NUMBERS = 1 << 30  # of one row of an input
 REMOVED_FILE = "removed"  # beside entries that retention has taken away
 
 
@@ -74,6 +76,7 @@ class Member:
     sources: Mapping[str, str] = field(default_factory=dict)  # per split the one in whose files it lies, if another
     takes: Mapping[str, Array] = field(default_factory=dict, repr=False)  # per split the rows meant, if not all
     kept_rows: Mapping[str, int] = field(default_factory=dict, repr=False)  # per such split how many lie on disk
+    trust: bool = False  # whether its program may do what the reader was asked for alone allows; see `Ensemble.load`
 
     def predictions(self, split: str) -> Array:
         """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
@@ -217,8 +220,8 @@ def _make_lasting(folder: Path) -> None:
     _sync(folder.parent)
 
 
-def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Member:
-    """Return the member in a folder, or raise EnsembleError saying what is missing or damaged.
+def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: bool = False) -> Member:
+    """Return the member in a folder, or raise EnsembleError saying what is missing, damaged or not as `leave` writes.
 
     Of other files only their presence and size are checked here; `Member` verifies their content when it reads them.
     """
@@ -233,17 +236,35 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Memb
     digest.update(content)
     if digest.hexdigest() != digests.get(MEMBER_FILE):
         raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
-    told = json.loads(content)
+    try:
+        return _member_of(folder, json.loads(content, parse_constant=_refused), digests, trial=trial, trust=trust)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise EnsembleError(f"{path}: is no description of a member ({error!r:.200}); run the trial again") from error
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"the number {constant}")
+
+
+def _member_of(folder: Path, told: Any, digests: Mapping[str, str], *, trial: int, trust: bool) -> Member:
+    path = folder / MEMBER_FILE
     if told["schema"] > SCHEMA:
         raise EnsembleError(
             f"{path}: got schema {told['schema']}; allowed: up to {SCHEMA}; install a newer Trainwright"
         )
     for name, size in told["files"].items():
+        if name != Path(name).name:
+            raise ValueError(f"a file named {name!r}")
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
             state = "is missing" if found is None else f"has {found} bytes instead of {size}"
             raise EnsembleError(f"{folder / name}: {state}; run the trial again")
     cost = told["cost"]
+    shape = tuple(cost[0]["input_shape"]) if cost and cost[0].get("input_shape") else None
+    if shape is not None and not all(isinstance(size, int) and size > 0 for size in shape):
+        raise ValueError(f"an input of shape {shape}")
+    if shape is not None and math.prod(shape) > _ROW_NUMBERS:
+        raise ValueError(f"an input of {math.prod(shape)} numbers")
     return Member(
         trial=trial,
         epoch=told["epoch"],
@@ -259,6 +280,7 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Memb
         data=told["data"],
         factory=told.get("factory"),
         link=told.get("link", "identity"),
-        input_shape=tuple(cost[0]["input_shape"]) if cost and cost[0].get("input_shape") else None,
+        input_shape=shape,
         input_dtype=cost[0].get("input_dtype") if cost else None,
+        trust=trust,
     )

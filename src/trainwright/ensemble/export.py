@@ -5,6 +5,7 @@ and, over all the rest of itself, its own.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.ensemble.cost import BATCH_ROWS
 from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, WEIGHTS_FILE, Member, read_member, write_folder
-from trainwright.ensemble.program import exported
+from trainwright.ensemble.program import exported, refuse_unknown
 from trainwright.ensemble.weights import built
 from trainwright.errors import EnsembleError, ExportError
 from trainwright.files import read_json
@@ -74,8 +75,11 @@ def write_export(
     return directory
 
 
-def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
-    """Return the members, their weights verified, and the rest of the manifest."""
+def read_export(directory: Path, *, trust: bool = False) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
+    """Return the members, their weights verified, and the rest of the manifest.
+
+    Without `trust` a program is refused that asks for more than `network_of` runs for anybody.
+    """
     path = directory / MANIFEST_FILE
     if not directory.is_dir():
         raise ExportError(
@@ -83,8 +87,15 @@ def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]
         )
     told = read_json(path, "ensemble", allowed="a folder that Ensemble.save wrote", error=ExportError)
     _check_manifest(path, told)
+    try:
+        return _members(directory, path, told["members"], trust=trust), told
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_manifest(path, repr(error)[:200]) from error
+
+
+def _members(directory: Path, path: Path, listed: Any, *, trust: bool) -> tuple[Member, ...]:
     members = []
-    for one in told["members"]:
+    for one in listed:
         folder = directory / one["folder"]
         if not folder.resolve().is_relative_to(directory.resolve()):
             raise ExportError(
@@ -92,14 +103,18 @@ def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]
                 "allowed: folders in it; export the ensemble again"
             )
         try:
-            member = read_member(folder, one["digests"], trial=one["trial"])
+            member = read_member(folder, one["digests"], trial=one["trial"], trust=trust)
             member.weights()
-            member.program()
+            program = member.program()
+            if program is not None and not trust:
+                refuse_unknown(program, whose=f"trial {member.trial}")
+        except ExportError:
+            raise
         except EnsembleError as error:
             text = str(error).replace("differs from the digest in the ledger", "differs from the manifest's digest")
             raise ExportError(text.replace("run the trial again", "export the ensemble again")) from error
         members.append(member)
-    return tuple(members), told
+    return tuple(members)
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
@@ -110,19 +125,29 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 def _check_manifest(path: Path, told: Any) -> None:
     if not isinstance(told, dict) or not isinstance(told.get("schema"), int):
-        raise ExportError(f"{path}: is no manifest of an ensemble; allowed: a folder that Ensemble.save wrote")
+        raise _no_manifest(path)
     if told["schema"] > _SCHEMA:
         raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; install a newer Trainwright")
     if told["schema"] < _SCHEMA:
         raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; export the ensemble again")
-    if any(key not in told for key in _KEYS):
-        raise ExportError(f"{path}: is no manifest of an ensemble; allowed: a folder that Ensemble.save wrote")
+    if any(key not in told for key in _KEYS) or not isinstance(told["members"], list) or not told["members"]:
+        raise _no_manifest(path)
     found = manifest_digest(told)
     if found != told["digest"]:
         raise ExportError(
             f"{path}: was changed after it was written: its digest is {found}, expected {told['digest']}; "
             "export the ensemble again"
         )
+    weights = told["weights"]
+    if not isinstance(weights, list) or not all(isinstance(one, int | float) for one in weights):
+        raise _no_manifest(path, "weights that are no numbers")
+    if len(weights) != len(told["members"]) or not all(one >= 0 for one in weights) or not 0 < sum(weights) < math.inf:
+        raise _no_manifest(path, f"{len(weights)} weights of {len(told['members'])} members: {weights!r:.100}")
+
+
+def _no_manifest(path: Path, why: str = "") -> ExportError:
+    reason = f" ({why})" if why else ""
+    return ExportError(f"{path}: is no manifest of an ensemble{reason}; allowed: a folder that Ensemble.save wrote")
 
 
 def _exported(member: Member) -> bytes:

@@ -48,16 +48,16 @@ class Library:
         self.members = divided(self.members)
 
     @classmethod
-    def open(cls, directory: str | Path, *, common_rows: bool = False) -> "Library":
+    def open(cls, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
         """Return the library of the study in a folder; damaged members are left out, mixed splits refused.
 
         With `common_rows` members that left different rows are cut to those they share, by row id; `dropped_rows`
-        then says per split how many went.
+        then says per split how many went. `trust` is as in `Ensemble.load`.
         """
-        return cls.of(state_of(open_ledger(directory)), directory, common_rows=common_rows)
+        return cls.of(state_of(open_ledger(directory)), directory, common_rows=common_rows, trust=trust)
 
     @classmethod
-    def of(cls, state: State, directory: str | Path, *, common_rows: bool = False) -> "Library":
+    def of(cls, state: State, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
         """Return the library of a study's state: of each trial the entry of the highest lease's latest epoch."""
         members: list[Member] = []
         excluded: dict[int, str] = {}
@@ -65,7 +65,7 @@ class Library:
             if trial.offered:
                 offer = newest(trial)
                 try:
-                    members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number))
+                    members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number, trust=trust))
                 except EnsembleError as error:
                     excluded[number] = str(error)
         return cls(members, excluded, common_rows=common_rows)

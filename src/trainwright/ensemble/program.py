@@ -1,25 +1,25 @@
 """A network without the code that built it: its graph and weights as a `torch.export` program, `model.pt2`.
 
 The file is a zip archive: the graph as JSON, weights and constants as raw bytes. torch would also keep example inputs
-and unusual tensors as pickles; here the former are left out and the latter refused, when writing and when reading, so
-that no pickle is ever run. A program is code all the same: load folders of people you trust.
+and unusual tensors as pickles; here the former are left out, and a file with the latter is for `trust` alone.
 """
 
 import io
-import json
 import warnings
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from trainwright.ensemble.cost import BATCH_ROWS, batch_of, evaluating, unwrapped
+from trainwright.ensemble.operators import NeedsTrust, refuse_target
+from trainwright.ensemble.program_archive import read_archive, read_text
 from trainwright.errors import ExportError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["exported", "network_of"]
+__all__ = ["exported", "network_of", "refuse_unknown"]
 
 _NEAR = 1e-6  # of the greatest output, or of 1: how far the program's outputs may be from the network's
 _ROWS = (BATCH_ROWS, 1, 3)  # batches on which they are compared
@@ -47,7 +47,7 @@ def exported(network: "torch.nn.Module", sample: object | Callable[[], object], 
             buffer = io.BytesIO()
             torch.export.save(program, buffer)
             content = buffer.getvalue()
-            again = network_of(content, whose=whose)
+            again = network_of(content, whose=whose, trust=True)  # it is ours; who loads it is told what it needs
             apart = max(_apart(network(rows[:count]), again(rows[:count])) for count in _ROWS)
     except ExportError:
         raise
@@ -65,38 +65,59 @@ def exported(network: "torch.nn.Module", sample: object | Callable[[], object], 
     return content
 
 
-def network_of(content: bytes, *, whose: str) -> "torch.nn.Module":
-    """Return the network of a `model.pt2`, refusing one with pickles in it; its inputs' devices are the CPU."""
+def network_of(content: bytes, *, whose: str, trust: bool = False) -> "torch.nn.Module":
+    """Return the network of a `model.pt2`, which runs on the device of its input.
+
+    It is read by ourselves, and runs no code of its author's: tensors, and operators of a fixed list. What needs more
+    is refused, or with `trust` handed to torch, which loads it as a program with your rights.
+    """
+    from trainwright.ensemble.program_graph import Program
+
+    try:
+        with _explained(whose):
+            return Program(read_archive(content))
+    except ExportError:
+        if not trust:
+            raise
+    return _loaded(content, whose)
+
+
+def refuse_unknown(content: bytes, *, whose: str) -> None:
+    """Raise `NeedsTrust` if a `model.pt2` holds or uses what `network_of` does not run for anybody.
+
+    torch is not needed for that. `network_of` looks more closely, when the network is needed.
+    """
+    with _explained(whose):
+        _, program = read_text(content)
+        for node in program["graph_module"]["graph"]["nodes"]:
+            refuse_target(node["target"])
+
+
+@contextmanager
+def _explained(whose: str) -> Iterator[None]:
+    """Turn what reading a `model.pt2` comes to raise into one sentence on whose it is and what would be allowed."""
+    try:
+        yield
+    except NeedsTrust as error:
+        raise NeedsTrust(
+            f"{whose}: model.pt2 {error}; allowed: graphs as JSON, plain tensors and the operators that are run for "
+            "anybody; trust=True (--trust) loads it as a program, which may do all that you may"
+        ) from error
+    except ExportError as error:
+        raise ExportError(f"{whose}: model.pt2 {error}; export it again") from error
+    except Exception as error:  # whatever reading somebody's bytes, and trying their graph on shapes, comes to raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ExportError(f"{whose}: model.pt2 is no program of torch.export ({reason}); export it again") from error
+
+
+def _loaded(content: bytes, whose: str) -> "torch.nn.Module":
     import torch
 
     try:
-        pickles = _pickles(content)
-    except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ExportError(f"{whose}: model.pt2 is no program of torch.export ({error}); export it again") from error
-    if pickles:
-        raise ExportError(
-            f"{whose}: model.pt2 holds {pickles[0]} as a pickle; allowed: graphs as JSON and plain tensors alone"
-        )
-    try:
         return torch.export.load(io.BytesIO(content)).module()
-    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+    except Exception as error:  # whatever torch, or the program, comes to raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ExportError(f"{whose}: model.pt2 cannot be loaded by torch {torch.__version__} ({first})") from error
-
-
-def _pickles(content: bytes) -> list[str]:
-    """Return what in an archive torch would read as a pickle."""
-    found = []
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for entry in archive.infolist():
-            parts = entry.filename.split("/")[1:]  # below the archive's own name
-            if parts and parts[-1].endswith(".pt") and entry.file_size:
-                found.append("/".join(parts))
-            if parts[:1] == ["data"] and parts[-1].endswith("_config.json"):
-                for name, payload in json.loads(archive.read(entry))["config"].items():
-                    if payload["use_pickle"] or not payload["path_name"].startswith(("weight_", "tensor_")):
-                        found.append(name)
-    return found
 
 
 def _apart(one: "torch.Tensor", other: "torch.Tensor") -> float:

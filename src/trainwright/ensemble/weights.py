@@ -62,8 +62,13 @@ def built(member: Member) -> "torch.nn.Module":
     """Return a member's network with its weights, in evaluation mode, on the CPU; from its program if it has one."""
     program = member.program()
     if program is not None:
-        return network_of(program, whose=f"trial {member.trial}")
+        return network_of(program, whose=f"trial {member.trial}", trust=member.trust)
     content = member.weights()
+    if member.factory is None:
+        raise ExportError(
+            f"trial {member.trial}: has neither a program nor a factory, so its network cannot be built; allowed: "
+            "members left with factory= or export=True"
+        )
     module = _imported(str(member.factory))(dict(member.params))
     try:
         module.load_state_dict(_safetensors().load(content))
@@ -77,7 +82,7 @@ def built(member: Member) -> "torch.nn.Module":
 
 
 def _imported(factory: str) -> Callable[..., Any]:
-    module, name = factory.split(":")
+    module, _, name = factory.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -87,6 +92,12 @@ def _imported(factory: str) -> Callable[..., Any]:
         ) from error
     if not callable(found):
         raise ExportError(f"factory {factory!r} is {type(found).__name__}; allowed: a function of the parameters")
+    # A name alone must not reach the tools that run programs, such as subprocess:run.
+    owners = {one.split(".")[0] for one in (module, str(getattr(found, "__module__", None)))}
+    if foreign := sorted(owners & (sys.stdlib_module_names | {"None", "torch"})):
+        raise ExportError(
+            f"factory {factory!r} is a part of {foreign[0]}; allowed: a function of your own code that builds a network"
+        )
     return found  # type: ignore[no-any-return]
 
 

@@ -40,7 +40,10 @@ def runner_of(told: Mapping[str, Any]) -> Runner:
     import torch
 
     torch.set_num_threads(told["threads"])
-    members = [read_member(Path(one["folder"]), one["digests"], trial=one["trial"]) for one in told["members"]]
+    members = [
+        read_member(Path(one["folder"]), one["digests"], trial=one["trial"], trust=one.get("trust", False))
+        for one in told["members"]
+    ]
     kind, device = told["kind"], told["device"]
     if kind in {"streams", "cuda_graph"} and not device.startswith("cuda"):
         raise ServeError(f"kind: got {kind!r} on {device!r}; allowed: a cuda device; use 'loop' or 'vmap' here")
@@ -96,21 +99,28 @@ class Loop:
 class Vmap:
     """Members of equal structure as one network with one more dimension (`torch.func.stack_module_state`).
 
-    All are computed whichever are asked for. Raises ServeError if their structures differ.
+    All are computed whichever are asked for. Raises ServeError if their structures differ, or are of unlike classes.
     """
 
     def __init__(self, loop: Loop) -> None:
         import torch
 
         self._loop = loop
-        shapes = [{name: tuple(tensor.shape) for name, tensor in one.state_dict().items()} for one in loop.networks]
-        if any(str(one) != str(loop.networks[0]) for one in loop.networks) or any(one != shapes[0] for one in shapes):
+        structures = [
+            (type(one), str(one), {name: (each.shape, each.dtype) for name, each in one.state_dict().items()})
+            for one in loop.networks
+        ]
+        if any(one != structures[0] for one in structures):
             trials = ", ".join(str(member.trial) for member in loop.members)
             raise ServeError(
                 f"kind: got 'vmap' for trials {trials}, whose networks differ; allowed: networks of one structure; use "
                 "'loop'"
             )
-        self._state = torch.func.stack_module_state(loop.networks)
+        try:
+            self._state = torch.func.stack_module_state(loop.networks)
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            raise ServeError(f"kind: got 'vmap', which these networks do not allow ({first}); use 'loop'") from error
         base = copy.deepcopy(loop.networks[0]).to("meta")
 
         def one(parameters: Any, buffers: Any, x: "torch.Tensor") -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.entry import MEMBER_FILE, WEIGHTS_FILE
 from trainwright.serve.adaptive import AIMD, Adaptive
 from trainwright.serve.anew import placed_anew
 from trainwright.serve.arena import Arena, Layout
@@ -116,5 +115,9 @@ def _policy(instance: Instance, settings: Settings) -> AIMD | None:
 
 
 def _told(member: Member) -> dict[str, Any]:
-    digests = {name: digest for name, digest in member.digests.items() if name in {MEMBER_FILE, WEIGHTS_FILE}}
-    return {"folder": str(member.folder.absolute()), "trial": member.trial, "digests": digests}
+    return {
+        "folder": str(member.folder.absolute()),
+        "trial": member.trial,
+        "digests": dict(member.digests),
+        "trust": member.trust,
+    }

@@ -123,7 +123,12 @@ def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) 
     first = members[0]
     return {
         "members": [
-            {"folder": str(member.folder.absolute()), "trial": member.trial, "digests": dict(member.digests)}
+            {
+                "folder": str(member.folder.absolute()),
+                "trial": member.trial,
+                "digests": dict(member.digests),
+                "trust": member.trust,
+            }
             for member in members
         ],
         "device": "cpu" if device.kind == "cpu" else device.name,

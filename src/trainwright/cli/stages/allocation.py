@@ -47,7 +47,8 @@ class Allocating:
         from trainwright.ensemble import Ensemble
         from trainwright.serve import objective_of, placed
 
-        ensemble, goal = Ensemble.load(work.folder / EXPORT), objective_of(self.objective)
+        # What this very workflow exported, whose training function is the user's own program.
+        ensemble, goal = Ensemble.load(work.folder / EXPORT, trust=True), objective_of(self.objective)
         cost: Literal["profile", "real"] = "real" if self.cost == "real" else "profile"
         plan = placed(ensemble, self.devices, objective=goal, cost=cost, seed=self.seed)
         plan.save(work.folder / PLACEMENT)

@@ -68,7 +68,8 @@ class Deploying:
         from trainwright.ensemble import Ensemble
         from trainwright.serve import Deployment, Plan
 
-        ensemble = Ensemble.load(work.folder / EXPORT)
+        # What this very workflow exported, whose training function is the user's own program.
+        ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
         x = self._rows(ensemble)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
@@ -102,7 +103,8 @@ class Deploying:
         from trainwright.serve import Deployment, Plan, Server
 
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))
-        ensemble = Ensemble.load(work.folder / EXPORT)
+        # What this very workflow exported, whose training function is the user's own program.
+        ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
         plan = Plan.load(work.folder / PLACEMENT)
         service = Deployment(ensemble, plan, sample=self._rows(ensemble), settings=self.settings).start()
         server = Server(service, host=self.host, port=self.port, token=token)

@@ -1,0 +1,234 @@
+"""The operators that a network from somebody else may use: tensors in, tensors out, and nothing else is touched.
+
+Left out on purpose: whatever opens or maps files (`from_file`), draws random numbers, shows memory that was not
+written (`empty`), runs other graphs (higher-order operators), changes a tensor's storage (`set_`, `resize_`,
+`as_strided`), answers with a shape that depends on values (`nonzero`), or has kernels that trust their arguments
+(LAPACK, sparse, quantized, `embedding_bag`).
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainwright.errors import ExportError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["OPERATORS", "NeedsTrust", "arguments_of", "call_checked", "operator_of", "refuse_target"]
+
+# Of each name any overload that returns tensors and writes to none but, where the name ends so, its first argument.
+_NAMES = """
+abs absolute acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+adaptive_max_pool2d adaptive_max_pool3d add add_ addbmm addcdiv addcmul addmm addmv addr adjoint all alpha_dropout
+amax amin aminmax angle any arange argmax argmin argsort asin asinh _assert_tensor_metadata atan atan2 atanh
+atleast_1d atleast_2d atleast_3d avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bilinear bitwise_and
+bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm broadcast_to bucketize cat
+cdist ceil celu celu_ channel_shuffle chunk clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clip clip_ clone
+column_stack concat concatenate conj constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d
+conv_transpose2d conv_transpose3d convolution copy_ cos cosh cosine_similarity count_nonzero cross cummax cummin
+cumprod cumsum deg2rad detach detach_ diag diag_embed diagonal diff dist div div_ divide dot dropout dropout_ dstack
+einsum elu elu_ embedding eq eq_ erf erfc erfinv exp exp_ exp2 expand expand_as expm1 eye feature_alpha_dropout
+feature_dropout feature_dropout_ fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn
+fft_ifftshift fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fill fill_ fix flatten flip
+fliplr flipud float_power floor floor_divide fmax fmin fmod frac full full_like gather ge ge_ gelu gelu_ glu greater
+greater_equal group_norm gru gru_cell gt gt_ hardshrink hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh
+hardtanh_ heaviside hstack hypot im2col imag index index_add index_fill index_select inner instance_norm isclose
+isfinite isinf isnan isneginf isposinf kron layer_norm le le_ leaky_relu leaky_relu_ lerp lerp_ less less_equal
+lift_fresh lift_fresh_copy linalg_cross linalg_matmul linalg_multi_dot linalg_vecdot linalg_vector_norm linear
+linspace log log_ log10 log1p log2 log_sigmoid _log_softmax log_softmax logaddexp logaddexp2 logcumsumexp
+logical_and logical_not logical_or logical_xor logsumexp lstm lstm_cell lt lt_ mT masked_fill masked_fill_ matmul
+matrix_H max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean median meshgrid min minimum mish
+mish_ mm moveaxis movedim mul mul_ multiply mv nan_to_num nan_to_num_ nanmean nanmedian nansum narrow
+native_group_norm native_layer_norm ne ne_ neg neg_ negative new_full new_ones new_zeros norm not_equal numpy_T
+one_hot ones ones_like outer pad pairwise_distance permute pixel_shuffle pixel_unshuffle polar pow pow_ prelu prod
+rad2deg real reciprocal reciprocal_ reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ relu6 relu6_
+remainder repeat replication_pad1d replication_pad2d replication_pad3d reshape reshape_as resolve_conj resolve_neg
+rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell roll rot90 round rrelu rsqrt rsqrt_ rsub scalar_tensor
+scaled_dot_product_attention scatter scatter_add scatter_reduce select select_scatter selu selu_ sgn sigmoid
+sigmoid_ sign signbit silu silu_ sin sinc sinh slice slice_scatter _softmax softmax softplus softshrink sort
+special_entr special_erf special_erfc special_exp2 special_expit special_expm1 special_log1p special_log_softmax
+special_logit special_logsumexp special_round special_sinc special_softmax special_xlogy split split_with_sizes sqrt
+sqrt_ square squeeze squeeze_ stack std std_mean sub sub_ subtract sum swapaxes swapdims t take_along_dim tan tanh
+tanh_ tensordot threshold threshold_ tile to _to_copy topk trace transpose transpose_ tril triu true_divide trunc
+type_as unbind unflatten unfold unsafe_chunk unsafe_split _unsafe_view unsqueeze unsqueeze_ upsample_bicubic2d
+upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+var var_mean vdot view view_as view_as_complex view_as_real vstack _weight_norm where xlogy zero_ zeros zeros_like
+"""
+OPERATORS = frozenset(_NAMES.split())
+
+_SPELLING = re.compile(r"torch\.ops\.aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
+_PIECES = 1 << 16  # that a tensor is cut into, or steps of a sequence
+_LARGEST = 1 << 62  # of a whole number that the graph computes from sizes
+
+# Arithmetic of sizes. There is no power in it: a few of them fill the memory.
+_OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    "_operator.add": operator.add,
+    "_operator.sub": operator.sub,
+    "_operator.mul": operator.mul,
+    "_operator.floordiv": operator.floordiv,
+    "_operator.truediv": operator.truediv,
+    "_operator.mod": operator.mod,
+    "_operator.neg": operator.neg,
+    "_operator.eq": operator.eq,
+    "_operator.ne": operator.ne,
+    "_operator.lt": operator.lt,
+    "_operator.le": operator.le,
+    "_operator.gt": operator.gt,
+    "_operator.ge": operator.ge,
+    "math.ceil": math.ceil,
+    "math.floor": math.floor,
+    "math.trunc": math.trunc,
+    "torch.sym_float": float,
+    "torch.sym_int": int,
+    "torch.sym_max": max,
+    "torch.sym_min": min,
+}
+
+# Methods, for only they see the shape of one member under `vmap`.
+_OF_SHAPES: Mapping[str, Callable[..., Any]] = {
+    "torch.ops.aten.sym_size.int": lambda tensor, dim: tensor.size(dim),
+    "torch.ops.aten.sym_numel.default": lambda tensor: tensor.numel(),
+}
+
+_TRAINS = ("train", "training")  # names of arguments that turn randomness on
+_MAY_TRAIN = "batch_norm"  # which without running statistics always does, and draws nothing
+
+
+class NeedsTrust(ExportError):
+    """A program may be honest, but does what is run for people whom one trusts alone."""
+
+
+def refuse_target(target: str) -> None:
+    """Raise `NeedsTrust` if an operator, as a graph names it, is none of this module's, whichever its overload."""
+    spelled = _SPELLING.fullmatch(target)
+    if target not in {*_OF_NUMBERS, *_OF_SHAPES} and (spelled is None or spelled[1] not in OPERATORS):
+        raise NeedsTrust(f"uses {target[:100]!r}")
+
+
+def operator_of(target: str) -> Callable[..., Any]:
+    """Return the function of an operator as a graph names it, such as "torch.ops.aten.linear.default".
+
+    Raises `NeedsTrust` for every other than those of this module.
+    """
+    import torch
+
+    if target in _OF_NUMBERS:
+        return _bounded(_OF_NUMBERS[target])
+    if target in _OF_SHAPES:
+        return _OF_SHAPES[target]
+    refuse_target(target)
+    spelled = target.split(".")[-2:]
+    packet = getattr(torch.ops.aten, spelled[0], None)
+    if packet is None or spelled[1] not in packet.overloads():
+        raise NeedsTrust(f"uses {target!r}, which torch {torch.__version__} does not have")
+    found: Callable[..., Any] = getattr(packet, spelled[1])
+    schema = found._schema  # type: ignore[attr-defined]  # noqa: SLF001 - its only name
+    written = [at for at, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write]
+    in_place = spelled[0].endswith("_") and written == [0]
+    if any(str(one.type) not in {"Tensor", "List[Tensor]"} for one in schema.returns) or (written and not in_place):
+        raise NeedsTrust(f"uses {target!r}")
+    return found
+
+
+def arguments_of(target: str, given: Mapping[str, Any]) -> None:
+    """Refuse arguments, by name, with which an operator would be random."""
+    name = target.split(".")[-2]
+    for argument, value in given.items():
+        trains = argument in _TRAINS and name != _MAY_TRAIN and value is not False
+        if trains or (argument == "dropout_p" and value != 0):
+            raise NeedsTrust(f"uses {target!r} with {argument} = {value!r}, which is random")
+
+
+def call_checked(target: str) -> Callable[..., None] | None:
+    """Return what refuses tensors that an operator's kernel would take on trust; None where torch checks them."""
+    return _CHECKS.get(target)
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(*numbers: Any) -> Any:
+        found = function(*numbers)
+        if not -_LARGEST < found < _LARGEST:
+            raise RuntimeError(f"a size of {numbers[0]!r} grew too large")
+        return found
+
+    return bounded
+
+
+def _refuse(*, unless: bool, what: str) -> None:
+    if not unless:
+        raise RuntimeError(f"the shapes given to {what} do not fit each other")
+
+
+def _check_recurrent(gates: int) -> Callable[..., None]:
+    """Return the check of an LSTM, GRU or RNN whose weights have so many gates; one kernel views them by its sizes."""
+
+    def check(*given: Any) -> None:
+        x, state, weights, has_biases, layers, _, _, bidirectional, batch_first = given
+        states = list(state) if isinstance(state, list | tuple) else [state]
+        directions, each = (2 if bidirectional else 1), (4 if has_biases else 2)
+        fits = x.dim() == 3 and layers >= 1 and len(weights) == layers * directions * each and len(states) > 0
+        fits = fits and max(x.shape[:2]) <= _PIECES
+        _refuse(unless=fits and weights[1].dim() == 2, what="a recurrent layer")
+        hidden, width, rows = weights[1].shape[1], x.shape[2], x.shape[0 if batch_first else 1]
+        shape = (layers * directions, rows, hidden)
+        _refuse(unless=all(tuple(one.shape) == shape for one in states), what="a recurrent layer")
+        for at in range(layers * directions):
+            inner = width if at < directions else hidden * directions
+            wanted = [(gates * hidden, inner), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,)][:each]
+            found = [tuple(one.shape) for one in weights[at * each : (at + 1) * each]]
+            _refuse(unless=found == wanted, what="a recurrent layer")
+
+    return check
+
+
+def _check_weight_norm(v: "torch.Tensor", g: "torch.Tensor", dim: int = 0) -> None:
+    at = dim % v.dim() if v.dim() and dim != -1 else None
+    wanted = [size if place == at else 1 for place, size in enumerate(v.shape)]
+    _refuse(unless=at is not None and list(g.shape) == wanted, what="a weight norm")
+
+
+def _check_attention(
+    query: "torch.Tensor",
+    key: "torch.Tensor",
+    value: "torch.Tensor",
+    attn_mask: "torch.Tensor | None" = None,
+    *_: Any,
+    **__: Any,
+) -> None:
+    fits = min(query.dim(), key.dim(), value.dim()) >= 2
+    _refuse(unless=fits and query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2], what="attention")
+    if attn_mask is not None:
+        wanted = (query.shape[-2], key.shape[-2])
+        ends = tuple(attn_mask.shape[-2:])
+        fits = len(ends) == 2 and all(one in (1, other) for one, other in zip(ends, wanted, strict=True))
+        _refuse(unless=fits, what="attention")
+
+
+def _check_split(x: "torch.Tensor", size: "int | Sequence[int]", dim: int = 0) -> None:
+    _refuse(unless=not isinstance(size, int) or x.shape[dim] <= size * _PIECES, what="a split")
+
+
+def _check_chunk(x: "torch.Tensor", chunks: int, dim: int = 0) -> None:  # noqa: ARG001 - the operator's form
+    _refuse(unless=chunks <= _PIECES, what="a split")
+
+
+def _check_unbind(x: "torch.Tensor", dim: int = 0) -> None:
+    _refuse(unless=x.shape[dim] <= _PIECES, what="a split")
+
+
+_CHECKS: Mapping[str, Callable[..., None]] = {
+    "torch.ops.aten.lstm.input": _check_recurrent(4),
+    "torch.ops.aten.gru.input": _check_recurrent(3),
+    "torch.ops.aten.rnn_relu.input": _check_recurrent(1),
+    "torch.ops.aten.rnn_tanh.input": _check_recurrent(1),
+    "torch.ops.aten._weight_norm.default": _check_weight_norm,
+    "torch.ops.aten.scaled_dot_product_attention.default": _check_attention,
+    "torch.ops.aten.split.Tensor": _check_split,
+    "torch.ops.aten.unsafe_split.Tensor": _check_split,
+    "torch.ops.aten.chunk.default": _check_chunk,
+    "torch.ops.aten.unsafe_chunk.default": _check_chunk,
+    "torch.ops.aten.unbind.int": _check_unbind,
+}
