@@ -8,6 +8,7 @@ and clients that leave in the middle of a body. `server_errors_on_malformed` cou
 import argparse
 import contextlib
 import gc
+import gzip
 import json
 import socket
 import tempfile
@@ -197,7 +198,7 @@ def _parameter(draw: np.random.Generator, shape: tuple[int, ...]) -> Message:
             ("return_members", (1, "true", [], {})),
             ("trace", (0, "no")),
             ("binary_data_output", (1, "yes")),
-            ("priority", (1, 2)),
+            ("return_uncertainty", (None, 2)),
         ),
     )
     return _whole({**_good(draw, shape), "parameters": {name: _choice(draw, values)}})
@@ -265,8 +266,11 @@ def _elsewhere(draw: np.random.Generator, shape: tuple[int, ...]) -> Message:
 
 
 def _typed(draw: np.random.Generator, shape: tuple[int, ...]) -> Message:
-    if draw.random() < 0.3:
-        return _whole(_good(draw, shape), Content_Encoding=_choice(draw, ("gzip", "br", "x")))
+    if draw.random() < 0.5:
+        good = json.dumps(_good(draw, shape)).encode()
+        bomb = b" " * int(draw.integers(2**18 + 1, 2**24))
+        content = _choice(draw, (good, gzip.compress(good)[: -int(draw.integers(1, 20))], gzip.compress(bomb)))
+        return _whole(content, Content_Encoding=_choice(draw, ("gzip", "br", "deflate")))
     return _whole(_good(draw, shape), kind=_choice(draw, ("text/plain", "", "application/xml", "multipart/form-data")))
 
 

@@ -3,19 +3,65 @@
 import collections
 import json
 import math
+import signal
+import sys
+import tempfile
+import types
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.checkpoint.loading import load_state
-from trainwright.checkpoint.state import canonical_names, capture, decode
+from trainwright.checkpoint.state import canonical_names, capture
+from trainwright.checkpoint.tree import decode
 from trainwright.errors import CheckpointStateError
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
+NUMBERS = [
+    np.dtype(code) for code in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+]
+
+
+class Position(NamedTuple):
+    """A named tuple as users write them."""
+
+    epoch: Any
+    batch: Any = None
+
+
+Pair = collections.namedtuple("Pair", "one other")  # noqa: PYI024 -- the older way to write one
+
+
+class Outer:
+    class Inner(NamedTuple):
+        """One that is not at the top of its module, and can be found all the same."""
+
+        value: Any
+
+
+def ordered(pairs, attributes):
+    found = collections.OrderedDict(pairs)
+    vars(found).update(attributes)
+    return found
+
+
+def array(dtype, shape, writable):
+    found = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    found.flags.writeable = writable
+    return found
+
+
+def bits(dtype, content):
+    """Return the scalar of some bits, NaN and infinities among them."""
+    return np.dtype(dtype).type(content[0] % 2) if dtype.kind == "b" else np.frombuffer(content, dtype, 1)[0]
+
+
 plain = st.one_of(
     st.none(),
     st.booleans(),
@@ -23,22 +69,42 @@ plain = st.one_of(
     st.floats(allow_nan=True),
     st.text(max_size=8),
     st.binary(max_size=8),
+    st.binary(max_size=8).map(bytearray),
     st.complex_numbers(allow_nan=False),
     st.sampled_from([torch.float32, torch.int8]),
 )
-tensors = st.builds(
-    lambda dtype, shape: torch.arange(math.prod(shape)).reshape(shape).to(dtype),
-    st.sampled_from(DTYPES),
-    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+scalars = st.one_of(
+    st.builds(bits, st.sampled_from(NUMBERS), st.binary(min_size=16, max_size=16)),
+    st.builds(np.longdouble, st.integers()),
+    st.builds(np.datetime64, st.dates()),
+    st.integers(-9, 9).map(lambda days: np.timedelta64(days, "D")),
 )
-keys = st.one_of(st.text(max_size=5), st.integers(), st.tuples(st.integers(), st.text(max_size=2)))
+arrays = st.builds(array, st.sampled_from(NUMBERS), shapes, st.booleans())
+tensors = st.builds(
+    lambda dtype, shape: torch.arange(math.prod(shape)).reshape(shape).to(dtype), st.sampled_from(DTYPES), shapes
+)
+parameters = st.builds(
+    lambda size, grad: torch.nn.Parameter(torch.arange(float(size)), requires_grad=grad),
+    st.integers(0, 3),
+    st.booleans(),
+)
+keys = st.one_of(
+    st.text(max_size=5), st.integers(), st.tuples(st.integers(), st.text(max_size=2)), st.integers(0, 99).map(np.int16)
+)
+factories = st.sampled_from([None, int, float, bool, str, list, dict, set, tuple])
 trees = st.recursive(
-    st.one_of(plain, tensors),
+    st.one_of(plain, scalars, arrays, tensors, parameters, shapes.map(torch.Size)),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=3).map(tuple),
+        st.builds(Position, inner, inner),
+        st.builds(Pair, inner, inner),
+        st.builds(Outer.Inner, inner),
         st.dictionaries(keys, inner, max_size=4),
-        st.dictionaries(st.integers(), st.integers(), max_size=3).map(collections.Counter),
+        st.builds(ordered, st.dictionaries(keys, inner, max_size=3), st.dictionaries(st.just("_metadata"), inner)),
+        st.builds(collections.defaultdict, factories, st.dictionaries(keys, inner, max_size=3)),
+        st.dictionaries(st.integers(), st.one_of(st.integers(), scalars), max_size=3).map(collections.Counter),
     ),
     max_leaves=12,
 )
@@ -52,12 +118,17 @@ def through(value):
 
 
 def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+    """Tell whether two values are equal to the last bit, of the same types, in the same order."""
     if type(one) is not type(other):
         return False
+    if isinstance(one, torch.Tensor):
+        return (one.dtype, one.requires_grad) == (other.dtype, other.requires_grad) and torch.equal(one, other)
+    if isinstance(one, np.ndarray | np.generic):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+        made_by = [getattr(each, "default_factory", None) for each in (one, other)]
+        told = [[*each.items(), *getattr(each, "__dict__", {}).items()] for each in (one, other)]
+        return made_by[0] is made_by[1] and same(*told)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other or (one != one and other != other)
@@ -66,16 +137,50 @@ def same(one, other):
 @settings(max_examples=200)
 @given(value=trees)
 def test_any_tree_comes_back(value):
-    """Plain values, tuples, keys of any kind and tensors, nested in any way, are as they were, types included."""
+    """Whatever is kept, nested in any way, is as it was, types included."""
     assert same(through(value), value)
 
 
-def test_numbers_and_arrays_of_numpy():
-    """NumPy's scalars come back as Python's; arrays stay arrays."""
-    found = through({"rate": np.float64(0.5), "steps": np.int32(3), "table": np.arange(4.0)[::2]})
-    assert (found["rate"], found["steps"]) == (0.5, 3)
-    assert isinstance(found["table"], np.ndarray)
-    assert found["table"].tolist() == [0.0, 2.0]
+class Holder:
+    def __init__(self, value=None):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(value=trees)
+def test_any_tree_comes_back_from_a_checkpoint(value):
+    """By way of the files, as a run that resumes reads them."""
+    config = CheckpointConfig(writer="sync")
+    with tempfile.TemporaryDirectory() as folder:
+        with Manager(folder, config=config, it=Holder(value)) as manager:
+            manager.save(wait=True)
+        back = Holder()
+        with Manager(folder, config=config, it=back) as manager:
+            manager.restore(mode="exact")
+    assert same(back.value, value)
+
+
+def test_arrays_that_are_not_in_one_piece():
+    found = through({"every other": np.arange(4.0)[::2], "turned": np.arange(6).reshape(2, 3).T})
+    assert found["every other"].tolist() == [0.0, 2.0]
+    assert found["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_named_tuple_that_changed_or_is_not_loaded(monkeypatch):
+    """Its class is looked for among what is loaded, and nothing is imported for it."""
+    captured = capture({"item": Position(1, 2)})
+    monkeypatch.setattr(sys.modules[__name__], "Position", collections.namedtuple("Position", "epoch step"))  # noqa: PYI024
+    with pytest.raises(CheckpointStateError, match=r"a named tuple .*:Position with the fields epoch, batch was saved"):
+        decode(captured.tree, captured.tensors)
+    for name in ("not_there:A", "json:decoder.JSONDecoder", "builtins:tuple", "os:environ"):
+        with pytest.raises(CheckpointStateError, match=rf"a named tuple {name} with the fields value was saved, and"):
+            decode({"$namedtuple": [name, ["value"], [1]]}, {})
 
 
 def test_marks_of_our_own_are_data_too():
@@ -88,7 +193,20 @@ def test_marks_of_our_own_are_data_too():
         ({"a": [1, {"b": lambda: 0}]}, "item.a.1.b", "function"),
         (object(), "item", "object"),
         ({"a": {1, 2}}, "item.a", "set"),
+        ({"a": collections.deque([1])}, "item.a", "deque"),
         (np.array(["text"]), "item", "ndarray"),
+        (np.zeros(2, ">f4"), "item", "ndarray"),
+        (np.zeros(2, np.longdouble), "item", "ndarray"),
+        (np.ma.masked_array([1.0], [True]), "item", "MaskedArray"),
+        (np.str_("text"), "item", "str_"),
+        (signal.SIGTERM, "item", "Signals"),
+        (collections.defaultdict(lambda: 0), "item", "defaultdict"),
+        (types.MappingProxyType({}), "item", "mappingproxy"),
+        (type("Own", (dict,), {})(), "item", "Own"),
+        (type("Own", (list,), {})(), "item", "Own"),
+        (type("Own", (float,), {})(1.5), "item", "Own"),
+        (collections.namedtuple("Local", "a")(1), "item", "Local"),  # noqa: PYI024
+        (type("More", (Position,), {})(1), "item", "More"),
     ],
 )
 def test_what_cannot_be_kept(value, path, kind):

@@ -61,7 +61,7 @@ def refused(reply, status, *words):
 
 class TestProtocol:
     def test_server(self, url):
-        assert HTTP.get(f"{url}/v2").json()["extensions"] == ["binary_tensor_data"]
+        assert HTTP.get(f"{url}/v2").json()["extensions"][0] == "binary_tensor_data"
         assert HTTP.get(f"{url}/v2/health/live").json() == {"live": True}
         assert HTTP.get(f"{url}/v2/health/ready").json() == {"ready": True}
         assert HTTP.get(f"{url}/v2/models/ensemble/ready").json() == {"ready": True}
@@ -174,7 +174,6 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("outer", "sentence"),
         [
-            ({"parameters": {"deadline": 3}}, "did you mean 'deadline_ms'?"),
             ({"parameters": {"deadline_ms": 0}}, "parameters.deadline_ms: got '0'; allowed: a number > 0"),
             ({"parameters": {"max_members": 1.5}}, "allowed: an integer >= 1"),
             ({"parameters": {"trace": 1}}, "allowed: true or false"),
@@ -231,9 +230,10 @@ class TestBadInput:
         refused(HTTP.get(f"{url}/v2/ensembles/other"), 404, "allowed: ensemble")
         refused(HTTP.get(f"{url}/v3"), 404, "allowed: what /openapi.json lists")
         assert refused(HTTP.get(url + INFER), 405, "method").headers["Allow"] == "POST"
-        refused(HTTP.post(url + INFER, content=b"{}"), 415, "Content-Type: got ''; allowed: application/json or")
-        gzip = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-        refused(HTTP.post(url + INFER, content=b"{}", headers=gzip), 415, "Content-Encoding: got 'gzip'")
+        text = {"Content-Type": "text/plain"}
+        refused(HTTP.post(url + INFER, content=b"{}", headers=text), 415, "Content-Type: got 'text/plain'; allowed: ")
+        brotli = {"Content-Type": "application/json", "Content-Encoding": "br"}
+        refused(HTTP.post(url + INFER, content=b"{}", headers=brotli), 415, "Content-Encoding: got 'br'")
         refused(HTTP.post(url + INFER, json=body(inputs(41))), 413, "got 41 rows; allowed: 40")
         refused(HTTP.post(url + INFER, json={"id": "x" * 20_000}), 413, "20000 bytes")
         chunks = (b"x" * 9_000 for _ in range(3))

@@ -186,7 +186,10 @@ def test_within_a_manager(tmp_path, expected):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"seed": None}, "StreamLoader needs one seed"),
+        ({"batch_size": 4}, "StreamLoader: batch_size: is not taken, .*; give global_batch=..., the samples of all"),
+        ({"num_worker": 4}, r"StreamLoader: got 'num_worker'; allowed: .* \(did you mean 'num_workers'\?\)"),
+        ({"sampler": range(4)}, "StreamLoader: sampler: is not taken, for the order is a function of the seed"),
+        ({"prefetch_factor": 2}, "StreamLoader: prefetch_factor: got 2 without workers"),
         ({"global_batch": 0}, "global_batch: got 0; allowed: a whole number >= 1"),
         ({"shards": 1.5}, "shards: got 1.5; allowed: a whole number >= 1"),
         ({"steps": 0}, "steps: got 0; allowed: a whole number >= 1, or None"),

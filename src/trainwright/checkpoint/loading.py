@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.differences import Difference, Effect
 from trainwright.checkpoint.manifest import TensorRecord
-from trainwright.checkpoint.state import canonical_names, decode, parameter_names
+from trainwright.checkpoint.state import canonical_names, parameter_names
+from trainwright.checkpoint.tree import decode
 
 if TYPE_CHECKING:
     import torch

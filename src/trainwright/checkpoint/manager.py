@@ -36,8 +36,9 @@ from trainwright.checkpoint.restoring import (
 from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
 from trainwright.checkpoint.signals import FORCED_EXIT
-from trainwright.checkpoint.state import RESERVED, capture, decode
+from trainwright.checkpoint.state import RESERVED, capture
 from trainwright.checkpoint.tiers import Tiers, copied, name_in_tiers, refuse_several_nodes
+from trainwright.checkpoint.tree import decode
 from trainwright.checkpoint.writer import Job
 from trainwright.errors import (
     CheckpointCorruptError,

@@ -10,7 +10,7 @@ import random
 import signal
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -120,16 +120,19 @@ def undisturbed() -> Iterator[None]:
 
 
 def seed_of(loader: str, trial: "Trial | None", seed: int | None) -> int:
-    """Return the one seed that a loader was given, the trial's or its own. Raises `TrialError` for none or two."""
-    if (trial is None) == (seed is None):
-        raise TrialError(f"{loader} needs one seed: give trial=trial, or seed=0")
-    return int(trial.seed if trial is not None else seed)  # type: ignore[arg-type]  # one of them is there
+    """Return the seed that a loader was given, the trial's or its own; 0 without. Raises `TrialError` for two."""
+    if trial is not None and seed is not None:
+        raise TrialError(f"{loader}: got trial and seed={seed!r}; allowed: one of them, for a trial has a seed")
+    return int(trial.seed if trial is not None else seed or 0)
 
 
 def requesting(
-    data: Any, requests: Iterable[Any], *, workers: int, pin_memory: bool, persistent_workers: bool
+    data: Any, requests: Iterable[Any], *, fetching: Mapping[str, int], pin_memory: bool, persistent_workers: bool
 ) -> "DataLoader[Any]":
-    """Return torch's loader of what `data` answers to each of `requests`, collated by itself, with calm workers."""
+    """Return torch's loader of what `data` answers to each of `requests`, collated by itself, with calm workers.
+
+    `fetching` is what `fetching_settings` returns.
+    """
     import torch
 
     return torch.utils.data.DataLoader(
@@ -137,9 +140,9 @@ def requesting(
         sampler=requests,
         batch_size=None,
         collate_fn=_as_it_is,
-        num_workers=workers,
+        **fetching,
         pin_memory=pin_memory and torch.cuda.is_available(),
-        persistent_workers=persistent_workers and workers > 0,
+        persistent_workers=persistent_workers and fetching["num_workers"] > 0,
         worker_init_fn=_calm,
         generator=torch.Generator(),  # else each pass would draw from the global one
     )

@@ -15,6 +15,7 @@ from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.train.batching import portion
 from trainwright.train.fetching import Request, Samples, requesting, seed_of
+from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown
 from trainwright.train.sampling import InOrder, Order, Shuffled, Weighted
 
 if TYPE_CHECKING:
@@ -26,27 +27,37 @@ __all__ = ["Loader", "place_of"]
 class Loader:
     """The batches of a map-style data set, cut for this rank, in an order of each epoch's own.
 
-    A pass over it is one epoch. After `load_state_dict` the first pass goes on behind the last batch that was handed
-    out before the checkpoint; a pass that is left early counts as done. `epoch` counts from 1, as trials do.
+    A pass over it goes to the end of the epoch, and only there does the epoch end. A pass that is left before keeps its
+    place, whatever it was left by: the next one goes on behind the last batch that was handed out, and so does one
+    after `load_state_dict`. `epoch` counts from 1, as trials do.
 
     `global_batch` is the number of samples of all ranks together: rank r of W takes the r-th W-th of it, whatever W is.
-    The seed is the trial's, or `seed`. `weights` draws with replacement. `workers` processes fetch ahead; with 0 the
-    training process does it itself, and its generators stay as they were. Workers ignore SIGTERM: their parent ends
-    them. Rank and world size are those of torch.distributed where it is in use, or as given.
+    Who gives `batch_size` instead writes what torch's DataLoader takes, and it means what it means there: the samples
+    of this one process, so W times as many of all ranks, and the order of the data set unless `shuffle` is true, where
+    `global_batch` shuffles unless it is false. `Trial.prepare` shares a `batch_size` among its ranks, a DataLoader's
+    and this one's alike.
+
+    The seed is the trial's, or `seed`; 0 without. `weights` draws with replacement. `workers` (or `num_workers`)
+    processes fetch ahead; with 0 the training process does it itself, and its generators stay as they were. Workers
+    ignore SIGTERM: their parent ends them. Rank and world size are those of torch.distributed where it is in use, or
+    as given.
 
     Not covered: generators that the data set keeps for itself, and CUDA's within it. `__getitems__` is not used.
-    Raises `TrialError` for settings that do not fit each other.
+    Raises `TrialError` for settings that do not fit each other, and for those of a DataLoader that are not taken.
     """
 
     def __init__(
         self,
         dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
         *,
-        global_batch: int,
+        global_batch: int | None = None,
         trial: "Trial | None" = None,
         seed: int | None = None,
-        workers: int = 0,
-        shuffle: bool = True,
+        workers: int | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
         weights: Sequence[float] | None = None,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -54,41 +65,40 @@ class Loader:
         persistent_workers: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
+        **others: Any,
     ) -> None:
         import torch
 
+        refuse_unknown(Loader, others)
+        fetching = fetching_settings(
+            "Loader", workers=workers, num_workers=num_workers, prefetch_factor=prefetch_factor
+        )
         self._seed = seed_of("Loader", trial, seed)
         at_once = trial is None and rank is not None  # else `prepare` may yet arrange other batches
         rank, world = place_of(rank, world_size)
-        if global_batch < 1:
-            raise TrialError(f"global_batch must be a positive multiple of the world size {world}, got {global_batch}")
-        self.global_batch = global_batch
-        order = _order(dataset, shuffle, weights, self._seed)
-        self._plan = _Plan(order=order, batch=global_batch, drop_last=drop_last, rank=rank, world=world)
+        self.global_batch = _global_batch(batch_size, global_batch, world)
+        self._batch_size = batch_size
+        order = _order(dataset, batch_size is None if shuffle is None else shuffle, weights, self._seed)
+        self._plan = _Plan(order=order, batch=self.global_batch, drop_last=drop_last, rank=rank, world=world)
         self._arranged = False
         if at_once:
             self._check_shares()
         fingerprint = getattr(dataset, "fingerprint", None)
-        self._facts = {
-            "dataset": [order.size, fingerprint if isinstance(fingerprint, str) else None],
-            "order": type(order).__name__,
-            "global_batch": global_batch,
-            "seed": self._seed,
-        }
+        self._dataset = [order.size, fingerprint if isinstance(fingerprint, str) else None]
         self._pass: object | None = None
         self._share = 1 / world
         collate = collate_fn or torch.utils.data.default_collate
         self._loader = requesting(
             Samples(dataset, self._seed, collate),
             self._plan,
-            workers=workers,
+            fetching=fetching,
             pin_memory=pin_memory,
             persistent_workers=persistent_workers,
         )
 
     @property
     def epoch(self) -> int:
-        """The epoch in work, or the next one between two passes."""
+        """The epoch in work; the next one once a pass came to its end."""
         return self._plan.epoch
 
     @property
@@ -117,30 +127,32 @@ class Loader:
         self._plan.batch, self._arranged = batch, True
 
     def move(self, rank: int, world_size: int) -> None:
-        """Let the next pass take the samples of another rank; `Trial.prepare` does so for ranks that take the same."""
+        """Let the next pass take the samples of another rank, and a `batch_size` be that of all ranks together.
+
+        `Trial.prepare` does so, for ranks that take the same.
+        """
         self._plan.rank, self._plan.world = rank, world_size
+        if self._batch_size is not None:
+            self.global_batch = self._plan.batch = self._batch_size
         self._share = 1 / world_size
 
     def __iter__(self) -> Iterator[Any]:
         if not self._arranged:
             self._check_shares()
-        self._end(self._pass)  # one that was left without being closed
         this = self._pass = object()
         plan = self._plan
-        try:
-            for batch in self._loader:
-                own, count = plan.own(plan.samples)
-                self._share = len(own) / count
-                plan.samples += count
-                yield batch
-                if self._pass is not this:  # a checkpoint was restored, or another pass begun
-                    return
-        finally:
-            self._end(this)
+        for batch in self._loader:
+            own, count = plan.own(plan.samples)
+            self._share = len(own) / count
+            plan.samples += count
+            yield batch
+            if self._pass is not this:  # a checkpoint was restored, or another pass begun
+                return
+        plan.epoch, plan.samples = plan.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and how many of its samples were handed out, and what they were counted in."""
-        return {"epoch": self.epoch, "samples": self.samples, **self._facts}
+        return {"epoch": self.epoch, "samples": self.samples, **self._facts()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` stood, at any number of workers and ranks; warns if the samples will be others."""
@@ -153,9 +165,18 @@ class Loader:
         """Return why the samples after `load_state_dict(state)` would not be those of the run that was saved."""
         return [
             Difference(item=f"loader.{name}", saved=state.get(name), now=now, effect=Effect.SAMPLES)
-            for name, now in self._facts.items()
+            for name, now in self._facts().items()
             if state.get(name) != now
         ]
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the samples of a place depend on."""
+        return {
+            "dataset": self._dataset,
+            "order": type(self._plan.order).__name__,
+            "global_batch": self.global_batch,
+            "seed": self._seed,
+        }
 
     def _check_shares(self) -> None:
         """Refuse global batches of which a rank would have more than another, or nothing."""
@@ -170,11 +191,6 @@ class Loader:
                 f"the last batch of an epoch has {rest} samples for {plan.world} ranks; give drop_last=True, or a "
                 f"global_batch that leaves more over than {plan.batch}"
             )
-
-    def _end(self, this: object | None) -> None:
-        if this is not None and this is self._pass:
-            self._pass = None
-            self._plan.epoch, self._plan.samples = self._plan.epoch + 1, 0
 
 
 @dataclass(kw_only=True)
@@ -214,6 +230,20 @@ class _Plan:
         count = min(self.batch, self.used - start)
         own = portion(count, self.rank, self.world)
         return range(start + own.start, start + own.stop), count
+
+
+def _global_batch(batch_size: int | None, global_batch: int | None, world: int) -> int:
+    if (batch_size is None) == (global_batch is None):
+        given = "neither" if batch_size is None else f"batch_size={batch_size!r} and global_batch={global_batch!r}"
+        raise TrialError(
+            f"Loader: got {given}; allowed: one of batch_size, the samples of this process at a step, and "
+            "global_batch, those of all ranks together"
+        )
+    if batch_size is not None:
+        check_whole("Loader", "batch_size", batch_size)
+        return batch_size * world
+    check_whole("Loader", "global_batch", global_batch)
+    return global_batch  # type: ignore[return-value]  # it is given, where the other is not
 
 
 def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: int) -> Order:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.train.fetching import requesting, sample_key, seed_generators, seed_of, undisturbed
+from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown
 from trainwright.train.loader import place_of
 
 if TYPE_CHECKING:
@@ -54,15 +55,22 @@ class StreamLoader:
         seed: int | None = None,
         steps: int | None = None,
         max_ranks: int = 1,
-        workers: int = 0,
+        workers: int | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         persistent_workers: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
+        **others: Any,
     ) -> None:
         import torch
 
+        refuse_unknown(StreamLoader, others)
+        fetching = fetching_settings(
+            "StreamLoader", workers=workers, num_workers=num_workers, prefetch_factor=prefetch_factor
+        )
         own = seed_of("StreamLoader", trial, seed)
         if not hasattr(dataset, "__iter__") and not hasattr(dataset, "iter_shard"):
             raise TrialError(
@@ -84,14 +92,14 @@ class StreamLoader:
         self._loader = requesting(
             _Streams(dataset, own, cut, collate),
             self._plan,
-            workers=workers,
+            fetching=fetching,
             pin_memory=pin_memory,
             persistent_workers=persistent_workers,
         )
 
     @property
     def epoch(self) -> int:
-        """The epoch in work, or the next one between two passes."""
+        """The epoch in work; the next one once a pass came to its end."""
         return self._plan.epoch
 
     @property
@@ -108,21 +116,18 @@ class StreamLoader:
         """Keep the batch: its shards are cut for it. `Trial.prepare` asks for no other."""
 
     def __iter__(self) -> Iterator[Any]:
-        self._end(self._pass)
         this = self._pass = object()
-        ended = 0
-        try:
-            for batch in self._loader:
-                self._plan.step += 1
-                ended = ended + 1 if batch is None else 0
-                if ended == self._cut.groups:
-                    return
-                if batch is not None:
-                    yield batch
-                if self._pass is not this:  # a checkpoint was restored, or another pass begun
-                    return
-        finally:
-            self._end(this)
+        plan, ended = self._plan, 0
+        for batch in self._loader:
+            plan.step += 1
+            ended = ended + 1 if batch is None else 0
+            if ended == self._cut.groups:
+                break
+            if batch is not None:
+                yield batch
+            if self._pass is not this:  # a checkpoint was restored, or another pass begun
+                return
+        plan.epoch, plan.step = plan.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the step in it, and what they were counted in."""
@@ -142,11 +147,6 @@ class StreamLoader:
             for name, now in self._facts.items()
             if state.get(name) != now
         ]
-
-    def _end(self, this: object | None) -> None:
-        if this is not None and this is self._pass:
-            self._pass = None
-            self._plan.epoch, self._plan.step = self._plan.epoch + 1, 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,8 +265,7 @@ def _as_worker(number: int, count: int, dataset: Any) -> Iterator[None]:
 
 def _check(*, global_batch: int, shards: int, steps: int | None, max_ranks: int, world: int) -> None:
     for name, value in (("global_batch", global_batch), ("shards", shards), ("max_ranks", max_ranks)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TrialError(f"StreamLoader: {name}: got {value!r}; allowed: a whole number >= 1")
+        check_whole("StreamLoader", name, value)
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise TrialError(f"StreamLoader: steps: got {steps!r}; allowed: a whole number >= 1, or None")
     for name, value in (("global_batch", global_batch), ("shards", shards)):

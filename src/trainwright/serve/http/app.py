@@ -2,17 +2,18 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
+from trainwright.serve.http.described import repository
 from trainwright.serve.http.front import Front, Refused
 from trainwright.serve.http.limits import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE
@@ -69,7 +70,7 @@ def _protocol(app: FastAPI, front: Front) -> None:
     @app.get("/v2")
     async def server() -> Response:
         """Return name, version and extensions of the server."""
-        extensions = ["binary_tensor_data"]
+        extensions = ["binary_tensor_data", "model_configuration", "statistics"]
         return _json({"name": "trainwright", "version": trainwright.__version__, "extensions": extensions})
 
     @app.get("/v2/health/live")
@@ -83,6 +84,26 @@ def _protocol(app: FastAPI, front: Front) -> None:
         return _readiness(front)
 
     unknown = error_responses(401, 404)
+
+    @app.get("/v2/models/stats", responses=error_responses(401))
+    @app.get("/v2/models/{model}/stats", responses=unknown)
+    @app.get("/v2/models/{model}/versions/{version}/stats", responses=unknown)
+    async def stats(model: str | None = None, version: str | None = None) -> Response:
+        """Return counts and nanoseconds of the inference requests so far."""
+        front.known(front.name if model is None else model, version)
+        return _json(front.statistics())
+
+    @app.get("/v2/models/{model}/config", responses=unknown)
+    @app.get("/v2/models/{model}/versions/{version}/config", responses=unknown)
+    async def configuration(model: str, version: str | None = None) -> Response:
+        """Return the ensemble's model configuration."""
+        front.known(model, version)
+        return _json(front.config())
+
+    @app.post("/v2/repository/index", responses=error_responses(401))
+    async def index() -> Response:
+        """Return the models there are, which is one."""
+        return _json(repository(front.name, ready=front.ready()))
 
     @app.get("/v2/models/{model}", responses=unknown)
     @app.get("/v2/models/{model}/versions/{version}", responses=unknown)
@@ -106,7 +127,7 @@ def _around(app: FastAPI, front: Front) -> None:
         front.known(name)
         return _json(front.ensemble())
 
-    @app.get("/metrics", responses=error_responses(401))
+    @app.get("/metrics", responses=error_responses(401), response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return counters, histograms and gauges for Prometheus."""
         return Response(front.metrics.text(), media_type=CONTENT_TYPE)
@@ -160,5 +181,5 @@ _WORDS = {
 }
 
 
-def _json(content: Mapping[str, Any]) -> Response:
+def _json(content: Mapping[str, Any] | Sequence[Any]) -> Response:
     return Response(json_of(content), media_type="application/json")

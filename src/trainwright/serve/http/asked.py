@@ -13,7 +13,7 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError, closest
 from trainwright.serve.http.limits import Limits, TooLarge
-from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Bytes, datatype_of, values_of
+from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Bytes, datatype_of, refuse_extensions, values_of
 from trainwright.serve.service import Options
 
 __all__ = ["INPUT", "Asked", "Signature", "read_request"]
@@ -74,6 +74,7 @@ class Asked:
     id: str | None = None
     outputs: Mapping[str, bool] | None = None  # name → whether in binary; None: all that the options give
     binary: bool = False  # for outputs that are not named
+    ignored: tuple[str, ...] = ()  # parameters that mean nothing here, such as the protocol's priority
 
 
 def read_request(body: bytes | bytearray, header_length: str | None, signature: Signature, limits: Limits) -> Asked:
@@ -83,9 +84,17 @@ def read_request(body: bytes | bytearray, header_length: str | None, signature: 
     name = told.get("id")
     if name is not None and not isinstance(name, str):
         raise RequestError(f"id: got {type(name).__name__}; allowed: a string")
-    options, binary = _options(_object(told.get("parameters", {}), "parameters"))
+    parameters = _object(told.get("parameters", {}), "parameters")
+    options, binary = _options(parameters)
     outputs, options = _outputs(told.get("outputs"), options, binary, signature)
-    return Asked(x=_input(told, behind, signature, limits), options=options, id=name, outputs=outputs, binary=binary)
+    return Asked(
+        x=_input(told, behind, signature, limits),
+        options=options,
+        id=name,
+        outputs=outputs,
+        binary=binary,
+        ignored=tuple(each for each in parameters if each not in _PARAMETERS),
+    )
 
 
 def _parts(body: bytes | bytearray, header_length: str | None, limits: Limits) -> tuple[dict[str, Any], Bytes]:
@@ -121,7 +130,6 @@ def _known(told: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
 
 
 def _options(told: Mapping[str, Any]) -> tuple[Options, bool]:
-    _known(told, _PARAMETERS, "parameters")
     for name in _SWITCHES:
         if not isinstance(told.get(name, False), bool):
             raise RequestError(f"parameters.{name}: got {str(told[name])[:60]!r}; allowed: true or false")
@@ -162,7 +170,7 @@ def _outputs(
                 f"{closest(str(name)[:60], signature.outputs)}"
             )
         parameters = _object(one.get("parameters", {}), f"{where}.parameters")
-        _known(parameters, ("binary_data",), f"{where}.parameters")
+        refuse_extensions(parameters, f"{where}.parameters")
         chosen = parameters.get("binary_data", binary)
         if not isinstance(chosen, bool):
             raise RequestError(f"{where}.parameters.binary_data: got {str(chosen)[:60]!r}; allowed: true or false")

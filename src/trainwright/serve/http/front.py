@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from trainwright.errors import NotReady, RequestError
 from trainwright.serve.http.asked import Asked, Signature, read_request
+from trainwright.serve.http.described import PLATFORM, config, inputs_and_outputs, statistics
+from trainwright.serve.http.encoding import ENCODINGS, accepted, compressed, inflated
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.metrics import Metrics
 from trainwright.serve.http.reply import VERSION, json_of, write_reply
@@ -54,9 +56,17 @@ class Front:
 
     async def infer(self, request: Request) -> Response:
         """Return the reply to one inference request; whoever leaves before has the request cancelled."""
+        begun = time.perf_counter()
+        try:
+            return await self._infer(request)
+        except Exception:
+            self.metrics.refused.observe(time.perf_counter() - begun)
+            raise
+
+    async def _infer(self, request: Request) -> Response:
         if self.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=5.0)
-        _check_type(request)
+        length, encoding = _read_headers(request)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 body = bytearray()
@@ -67,7 +77,8 @@ class Front:
         except ClientDisconnect:
             return self._left()
         started = time.perf_counter()
-        length = request.headers.get(HEADER_LENGTH)
+        if encoding is not None:
+            body = await asyncio.to_thread(inflated, body, encoding, self.limits.body_bytes)
         if len(body) < _LARGE_BYTES:
             asked = read_request(body, length, self.signature, self.limits)
         else:
@@ -77,35 +88,31 @@ class Front:
         if answer is None:
             return self._left()
         answered = time.perf_counter()
-        response = self._reply(answer, asked)
+        response = await self._reply(answer, asked, accepted(request.headers.get("accept-encoding")))
         for phase, seconds in (
             (self.metrics.parse, parsed - started),
             (self.metrics.answer, answered - parsed),
             (self.metrics.reply, time.perf_counter() - answered),
         ):
             phase.observe(seconds)
+        self.metrics.last_seconds = time.time()
         self.metrics.rows.inc(len(asked.x))
         self.metrics.request_rows.observe(len(asked.x))
         return response
 
     def model(self) -> Mapping[str, Any]:
         """Return the metadata of the protocol; -1 stands for any size."""
-        known, signature = self.service.ensemble, self.signature
-        shape = [-1] if signature.shape is None else [-1, *signature.shape]
-        return {
-            "name": self.name,
-            "versions": [VERSION],
-            "platform": "trainwright_ensemble",
-            "inputs": [{"name": "input", "datatype": signature.datatype, "shape": shape}],
-            "outputs": [
-                {
-                    "name": name,
-                    "datatype": "BOOL" if name == "out_of_range" else "FP64",
-                    "shape": signature.output_shape(name, known.output),
-                }
-                for name in signature.outputs
-            ],
-        }
+        inputs, outputs = inputs_and_outputs(self.signature, self.service.ensemble.output)
+        names = {"name": self.name, "versions": [VERSION], "platform": PLATFORM}
+        return {**names, "inputs": inputs, "outputs": outputs}
+
+    def config(self) -> Mapping[str, Any]:
+        """Return the model configuration of the protocol."""
+        return config(self.name, self.signature, self.service.ensemble.output, rows=self.limits.rows)
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Return the statistics of the protocol."""
+        return statistics(self.name, self.metrics)
 
     def ensemble(self) -> Mapping[str, Any]:
         """Return who is in the ensemble, and how it is served now."""
@@ -144,10 +151,15 @@ class Front:
             if gone:
                 gone[0].cancel()
 
-    def _reply(self, answer: Answer, asked: Asked) -> Response:
+    async def _reply(self, answer: Answer, asked: Asked, encoding: str | None) -> Response:
         threshold = self.service.ensemble.threshold
         body, length = write_reply(answer, asked, name=self.name, threshold=threshold)
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
+        if encoding is not None:
+            large = len(body) >= _LARGE_BYTES
+            shorter = await asyncio.to_thread(compressed, body, encoding) if large else compressed(body, encoding)
+            if shorter is not None:
+                body, headers["Content-Encoding"] = shorter, encoding
         if answer.degraded:
             self.metrics.degraded.inc()
             headers[DEGRADED] = ",".join(str(trial) for trial in answer.missing)
@@ -158,13 +170,20 @@ class Front:
         return Response(json_of({"error": "the client left"}), status_code=400)  # nobody reads it
 
 
-def _check_type(request: Request) -> None:
-    """Refuse bodies that are not said to be what they must be; a page of another site cannot say so unasked."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in {_JSON, _BINARY}:
-        raise Refused(415, f"Content-Type: got {kind[:80]!r}; allowed: {_JSON} or {_BINARY}")
+def _read_headers(request: Request) -> tuple[str | None, str | None]:
+    """Return the length of the JSON part and the encoding of the body; refuse a body that is something else.
+
+    One without a type is what the protocol's own clients send: binary if the length is there, else JSON. Those types
+    that a page of another site may send unasked are refused, beside the guard, which refuses such a page.
+    """
+    length = request.headers.get(HEADER_LENGTH)
+    if "content-type" in request.headers:
+        kind = request.headers["content-type"].partition(";")[0].strip().lower()
+        if kind not in {_JSON, _BINARY}:
+            raise Refused(415, f"Content-Type: got {kind[:80]!r}; allowed: {_JSON}, {_BINARY}, or none")
+        if kind == _BINARY and length is None:
+            raise RequestError(f"{HEADER_LENGTH}: is missing; allowed: the bytes of the JSON part of {_BINARY}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise Refused(415, f"Content-Encoding: got {encoding[:80]!r}; allowed: identity")
-    if kind == _BINARY and HEADER_LENGTH not in request.headers:
-        raise RequestError(f"{HEADER_LENGTH}: is missing; allowed: the bytes of the JSON part of {_BINARY}")
+    if encoding not in {"identity", *ENCODINGS}:
+        raise Refused(415, f"Content-Encoding: got {encoding[:80]!r}; allowed: {', '.join(ENCODINGS)} or identity")
+    return length, None if encoding == "identity" else encoding

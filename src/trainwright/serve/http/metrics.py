@@ -30,7 +30,8 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self.parse, self.answer, self.reply = (phases.labels(name) for name in ("parse", "answer", "reply"))
+        self._phases = {name: phases.labels(name) for name in ("parse", "answer", "reply")}
+        self.parse, self.answer, self.reply = self._phases.values()
         self.request_rows = Histogram(
             "trainwright_request_rows", "Rows of a request.", buckets=_ROWS, registry=self._registry
         )
@@ -38,6 +39,13 @@ class Metrics:
         self.rows = counter("rows", "Rows that were answered.")
         self.degraded = counter("degraded", "Answers that lack a member that was asked for.")
         self.disconnected = counter("disconnected", "Requests whose client left before the answer.")
+        self.refused = Histogram(
+            "trainwright_refused_seconds",
+            "Seconds of an inference request that was refused or failed.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.last_seconds = 0.0  # the time of the last answer, in seconds since 1970
         self._registry.register(_States(state))
 
     def counted(self, endpoint: str, status: int) -> None:
@@ -64,9 +72,24 @@ class Metrics:
             if sample.name.endswith("_total")
         }
 
+    def phases(self) -> dict[str, tuple[int, float]]:
+        """Return how many requests were answered, and the seconds of each phase."""
+        return {name: _sums(each) for name, each in self._phases.items()}
+
+    def failed(self) -> tuple[int, float]:
+        """Return how many inference requests were refused or failed, and their seconds."""
+        return _sums(self.refused)
+
     def text(self) -> bytes:
         """Return all of it in the exposition format."""
         return generate_latest(self._registry)
+
+
+def _sums(histogram: Histogram) -> tuple[int, float]:
+    """Return the count and the sum of what a histogram without labels, or one of its labels, has seen."""
+    found = {sample.name: sample.value for metric in histogram.collect() for sample in metric.samples}
+    count = next(value for name, value in found.items() if name.endswith("_count"))
+    return int(count), next(value for name, value in found.items() if name.endswith("_sum"))
 
 
 class _States(Collector):

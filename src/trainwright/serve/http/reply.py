@@ -34,6 +34,8 @@ def write_reply(answer: Answer, asked: Asked, *, name: str, threshold: float | N
     }
     if answer.uncertainty is not None:
         parameters["uncertainty_measure"] = answer.uncertainty.measure
+    if asked.ignored:
+        parameters["parameters_ignored"] = list(asked.ignored)
     if answer.trace:
         parameters["trace"] = answer.trace
     reply: dict[str, Any] = {"model_name": name, "model_version": VERSION}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from trainwright.serve.http.asked import INPUT
+from trainwright.serve.http.encoding import ENCODINGS
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, SIZE
 
 __all__ = ["error_responses", "infer_schema"]
@@ -49,7 +50,6 @@ _REQUEST = {
                     "data": _NUMBERS,
                     "parameters": {
                         "type": "object",
-                        "additionalProperties": False,
                         "properties": {SIZE: {"type": "integer", "minimum": 1}},
                     },
                 },
@@ -66,15 +66,14 @@ _REQUEST = {
                     "name": {"type": "string"},
                     "parameters": {
                         "type": "object",
-                        "additionalProperties": False,
                         "properties": {"binary_data": {"type": "boolean"}},
                     },
                 },
             },
         },
         "parameters": {
+            "description": "Others than these are ignored, and named in the reply's `parameters_ignored`.",
             "type": "object",
-            "additionalProperties": False,
             "properties": {
                 "return_members": {"type": "boolean"},
                 "return_uncertainty": {"type": "boolean"},
@@ -110,7 +109,7 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def infer_schema(*names: str) -> dict[str, Any]:
     """Return what an inference request is, to a path with these names in it."""
     in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    return {**_INFER, "parameters": [*in_path, _LENGTH]}
+    return {**_INFER, "parameters": [*in_path, *_HEADERS]}
 
 
 _LENGTH = {
@@ -120,6 +119,16 @@ _LENGTH = {
     "description": "Bytes of the JSON part, if binary tensors follow it.",
     "schema": {"type": "integer", "minimum": 0},
 }
+_HEADERS = (
+    _LENGTH,
+    {
+        "name": "Content-Encoding",
+        "in": "header",
+        "required": False,
+        "description": "How the body is compressed; Accept-Encoding asks for a reply so.",
+        "schema": {"enum": [*ENCODINGS, "identity"]},
+    },
+)
 _INFER: dict[str, Any] = {
     "requestBody": {
         "required": True,

@@ -178,12 +178,14 @@ def _made(service: Service, name: str, limits: Limits, host: str, token: str | N
 
 
 class _Counted:
-    """ASGI: counts every answer by its status, those of the guard too."""
+    """ASGI: counts every answer by its status, those of the guard too; HEAD is answered as GET, without the body."""
 
     def __init__(self, application: Any, front: "Front") -> None:
         self._application, self._front = application, front
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}  # uvicorn, which knows what it was asked, leaves the body out
         endpoint = "infer" if scope.get("path", "").endswith("/infer") else "other"
 
         async def counted(message: MutableMapping[str, Any]) -> None:

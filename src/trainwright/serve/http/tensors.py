@@ -15,7 +15,7 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError, closest
 
-__all__ = ["DATATYPES", "HEADER_LENGTH", "SIZE", "Bytes", "datatype_of", "described", "values_of"]
+__all__ = ["DATATYPES", "HEADER_LENGTH", "SIZE", "Bytes", "datatype_of", "described", "refuse_extensions", "values_of"]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 SIZE = "binary_data_size"
@@ -78,8 +78,9 @@ def values_of(told: Mapping[str, Any], where: str, behind: Bytes) -> Array:
     shape = _shape(told.get("shape"), where)
     count = math.prod(shape)
     parameters = told.get("parameters", {})
-    if not isinstance(parameters, dict) or not parameters.keys() <= {SIZE}:
+    if not isinstance(parameters, dict):
         raise RequestError(f"{where}.parameters: got {_short(parameters)}; allowed: an object with {SIZE}, or none")
+    refuse_extensions(parameters, f"{where}.parameters")
     if (SIZE in parameters) == ("data" in told):
         raise RequestError(f"{where}: got {'both' if 'data' in told else 'neither'}; allowed: either data or {SIZE}")
     if "data" in told:
@@ -98,6 +99,13 @@ def values_of(told: Mapping[str, Any], where: str, behind: Bytes) -> Array:
             f"{where}: value {first} is not finite or not within {told['datatype']}; allowed: finite numbers"
         )
     return found
+
+
+def refuse_extensions(parameters: Mapping[str, Any], where: str) -> None:
+    """Refuse what would change the values of a tensor, or where they are; other parameters of it may be ignored."""
+    for name in parameters:
+        if name == "classification" or name.startswith("shared_memory_"):
+            raise RequestError(f"{where}: got {name!r}; allowed: values of the tensor itself, in JSON or binary")
 
 
 def _code(name: object, where: str) -> str:

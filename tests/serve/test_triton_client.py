@@ -1,0 +1,258 @@
+"""The protocol's own client against the real server: whatever it may send is answered, and answered rightly."""
+
+import gzip
+import itertools
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("tritonclient.http")
+
+import tritonclient.http as triton
+from http_for_tests import HTTP, INFER, Scripted, body, ensemble, inputs
+
+from trainwright.serve.http import Limits, Server
+
+ROWS = 40  # enough for a reply that is worth compressing
+X = inputs(ROWS)
+COMPRESSIONS = (None, "gzip", "deflate")
+OUTPUTS = {
+    "all, in binary": None,
+    "named, in binary": [("prediction", True)],
+    "named, in JSON": [("prediction", False)],
+    "some of each": [("prediction", True), ("uncertainty_total", False), ("member_11", True)],
+}
+PARAMETERS = {
+    "none": {},
+    "the protocol's": {"priority": 1, "timeout": 1_000_000, "sequence_id": 3, "sequence_start": True},
+    "one's own": {"parameters": {"tenant": "a", "weight": 0.5, "return_uncertainty": True}},
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    found = ensemble(tmp_path_factory.mktemp("served"), [{}, {"hidden": 4}], weights=[0.7, 0.3])
+    with Scripted(found) as service, Server(service, port=0, limits=Limits(body_bytes=20_000)) as server:
+        yield found, server
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with triton.InferenceServerClient(served[1].url.removeprefix("http://")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(served):
+    return served[0].predict(X)
+
+
+def tensor(x, *, binary):
+    found = triton.InferInput("input", list(x.shape), "FP32")
+    found.set_data_from_numpy(x, binary_data=binary)
+    return found
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+@pytest.mark.parametrize("parameters", PARAMETERS)
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_inference(client, expected, outputs, parameters, binary):
+    """Every way to compress the request and the reply; a model's name with its version, and without."""
+    asked = OUTPUTS[outputs] and [
+        triton.InferRequestedOutput(name, binary_data=as_is) for name, as_is in OUTPUTS[outputs]
+    ]
+    for number, (to, back) in enumerate(itertools.product(COMPRESSIONS, repeat=2)):
+        found = client.infer(
+            "ensemble",
+            [tensor(X, binary=binary)],
+            model_version="1" if number % 2 else "",
+            request_id="seven",
+            outputs=asked,
+            request_compression_algorithm=to,
+            response_compression_algorithm=back,
+            **PARAMETERS[parameters],
+        )
+        np.testing.assert_allclose(found.as_numpy("prediction"), expected, atol=1e-6)
+        reply = found.get_response()
+        assert (reply["id"], reply["model_name"]) == ("seven", "ensemble")
+        names = {one["name"] for one in reply["outputs"]}
+        if asked:
+            assert names == {name for name, _ in OUTPUTS[outputs]}
+            for one in reply["outputs"]:
+                assert ("data" in one) != dict(OUTPUTS[outputs])[one["name"]]
+        else:
+            assert ("uncertainty_total" in names) == ("parameters" in PARAMETERS[parameters])
+        ignored = reply["parameters"].get("parameters_ignored", [])
+        assert (
+            set(ignored)
+            == {
+                "none": set(),
+                "the protocol's": {"priority", "timeout", "sequence_id", "sequence_start", "sequence_end"},
+                "one's own": {"tenant", "weight"},
+            }[parameters]
+        )
+
+
+def test_inference_beside_each_other(client, expected):
+    waiting = [client.async_infer("ensemble", [tensor(X, binary=True)]) for _ in range(4)]
+    for each in waiting:
+        np.testing.assert_allclose(each.get_result().as_numpy("prediction"), expected, atol=1e-6)
+
+
+def test_health(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("ensemble")
+    assert client.is_model_ready("ensemble", "1")
+    assert not client.is_model_ready("other")
+
+
+def test_metadata_and_configuration(client):
+    assert {"binary_tensor_data", "model_configuration", "statistics"} <= set(
+        client.get_server_metadata()["extensions"]
+    )
+    metadata, config = client.get_model_metadata("ensemble"), client.get_model_config("ensemble", "1")
+    assert config["name"] == metadata["name"] == "ensemble"
+    assert config["input"] == [{"name": "input", "data_type": "TYPE_FP32", "dims": [5]}]
+    assert [one["name"] for one in config["output"]] == [one["name"] for one in metadata["outputs"]]
+    assert config["output"][:2] == [
+        {"name": "prediction", "data_type": "TYPE_FP64", "dims": [-1]},
+        {"name": "uncertainty_total", "data_type": "TYPE_FP64", "dims": [1]},
+    ]
+    assert config["max_batch_size"] == 8192
+
+
+def test_statistics(client):
+    """What was asked between two looks is counted, with its rows; a refusal apart."""
+    before = client.get_inference_statistics("ensemble")["model_stats"][0]
+    client.infer("ensemble", [tensor(X, binary=True)])
+    with pytest.raises(triton.InferenceServerException, match=r"allowed: \['N', 5\]"):
+        client.infer("ensemble", [tensor(X[:, :2].copy(), binary=True)])
+    after = client.get_inference_statistics("ensemble", "1")["model_stats"][0]
+    assert after["inference_count"] == before["inference_count"] + ROWS
+    assert after["last_inference"] > 1_700_000_000_000
+    for part, more in {"success": 1, "fail": 1, "compute_input": 1, "compute_infer": 1, "compute_output": 1}.items():
+        one, other = (told["inference_stats"][part] for told in (before, after))
+        assert other["count"] == one["count"] + more
+        assert other["ns"] > one["ns"]
+    assert client.get_inference_statistics()["model_stats"][0]["name"] == "ensemble"
+
+
+def test_index(client, served, monkeypatch):
+    assert client.get_model_repository_index() == [{"name": "ensemble", "version": "1", "state": "READY", "reason": ""}]
+    monkeypatch.setattr(Scripted, "ready", lambda self: False)
+    assert client.get_model_repository_index()[0]["state"] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda client: client.infer("other", [tensor(X, binary=True)]), "got 'other'; allowed: ensemble"),
+        (lambda client: client.get_model_config("other"), "got 'other'; allowed: ensemble"),
+        (lambda client: client.get_inference_statistics("other"), "got 'other'; allowed: ensemble"),
+        (lambda client: client.load_model("ensemble"), "there is nothing here"),
+        (
+            lambda client: client.infer(
+                "ensemble",
+                [tensor(X, binary=True)],
+                outputs=[triton.InferRequestedOutput("prediction", class_count=2)],
+            ),
+            "got 'classification'; allowed: values of the tensor itself",
+        ),
+        (
+            lambda client: client.infer(
+                "ensemble", [triton.InferInput("input", [1, 5], "FP32").set_shared_memory("region", 20)]
+            ),
+            "got 'shared_memory_region'; allowed: values of the tensor itself",
+        ),
+    ],
+)
+def test_what_is_not_there_is_said(client, call, sentence):
+    with pytest.raises(triton.InferenceServerException) as caught:
+        call(client)
+    assert sentence in str(caught.value)
+
+
+class TestWithoutTheClient:
+    def test_no_content_type(self, served, expected):
+        """As JSON, or binary where the length of the JSON part is told."""
+        told, url = json.dumps(body(X[:3])).encode(), served[1].url + INFER
+        assert "content-type" not in HTTP.build_request("POST", url, content=told).headers
+        found = HTTP.post(url, content=told)
+        np.testing.assert_allclose(np.reshape(found.json()["outputs"][0]["data"], (3, 3)), expected[:3], atol=1e-6)
+        binary, length = triton.InferenceServerClient.generate_request_body([tensor(X[:3], binary=True)])
+        found = HTTP.post(url, content=binary, headers={"Inference-Header-Content-Length": str(length)})
+        assert found.status_code == 200
+        np.testing.assert_allclose(np.frombuffer(found.content[-72:]).reshape(3, 3), expected[:3], atol=1e-6)
+
+    @pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}])
+    def test_a_page_of_another_site_is_refused(self, served, headers):
+        """It cannot leave out where it comes from."""
+        stranger = {"Origin": "http://evil.example", **headers}
+        assert HTTP.post(served[1].url + INFER, content=b"{}", headers=stranger).status_code == 403
+        kind = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert HTTP.post(served[1].url + INFER, content=b"{}", headers=kind).status_code == 415
+
+    @pytest.mark.parametrize("encoding", ["gzip", "deflate", "deflate, bare"])
+    def test_compressed_requests(self, served, encoding):
+        """What is too large once inflated, cut off, followed by something, or none at all."""
+        packed = {"gzip": gzip.compress, "deflate": zlib.compress, "deflate, bare": bare}[encoding]
+        told = json.dumps(body(X[:3])).encode()
+        kind = encoding.partition(",")[0]
+
+        def post(content):
+            found = HTTP.post(served[1].url + INFER, content=content, headers={"Content-Encoding": kind})
+            return found.status_code, found.json().get("error", "")
+
+        assert post(packed(told)) == (200, "")
+        for size in (20_001, 10_000_000):
+            assert post(packed(b" " * size)) == (413, "body: is too large once inflated; allowed: up to 20000 bytes")
+        assert post(packed(told)[:-9]) == (400, f"body: ends within its {kind}; allowed: the whole of it")
+        assert post(packed(told) + b"more") == (400, f"body: got 4 bytes behind its {kind}; allowed: none")
+        assert post(b"\xff" + told) == (400, f"body: is no valid {kind}; allowed: what Content-Encoding says")
+        assert post(b"")[0] == 400
+
+    def test_encodings_that_are_not_known(self, served):
+        for encoding in ("br", "gzip, gzip", "x" * 500):
+            found = HTTP.post(served[1].url + INFER, content=b"{}", headers={"Content-Encoding": encoding})
+            assert found.status_code == 415
+            assert "allowed: gzip, deflate or identity" in found.json()["error"]
+
+    @pytest.mark.parametrize(
+        ("accept", "encoding"),
+        [
+            (None, None), ("identity", None), ("gzip", "gzip"), ("deflate", "deflate"), ("br, deflate", "deflate"),
+            ("gzip;q=0, deflate;q=0.5", "deflate"), ("*", "gzip"), ("gzip; q=0.000, *;q=0", None), ("GZIP", "gzip"),
+        ],
+    )  # fmt: skip
+    def test_replies_are_compressed_as_asked(self, served, accept, encoding):
+        """Those that are short stay as they are."""
+        headers = {"Accept-Encoding": accept or ""}
+        found = HTTP.post(served[1].url + INFER, json=body(X), headers=headers)
+        assert found.headers.get("Content-Encoding") == encoding
+        assert found.json()["outputs"][0]["shape"] == [ROWS, 3]
+        short = HTTP.post(served[1].url + INFER, json=body(X[:1]), headers=headers)
+        assert "Content-Encoding" not in short.headers
+
+    @pytest.mark.parametrize(
+        "path", ["/v2/health/live", "/v2/health/ready", "/v2/models/ensemble/ready", "/v2", "/metrics"]
+    )
+    def test_head_is_get_without_a_body(self, served, path):
+        one, other = HTTP.head(served[1].url + path), HTTP.get(served[1].url + path)
+        assert (one.status_code, one.content) == (200, b"")
+        assert one.headers["Content-Type"] == other.headers["Content-Type"]
+
+    def test_the_description_says_what_metrics_are(self, served):
+        told = HTTP.get(f"{served[1].url}/openapi.json").json()["paths"]
+        assert list(told["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+        assert {"/v2/models/{model}/config", "/v2/models/{model}/stats", "/v2/repository/index"} <= told.keys()
+
+
+def bare(content):
+    """Return the deflate that some clients send: without zlib's header."""
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(content) + stream.flush()
