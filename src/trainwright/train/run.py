@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
@@ -69,11 +70,15 @@ class Run:
         self._count: Callable[[], None] = lambda: None
         self._parallel: Parallel | None = None
         self._budgeted: Budgeted | None = None
+        _refuse_together(plan=plan, slots=slots, memory=memory, sync_bn=sync_bn)
+        if memory is not None:
+            self._budgeted = self._within(memory)
+        to_call = self._bare if self._budgeted is None else self._budgeted.module
         if plan is not None:
-            if slots is not None:
-                raise TrialError(f"prepare: slots={slots} and a plan; give one of them: slots are data parallel")
             self._micro_batch = micro_batch or plan.micro_batch
-            self._parallel = planned(self._bare, optimizer, plan, sync_bn=sync_bn)
+            if self._budgeted is not None:  # which says what is run again
+                plan = replace(plan, recompute="none", recomputed=())
+            self._parallel = planned(to_call, optimizer, plan, sync_bn=sync_bn)
             self._bare = self._parallel.module
         place, places = self._place
         if loader is not None:
@@ -93,13 +98,6 @@ class Run:
                     "batch over the slots"
                 )
             self._slots = Slots(model, count=slots, trial=trial)
-        to_call = self._bare
-        if memory is not None:
-            if plan is not None or slots is not None:
-                other = "a parallel plan" if plan is not None else f"slots={slots}"
-                raise TrialError(f"prepare: memory={memory!r} and {other}; give one of them")
-            self._budgeted = self._within(memory)
-            to_call = self._budgeted.module
         self.model: torch.nn.Module
         if self._parallel is not None:
             self.model = self._parallel
@@ -279,16 +277,16 @@ class Run:
 
         assert self._loss is not None  # noqa: S101 -- `step` has seen to it
         alone = self._trial.world_size == 1
-        if self._parallel is not None:
+        if self._parallel is not None and self._budgeted is None:
             return self._parallel.backward(self._loss, self._even(batch))
-        parts = self._parts(batch)
+        parts = self._parts(batch) if self._parallel is None else self._even(batch)
         if self._budgeted is not None:
             self._budgeted.accumulate = len(parts) > 1
         total: Any = 0.0
         for number, (weight, part) in enumerate(parts, 1):
             with nullcontext() if alone or number == len(parts) else self.model.no_sync():  # type: ignore[operator]  # DDP's
                 if self._budgeted is not None:
-                    self._budgeted.loss = functools.partial(_loss_on, self._loss, part)
+                    self._budgeted.loss = functools.partial(_loss_on, self._loss, part, self._autocast())
                 loss = self._loss(self.model, part)
                 if self._budgeted is not None:
                     self._budgeted.loss = None  # it holds the batch
@@ -310,6 +308,13 @@ class Run:
             )
         return [(1.0, batch)] if self._parallel.plan.degrees.pipeline > 1 else self._parts(batch)
 
+    def _autocast(self) -> "AbstractContextManager[Any]":
+        """Return what the loss is computed in: a plan's precision is that of the model's forward pass alone."""
+        import torch
+
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
+
     def _parts(self, batch: Any) -> list[tuple[float, Any]]:
         """Return the micro-batches of a batch, each with the part of it that it is."""
         size = self._micro_batch if self._step is None else self._step.micro_batch
@@ -321,8 +326,36 @@ class Run:
         return [(samples_in(part) / count, part) for part in cut(batch, size)]
 
 
-def _loss_on(loss: "Callable[[torch.nn.Module, Any], torch.Tensor]", batch: Any, model: "torch.nn.Module") -> Any:
-    return loss(model, batch)
+def _loss_on(
+    loss: "Callable[[torch.nn.Module, Any], torch.Tensor]",
+    batch: Any,
+    surroundings: "AbstractContextManager[Any]",
+    model: "torch.nn.Module",
+) -> Any:
+    with surroundings:
+        return loss(model, batch)
+
+
+def _refuse_together(*, plan: "ParallelPlan | None", slots: int | None, memory: Any, sync_bn: bool) -> None:
+    """Raise `TrialError` for settings that cannot be combined."""
+    if plan is not None and slots is not None:
+        raise TrialError(f"prepare: slots={slots} and a plan; give one of them: slots are data parallel")
+    if memory is not None and slots is not None:
+        raise TrialError(f"prepare: memory={memory!r} and slots={slots}; give one of them")
+    if sync_bn and plan is None:
+        raise TrialError("prepare: sync_bn=True without a plan; give plan=, a data parallel one for instance")
+    if sync_bn and memory is not None:
+        raise TrialError(
+            f"prepare: memory={memory!r} and sync_bn=True; give one of them: a norm that is run again on one rank "
+            "would wait for the others"
+        )
+    if memory is not None and plan is not None and (plan.zero or plan.degrees.data != plan.degrees.devices):
+        what = f"ZeRO {plan.zero}" if plan.zero else "other degrees than data"
+        raise TrialError(
+            f"prepare: memory={memory!r} and a plan, {plan.strategy!r}, of {what}; allowed with a budget: a plan for "
+            "one device, or a data parallel one without ZeRO. For others leave out memory=: what they recompute is "
+            "part of the plan"
+        )
 
 
 class _Placed:

@@ -1,10 +1,11 @@
 """A trial within a memory budget: the parameters of one without, on one rank or two, over checkpoints and batches."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
-from rank_group import on_ranks
+from rank_group import on_ranks, plan_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -42,6 +43,20 @@ class Branched(nn.Module):
         return self.last(self.drop(x))
 
 
+class Used(Branched):
+    """Every parameter is trained; none is used twice, where autocast would add up gradients in another order."""
+
+    def __init__(self):
+        super().__init__()
+        del self.unused
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.last(self.drop(x))
+
+
 def data(count=768):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(count, 6, generator=generator)
@@ -61,10 +76,10 @@ def trial_of(rank=0, world=1, directory=None, heard=None):
     return Trial(assignment, heard or Heard())
 
 
-def train(trial, *, stop_after=EPOCHS, own_loop=False, **settings):
+def train(trial, *, stop_after=EPOCHS, own_loop=False, make=Branched, **settings):
     """Return the losses of epochs, all parameters, buffers and optimizer state, and the memory plan."""
     torch.manual_seed(3)
-    model = Branched()
+    model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = DataLoader(data(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1))
     run = trial.prepare(model, optimizer, batches, loss=None if own_loop else loss_of, **settings)
@@ -181,12 +196,50 @@ def test_a_larger_batch_is_planned_anew():
     [
         (InfeasibleBudget, "allowed: at least .* raise the budget(,| or) shrink the batch", {"memory": "1 kB"}),
         (TrialError, r"memory='1 GiB' and slots=2; give one of them", {"memory": "1 GiB", "slots": 2}),
+        (
+            TrialError,
+            r"memory='1 GiB' and a plan, 'tensor', of other degrees than data; allowed with a budget: a plan for one",
+            {"memory": "1 GiB", "plan": plan_of(tensor=2)},
+        ),
+        (TrialError, "and a plan, 'data', of ZeRO 3; allowed", {"memory": 0.5, "plan": plan_of(data=2, zero=3)}),
+        (TrialError, r"memory=0.5 and sync_bn=True", {"memory": 0.5, "plan": plan_of(data=2), "sync_bn": True}),
+        (TrialError, r"sync_bn=True without a plan; give plan=", {"sync_bn": True}),
     ],
 )
 def test_refusals(error, match, settings):
     """What cannot be made to fit ends with a sentence that says how much is needed."""
     with pytest.raises(error, match=match):
         train(trial_of(), **settings)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+@pytest.mark.parametrize("micro_batch", [BATCH, BATCH // 2])
+def test_a_budget_with_a_plan_for_one_device(precision, micro_batch):
+    """The plan's precision and micro-batches, the budget's recomputation: as the plan alone, to the last bit."""
+    plan = plan_of(batch=BATCH, micro_batch=micro_batch, precision=precision)
+    expected = train(trial_of(), plan=plan, make=Used)
+    found = train(trial_of(), plan=dataclasses.replace(plan, recompute="full"), memory=0.9, make=Used)
+    assert same(list(expected[:2]), list(found[:2]))
+    assert found[2].solver != "none"
+    assert found[2].peak_bytes <= found[2].budget_bytes
+    assert ("gradients" in found[2].chain.fixed) is (micro_batch < BATCH)
+
+
+def test_the_loss_is_not_cast_with_the_model():
+    """A plan's precision is that of the model; the loss is measured as it is computed, outside autocast."""
+    seen = set()
+
+    def loss(model, batch):
+        found = loss_of(model, batch)
+        seen.add(torch.is_autocast_enabled("cpu"))
+        return found
+
+    trial, model = trial_of(), Branched()
+    plan = plan_of(batch=BATCH, micro_batch=BATCH, precision="amp-bf16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = trial.prepare(model, optimizer, DataLoader(data(), batch_size=BATCH), loss=loss, plan=plan, memory=0.95)
+    run.step(next(iter(run.loader)))
+    assert seen == {False}
 
 
 def test_two_ranks(tmp_path):
@@ -207,11 +260,13 @@ def test_two_ranks(tmp_path):
             "memory": check(memory=0.9),
             "plain, micro": check(micro_batch=64),
             "memory, micro": check(memory=0.9, micro_batch=64),
+            "plain, plan": check(plan=plan_of(data=2, batch=BATCH, micro_batch=BATCH // 2), make=Used),
+            "memory, plan": check(plan=plan_of(data=2, batch=BATCH, micro_batch=BATCH // 2), make=Used, memory=0.9),
         },
         tmp_path,
     )
-    for name in ("", ", micro"):
+    for name in ("", ", micro", ", plan"):
         for plain, planned in zip(found[f"plain{name}"], found[f"memory{name}"], strict=True):
             assert same(list(plain[:2]), list(planned[:2])), planned
             assert planned[2][0] != "none"
-            assert planned[2][1] >= sum(each.nbytes for each in Branched().parameters())
+            assert planned[2][1] >= sum(each.nbytes for each in Used().parameters())

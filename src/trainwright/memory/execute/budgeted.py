@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainwright.memory.execute.counted import granule_of, tensors_of, total_bytes
+from trainwright.memory.execute.counted import granule_of, total_bytes
 from trainwright.memory.execute.fitting import apply, fit
 from trainwright.memory.execute.measure import Call
+from trainwright.memory.execute.trees import tensors_of
 from trainwright.memory.plan_record import Plan
 
 __all__ = ["Budgeted"]

@@ -33,12 +33,13 @@ from trainwright.kernels import Flags
 from trainwright.memory.budget import read_budget, readable
 from trainwright.memory.compiled_plan import CompiledPlan, Compiler, RunAgain, SavedValue
 from trainwright.memory.execute.allocated import allocated_bytes
-from trainwright.memory.execute.counted import granule_of, tensors_of, total_bytes
+from trainwright.memory.execute.counted import granule_of, total_bytes
 from trainwright.memory.execute.entry import Forward
 from trainwright.memory.execute.measure import called, named_state_bytes, plain_peak, train_once, untouched
 from trainwright.memory.execute.optimizers import state_bytes
 from trainwright.memory.execute.stages import check_trains
 from trainwright.memory.execute.traced import Traced
+from trainwright.memory.execute.trees import tensors_of
 from trainwright.memory.saving import Choice, choose, least
 
 __all__ = ["apply_compiled", "fit_compiled"]

@@ -1,16 +1,15 @@
 """Bytes of the storages in trees of tensors, as the allocator rounds them."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from trainwright.memory.execute.trees import tensors_of
 from trainwright.memory.execute.values import storage_key
 
-__all__ = ["granule_of", "rounded", "storages", "tensors_of", "total_bytes"]
+__all__ = ["granule_of", "rounded", "storages", "total_bytes"]
 
 _CPU_GRANULE, _CUDA_GRANULE = 64, 512
 
@@ -18,21 +17,6 @@ _CPU_GRANULE, _CUDA_GRANULE = 64, 512
 def granule_of(model: nn.Module) -> int:
     """Return what the allocator of the model's device rounds a storage up to."""
     return _CUDA_GRANULE if any(each.is_cuda for each in model.parameters()) else _CPU_GRANULE
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a tree; of dataclasses and mappings that torch takes for leaves, too."""
-    return [leaf for leaf in _leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Mapping):
-            yield from _leaves(list(leaf.values()))
-        elif is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _leaves([getattr(leaf, each.name) for each in fields(leaf)])
-        else:
-            yield leaf
 
 
 def storages(tree: Any) -> set[int]:

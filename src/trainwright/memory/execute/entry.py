@@ -11,11 +11,12 @@ from torch import nn
 
 from trainwright.errors import BudgetExceeded, PlanMismatch, UnsupportedModel
 from trainwright.memory.budget import readable
-from trainwright.memory.execute.counted import granule_of, tensors_of, total_bytes
+from trainwright.memory.execute.counted import granule_of, total_bytes
 from trainwright.memory.execute.interpreter import Program
 from trainwright.memory.execute.program import Act
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.tracing import Form
+from trainwright.memory.execute.trees import tensors_of
 
 __all__ = ["Forward", "carried_out"]
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map_only
 
-from trainwright.memory.execute.counted import tensors_of
 from trainwright.memory.execute.measure import Call, called, train_once, untouched
+from trainwright.memory.execute.trees import flatten, map_only, tensors_of
 
 __all__ = ["Stepped"]
 
@@ -28,12 +27,12 @@ class Stepped:
     def of(cls, run: Callable[..., Any], model: nn.Module, sample: Any, loss: Loss | None) -> "Stepped":
         """Return what `run` leaves behind in the place of a model, which is as before afterwards."""
         given = called(sample)
-        args, kwargs = tree_map_only(torch.Tensor, _anew, (given.args, dict(given.kwargs)))
+        args, kwargs = map_only(torch.Tensor, _anew, (given.args, dict(given.kwargs)))
         results: list[Any] = []
 
         def kept(*args: Any, **kwargs: Any) -> Any:
             out = run(*args, **kwargs)
-            results.append(tree_map_only(torch.Tensor, lambda t: t.detach().clone(), out))
+            results.append(map_only(torch.Tensor, lambda t: t.detach().clone(), out))
             return out
 
         with untouched(model):
@@ -52,7 +51,7 @@ def _anew(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _left(model: nn.Module, given: Any, out: Any) -> Iterator[tuple[str, Any]]:
-    leaves, spec = tree_flatten(out)
+    leaves, spec = flatten(out)
     yield "the kind of its result", (spec, [type(leaf) for leaf in leaves])
     for place, tensor in enumerate(tensors_of(out)):
         yield f"its result ({place})", tensor

@@ -22,12 +22,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
 from trainwright.memory.execute.copies import Copies, copies_for
-from trainwright.memory.execute.counted import tensors_of
 from trainwright.memory.execute.program import FORWARDS, Act, Leave, arranged, lent, moved
 from trainwright.memory.execute.readers import apart_in_backward, outside, read_later, wanted_after, without_graph
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, Buffers, Seen
 from trainwright.memory.execute.tracing import hooked
+from trainwright.memory.execute.trees import tensors_of
 from trainwright.memory.execute.values import (
     Away,
     Block,

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_map_only
 
 from trainwright.errors import BudgetError, UnsupportedModel, closest
 from trainwright.memory.chain import NO_LOSS, Chain, Stage
-from trainwright.memory.execute.counted import granule_of, rounded, storages, tensors_of, total_bytes
+from trainwright.memory.execute.counted import granule_of, rounded, storages, total_bytes
 from trainwright.memory.execute.skipping import Skipping, handed_on
 from trainwright.memory.execute.stages import Row
 from trainwright.memory.execute.surroundings import Autocast, swapped
 from trainwright.memory.execute.tracing import as_before
+from trainwright.memory.execute.trees import map_only, tensors_of
 from trainwright.memory.execute.values import saving_nothing, storage_key, written
 from trainwright.profile.storages import StorageTracker
 
@@ -269,7 +269,7 @@ def _measured_stage(
     """
 
     def opened() -> Any:
-        return tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), value)
+        return map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), value)
 
     def plain() -> tuple[Any, dict[str, Any]]:
         with saving_nothing():
@@ -289,7 +289,7 @@ def _measured_stage(
     entered = opened()
     shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
     views = {id(t): t.view_as(t) for t in shared}
-    given = tree_map_only(torch.Tensor, partial(_instead, views), entered)
+    given = map_only(torch.Tensor, partial(_instead, views), entered)
     tracker.restart_peak()
     before = tracker.live_bytes
     with tracker:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from trainwright.memory.execute.program import FORWARDS, Script
 from trainwright.memory.execute.stages import Row
+from trainwright.memory.execute.trees import map_only
 from trainwright.memory.execute.values import apart
 
 __all__ = ["apart_in_backward", "outside", "read_later", "wanted_after", "without_graph"]
@@ -58,9 +58,9 @@ def apart_in_backward(value: Any) -> Any:
         seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
         return seen
 
-    return tree_map_only(torch.Tensor, view, value)
+    return map_only(torch.Tensor, view, value)
 
 
 def without_graph(value: Any) -> Any:
     """Return a value of a rerun for the next stage: a graph behind it would hold what the run began with."""
-    return tree_map_only(torch.Tensor, apart, value)
+    return map_only(torch.Tensor, apart, value)

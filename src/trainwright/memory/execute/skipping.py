@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_map_only
 
 from trainwright.memory.chain import Skip, Stage
-from trainwright.memory.execute.counted import storages, tensors_of, total_bytes
+from trainwright.memory.execute.counted import storages, total_bytes
 from trainwright.memory.execute.stages import Row
+from trainwright.memory.execute.trees import map_only, tensors_of
 from trainwright.memory.execute.values import differentiable, storage_key
 
 __all__ = ["Skipping"]
@@ -112,7 +112,7 @@ def _held(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> lis
         # No leaf: the graph would hold it for its gradient.
         return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
-    value, values = given[0], [tree_map_only(torch.Tensor, own, each) for each in given[1]]
+    value, values = given[0], [map_only(torch.Tensor, own, each) for each in given[1]]
     out, made = call((value, values))
     named = {**dict(zip(read, values, strict=True)), **made}
     kept = {name: [weakref.ref(t.untyped_storage()) for t in tensors_of(each)] for name, each in named.items()}

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import fx
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy
 
 from trainwright.errors import UnsupportedModel
 from trainwright.kernels import Flags
 from trainwright.memory.execute.allocated import allocated_bytes
-from trainwright.memory.execute.counted import tensors_of, total_bytes
+from trainwright.memory.execute.counted import total_bytes
+from trainwright.memory.execute.trees import leaves_of, map_only, tensors_of
 from trainwright.memory.saving import Choice, Step
 
 __all__ = ["Traced"]
@@ -49,7 +49,7 @@ class Traced:
                 "models whose shapes follow from the sample's; take backend='eager'"
             )
         (results,) = (node for node in graph.nodes if node.op == "output")
-        outputs = [each if isinstance(each, fx.Node) else None for each in tree_leaves(results.args[0])]
+        outputs = [each if isinstance(each, fx.Node) else None for each in leaves_of(results.args[0])]
         handed = [each for each in outputs if each is not None]
         ahead = _ancestors(each for each in outputs[:forward_outputs] if each is not None)
         # What else an operation of the forward makes is there from then on: masks, means and deviations.
@@ -258,14 +258,14 @@ def _runs(node: fx.Node) -> bool:
 @contextlib.contextmanager
 def _call(node: fx.Node) -> Iterator[Callable[[], Any]]:
     with no_dispatch(), torch.no_grad():
-        args, kwargs = tree_map_only(fx.Node, _made, (node.args, node.kwargs))
+        args, kwargs = map_only(fx.Node, _made, (node.args, node.kwargs))
         yield lambda: node.target(*args, **kwargs)  # type: ignore[operator]  # an operation
 
 
 def _shapes(tree: Any) -> Any:
-    return tree_map_only(
+    return map_only(
         fx.Node,
-        lambda node: str([(tuple(t.shape), t.stride(), t.dtype) for t in tree_leaves(node.meta.get("val"))
+        lambda node: str([(tuple(t.shape), t.stride(), t.dtype) for t in leaves_of(node.meta.get("val"))
                           if isinstance(t, torch.Tensor)]),
         tree,
     )  # fmt: skip
@@ -275,15 +275,15 @@ def _made(node: fx.Node) -> Any:
     def zeros(value: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).zero_()
 
-    return tree_map_only(torch.Tensor, zeros, node.meta["val"])
+    return map_only(torch.Tensor, zeros, node.meta["val"])
 
 
 def _nbytes(node: fx.Node) -> int:
-    return sum(t.numel() * t.itemsize for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor))
+    return sum(t.numel() * t.itemsize for t in leaves_of(node.meta.get("val")) if isinstance(t, torch.Tensor))
 
 
 def _on_cuda(node: fx.Node) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(node.meta.get("val")))
+    return any(isinstance(t, torch.Tensor) and t.is_cuda for t in leaves_of(node.meta.get("val")))
 
 
 def _wait(node: fx.Node) -> None:

@@ -7,18 +7,18 @@ is one that cannot be traced at all.
 
 import copy
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.fx.immutable_collections import immutable_dict
 
 from trainwright.memory.execute.surroundings import Autocast, Draws
+from trainwright.memory.execute.trees import Spec, flatten, unflatten
 
 __all__ = ["Around", "Form", "Tracer", "Watch", "above", "as_before", "hooked"]
 
@@ -32,7 +32,7 @@ class Form:
     """What calls of a model have in common that one graph serves: how arguments are nested, which are None or flags."""
 
     signature: inspect.Signature
-    spec: TreeSpec
+    spec: Spec
     leaves: tuple[Any, ...]
 
     @classmethod
@@ -69,7 +69,7 @@ class Form:
 
     def arguments(self, values: Iterator[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the arguments of a call with these values."""
-        args, kwargs = tree_unflatten([next(values) if own is _VALUE else own for own in self.leaves], self.spec)
+        args, kwargs = unflatten([next(values) if own is _VALUE else own for own in self.leaves], self.spec)
         return args, kwargs
 
     def __str__(self) -> str:
@@ -80,10 +80,10 @@ class Form:
         return ", ".join(f"{name}={'...' if value is Ellipsis else repr(value)}" for name, value in named.items())
 
 
-def _flat(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], TreeSpec]:
+def _flat(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Spec]:
     bound = signature.bind(None, *args, **kwargs)
     bound.apply_defaults()
-    return tree_flatten((bound.args[1:], bound.kwargs))
+    return flatten((bound.args[1:], bound.kwargs))
 
 
 def _told(leaf: Any) -> Any:
@@ -167,10 +167,11 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         """Return an argument of an operation; a container of a class of its own is made anew with each run."""
         kind: Any = type(a)
-        if issubclass(kind, OrderedDict) and kind is not OrderedDict:
+        if is_dataclass(a) and not isinstance(a, type | nn.Module):
+            own = {each.name: self.create_arg(getattr(a, each.name)) for each in fields(a) if each.init}
+            return self.create_node("call_function", kind, (), own)
+        if isinstance(a, Mapping) and kind not in {dict, immutable_dict}:
             items = {key: self.create_arg(value) for key, value in a.items()}
-            if is_dataclass(kind):
-                return self.create_node("call_function", kind, (), items)
             return self.create_node("call_function", kind, (items,), {})
         return super().create_arg(a)
 

@@ -8,10 +8,10 @@ from weakref import WeakValueDictionary, ref
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from trainwright.errors import UnsupportedModel
 from trainwright.memory.execute.copies import Copies, Packet
+from trainwright.memory.execute.trees import Spec, flatten, unflatten
 
 __all__ = [
     "Away",
@@ -36,14 +36,14 @@ class Boundary:
     """What one stage hands to the next: the leaves of a tree, its tensors out of the graph."""
 
     leaves: list[Any]
-    spec: TreeSpec
+    spec: Spec
     versions: list[int]
     """How often each tensor had been written; empty for those that came from the host, which nobody else has seen."""
 
     @classmethod
     def of(cls, value: Any) -> "Boundary":
         """Return a tree of tensors as a boundary."""
-        leaves, spec = tree_flatten(value)
+        leaves, spec = flatten(value)
         leaves = [apart(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         made = cls(leaves, spec, [])
         made.versions = [tensor._version for tensor in made.tensors()]  # noqa: SLF001  nothing else counts writes
@@ -58,7 +58,7 @@ class Boundary:
         for tensor, version in zip(self.tensors(), self.versions, strict=False):
             if tensor._version != version:  # noqa: SLF001  as above
                 raise written(where, "what it reads")
-        return tree_unflatten(self.leaves, self.spec)
+        return unflatten(self.leaves, self.spec)
 
 
 class Block:
@@ -260,7 +260,10 @@ def saving_nothing(told: Callable[[torch.Tensor], None] = lambda _: None) -> sav
 
 
 def _nothing(_: Any) -> torch.Tensor:
-    raise AssertionError("no backward goes through a graph that saves nothing")
+    raise UnsupportedModel(
+        "model: got a value that holds tensors where nobody can find them, such as an object of a class of its own; "
+        "allowed: tuples, lists, mappings and dataclasses of tensors, between layers and as the result"
+    )
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -4,7 +4,10 @@ from collections import Counter
 
 from torch import nn
 
-__all__ = ["blocks_of", "chain_of", "units_of"]
+from trainwright.errors import UnsupportedPlan
+from trainwright.memory.execute.tracing import hooked
+
+__all__ = ["blocks_of", "chain_of", "refuse_hooks", "units_of"]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -22,6 +25,17 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         inner = blocks_of(child) if isinstance(child, nn.ModuleList | nn.Sequential) else []
         found += inner or [child] * (_weighs(child) and any(True for _ in child.children()))
     return found
+
+
+def refuse_hooks(model: nn.Module, strategy: str) -> None:
+    """Refuse blocks with hooks where each rank has a part of a sequence, which is all that a hook would see."""
+    found = next((block for block in blocks_of(model) if hooked(block)), None)
+    if found is not None:
+        raise UnsupportedPlan.of(
+            strategy,
+            f"{type(found).__name__} has hooks, which would see a part of each sequence; allowed: hooks of modules "
+            "before the first block or after the last",
+        )
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:

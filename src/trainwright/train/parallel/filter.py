@@ -80,7 +80,7 @@ class FilterNorm(nn.Module):
     @staticmethod
     def fits(layer: Any, world: int) -> bool:
         """Whether a layer is of a kind and size that can be divided so."""
-        return isinstance(layer, NORMS) and layer.num_features % world == 0
+        return is_plain(layer, NORMS) and layer.num_features % world == 0
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """Return this rank's channels, normalised."""

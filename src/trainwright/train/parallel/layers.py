@@ -9,24 +9,38 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-__all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "is_plain", "replace_layers"]
+from trainwright.memory.execute.tracing import hooked
+
+__all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "is_plain", "marked", "replace_layers"]
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is one of `LAYERS` as torch has it.
+def is_plain(layer: nn.Module, kinds: tuple[type[nn.Module], ...] = LAYERS) -> bool:
+    """Whether a layer does what torch's layer of one of these kinds does, and nothing else.
 
-    A forward pass of its own, a parametrisation or weight norm may need all of the weight, which no rank has.
+    A forward pass of its own, hooks, parametrisations and weight norm may need all of the weight or of the output,
+    which no rank has; hooks of a parameter are lost with it.
     """
-    kind = next((kind for kind in LAYERS if isinstance(layer, kind)), None)
-    if kind is None or any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in _FORWARD):
+    kind = next((kind for kind in kinds if isinstance(layer, kind)), None)
+    if kind is None or hooked(layer) or any(marked(each) for each in layer.parameters()):
         return False
-    return "weight" in layer._parameters and set(layer._parameters) <= {"weight", "bias"}  # noqa: SLF001
+    if any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in _FORWARD):
+        return False
+    held = {*layer._parameters, *layer._buffers}  # noqa: SLF001
+    return not any(name in vars(layer) for name in _FORWARD) and bool(held & _WEIGHTS) and held <= _HELD
 
 
-_FORWARD = ("forward", "_conv_forward")
+def marked(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has hooks, which what is put in its place would not have."""
+    return any(getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
+_FORWARD = ("__call__", "forward", "_conv_forward", "_check_input_dim")
+_WEIGHTS = {"weight", "in_proj_weight"}
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+_HELD = _WEIGHTS | _STATISTICS | {"bias", "in_proj_bias", *("q_proj_weight", "k_proj_weight", "v_proj_weight")}
 
 
 def divided(tensor: torch.Tensor, mesh: DeviceMesh, axis: str, placement: Shard) -> Any:

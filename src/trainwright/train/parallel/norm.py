@@ -4,59 +4,105 @@ Ioffe and Szegedy, arXiv 1502.03167. Sums are taken around the running mean, whi
 difference does not cancel.
 """
 
+import inspect
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
 
+from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.exchange import total as total_of
-from trainwright.train.parallel.layers import NORMS
 from trainwright.train.parallel.part import Part, whole
 
-__all__ = ["SynchronisedNorm"]
+__all__ = ["SynchronisedNorm", "learns_statistics"]
 
 
-class SynchronisedNorm(nn.Module):
-    """A batch normalisation whose batch is that of all ranks of `group`: an all-reduce of 2 C sums each way.
+def learns_statistics(layer: nn.Module) -> bool:
+    """Whether a layer normalises by the statistics of its batch: torch's batch norms, and any with running statistics.
 
-    Parameters, statistics and their names are the layer's own. Every rank has as many samples as the others; rows may
-    differ. Of whole tensors `copies` ranks have the same.
+    `nn.SyncBatchNorm` takes those of all ranks by itself, instance norms those of each sample.
+    """
+    if isinstance(layer, nn.SyncBatchNorm | _InstanceNorm):
+        return False
+    return isinstance(layer, _BatchNorm) or "running_mean" in layer._buffers  # noqa: SLF001
+
+
+class SynchronisedNorm:
+    """The forward pass of a batch norm whose batch is that of all ranks of `group`: an all-reduce of 2 C sums each way.
+
+    `layer.forward = SynchronisedNorm(layer, group)`: the layer keeps its class and all that its class does; only the
+    call of `torch.nn.functional.batch_norm` that it makes in training is taken over. Every rank has as many samples as
+    the others; rows may differ. Of whole tensors `copies` ranks have the same. Raises `UnsupportedPlan` in training if
+    the layer makes no such call: then its statistics are those of this rank.
     """
 
-    weight: Any
-    bias: Any
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
-    num_batches_tracked: torch.Tensor
-
-    def __init__(self, layer: Any, group: dist.ProcessGroup, *, copies: int = 1) -> None:
-        super().__init__()
-        self.register_parameter("weight", layer.weight)  # None without affine
-        self.register_parameter("bias", layer.bias)
-        for name, each in layer.named_buffers():
-            self.register_buffer(name, each)
-        self._eps, self._momentum = layer.eps, layer.momentum
+    def __init__(self, layer: nn.Module, group: Any, *, copies: int = 1) -> None:
+        self._layer, self._forward = layer, layer.forward
         self._group, self._copies = group, copies
 
-    @staticmethod
-    def fits(layer: nn.Module) -> bool:
-        """Whether a layer is of this kind, and learns statistics."""
-        return isinstance(layer, NORMS) and bool(layer.track_running_stats)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer returns."""
+        if not self._layer.training:
+            return self._forward(*args, **kwargs)
+        with _TakenOver(self._group, self._copies) as taken:
+            found = self._forward(*args, **kwargs)
+        if not taken.calls:
+            raise UnsupportedPlan.of(
+                "sync_bn=True",
+                f"{type(self._layer).__name__} normalises without torch.nn.functional.batch_norm, so that its "
+                "statistics would be those of each rank alone; allowed: a layer that calls it, or sync_bn=False",
+            )
+        return found
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 -- torch's name
+
+class _TakenOver(TorchFunctionMode):
+    """Normalises by the statistics of all ranks where `batch_norm` is called for those of the batch."""
+
+    def __init__(self, group: Any, copies: int) -> None:
+        super().__init__()
+        self._group, self._copies = group, copies
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is not functional.batch_norm:
+            return func(*args, **(kwargs or {}))
+        self.calls += 1
+        call = _CALL.bind(*args, **(kwargs or {}))
+        call.apply_defaults()
+        return self._normalised(**call.arguments) if call.arguments["training"] else func(*args, **(kwargs or {}))
+
+    def _normalised(  # noqa: PLR0917 -- torch's signature
+        self,
+        input: torch.Tensor,  # noqa: A002 -- torch's name
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        training: bool,  # noqa: ARG002
+        momentum: float,
+        eps: float,
+    ) -> torch.Tensor:
         """Return the normalised input, in parts if it came in parts."""
         spatial = isinstance(input, Part) and input.division.spatial
         x = input.local if isinstance(input, Part) and spatial else whole(input)
-        mean, variance = (
-            self._statistics(x, *self._counts(input)) if self.training else (self.running_mean, self.running_var)
-        )
+        values, different = self._counts(input)
+        mean, variance = self._statistics(x, values, running_mean)
+        if running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                unbiased = variance * (different / max(1.0, different - 1))
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         shape = (1, -1, *(1 for _ in x.shape[2:]))
-        scale = (variance + self._eps).rsqrt()
-        scale = scale if self.weight is None else scale * self.weight
+        scale = (variance + eps).rsqrt()
+        scale = scale if weight is None else scale * weight
         shift = -mean * scale
-        shift = shift if self.bias is None else shift + self.bias
-        done = x * scale.view(shape) + shift.view(shape)
+        shift = shift if bias is None else shift + bias
+        done = (x * scale.view(shape) + shift.view(shape)).to(x.dtype)  # autocast may have made x narrower
         return Part.of(done, input.division) if isinstance(input, Part) and spatial else done
 
     def _counts(self, given: torch.Tensor) -> tuple[float, float]:
@@ -70,16 +116,20 @@ class SynchronisedNorm(nn.Module):
             return different, different
         return values * ranks, values * ranks / self._copies
 
-    def _statistics(self, x: torch.Tensor, total: float, different: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _statistics(
+        self, x: torch.Tensor, values: float, running_mean: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and variance of each channel over all ranks, in at least single precision."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [dim for dim in range(x.ndim) if dim != 1]
-        around = self.running_mean.detach().clone()
+        if running_mean is None:
+            around = total_of(x.detach().sum(dims), self._group) / values
+        else:
+            around = running_mean.detach().to(x.dtype, copy=True)
         moved = x - around.view(1, -1, *(1 for _ in x.shape[2:]))
         sums = total_of(torch.cat([moved.sum(dims), moved.square().sum(dims)]), self._group)
-        first, second = (sums / total).chunk(2)
-        mean, variance = first + around, (second - first.square()).clamp_min(0)
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            rate = 1 / float(self.num_batches_tracked) if self._momentum is None else self._momentum
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
-            self.running_var.lerp_((variance * (different / max(1.0, different - 1))).to(self.running_var.dtype), rate)
-        return mean, variance
+        first, second = (sums / values).chunk(2)
+        return first + around, (second - first.square()).clamp_min(0)
+
+
+_CALL = inspect.signature(functional.batch_norm)

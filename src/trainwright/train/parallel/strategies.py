@@ -14,13 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.errors import UnsupportedPlan
 from trainwright.plan import ParallelPlan
 from trainwright.train.parallel.averaging import Averaging
+from trainwright.train.parallel.blocks import refuse_hooks
 from trainwright.train.parallel.channel import ChannelParallel
 from trainwright.train.parallel.context import divide_sequence
 from trainwright.train.parallel.filter import FilterNorm, FilterParallel
-from trainwright.train.parallel.layers import LAYERS, replace_layers
+from trainwright.train.parallel.layers import LAYERS, marked, replace_layers
 from trainwright.train.parallel.mesh import mesh_of
 from trainwright.train.parallel.model import Loss, Parallel, Setup
-from trainwright.train.parallel.norm import SynchronisedNorm
+from trainwright.train.parallel.norm import SynchronisedNorm, learns_statistics
 from trainwright.train.parallel.part import wholes
 from trainwright.train.parallel.pipeline import Pipeline
 from trainwright.train.parallel.recomputing import run_again
@@ -39,9 +40,12 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
     if mesh is None:
         run_again(model, plan)
         return Parallel(_cast(Setup(module=model, call=model), plan, device.type), plan, None)
+    _refuse_marked(model, plan)
+    if inner == "context" or plan.sequence:
+        refuse_hooks(model, plan.strategy)
     _equalise(model)
     if sync_bn:
-        model = _synchronised(model, plan, mesh)
+        _synchronise(model, plan, mesh)
     if inner == "context":  # inside what is run again
         if plan.degrees.tensor > 1:
             divide_blocks(model, mesh["tensor"], sequence=False)
@@ -105,28 +109,34 @@ def _cast(setup: Setup, plan: ParallelPlan, device_type: str) -> Setup:
     return replace(setup, call=call, backward=None if setup.backward is None else backward)
 
 
+def _refuse_marked(model: nn.Module, plan: ParallelPlan) -> None:
+    """Refuse hooks of parameters where others are put in the place of all of these."""
+    found = next((name for name, each in model.named_parameters() if marked(each)), None)
+    if found is not None and (plan.zero or plan.degrees.tensor > 1):
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"{found} has a hook, which the parameter that stands for it on each rank would not have; allowed: hooks "
+            "with data, filter, channel, spatial, context and pipeline parallelism without ZeRO",
+        )
+
+
 def _equalise(model: nn.Module) -> None:
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
 
 
-def _synchronised(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
+def _synchronise(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
     """Take batch statistics over all ranks that have other samples, or other rows of them."""
     if plan.degrees.data * plan.degrees.spatial == plan.devices:
         group: Any = dist.group.WORLD
     elif plan.degrees.data > 1:
         group = mesh.get_group("data")
     else:
-        return model
-    return replace_layers(
-        model,
-        {
-            each: SynchronisedNorm(each, group, copies=plan.degrees.spatial)
-            for each in model.modules()
-            if SynchronisedNorm.fits(each)
-        },
-    )
+        return
+    for each in model.modules():
+        if learns_statistics(each):
+            each.forward = SynchronisedNorm(each, group, copies=plan.degrees.spatial)
 
 
 def _data(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:

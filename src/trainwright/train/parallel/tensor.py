@@ -18,6 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.exchange import gather, narrow, reduce, scatter
+from trainwright.train.parallel.layers import is_plain
 from trainwright.train.parallel.roles import Stretch, stretches_of
 
 __all__ = ["divide_blocks"]
@@ -82,6 +83,7 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
     sequence = part is not None
     around = Shard(1) if sequence else Replicate()
     parent = stretch.parent
+    _refuse_own(stretch)
     if stretch.attention is not None:
         attention = MultiheadParallel(getattr(parent, stretch.attention), mesh, sequence=sequence)
         setattr(parent, stretch.attention, attention)
@@ -104,6 +106,25 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
             _equal_everywhere(module, mesh)
         parent.register_forward_pre_hook(_entering(mesh, part), with_kwargs=True)
     _settled(parent)
+
+
+def _refuse_own(stretch: Stretch) -> None:
+    """Refuse layers that others are put in the place of, if they do more than torch's; and parametrised ones."""
+    parent = stretch.parent
+    names = [stretch.attention] if stretch.attention is not None else [*stretch.columns, stretch.row]
+    for name in names:
+        layer = getattr(parent, name)
+        replaced = stretch.fused and name != stretch.row
+        if stretch.attention is not None:
+            fits = is_plain(layer, (nn.MultiheadAttention,)) and is_plain(layer.out_proj)
+        else:
+            fits = is_plain(layer) if replaced else "weight" in layer._parameters  # noqa: SLF001
+        if not fits:
+            raise UnsupportedPlan.of(
+                "tensor",
+                f"{type(parent).__name__}.{name} has a forward pass, hooks or a parametrisation of its own; allowed: "
+                "torch's layer as it is, or a plan without tensor parallelism",
+            )
 
 
 def _equal_everywhere(module: nn.Module, mesh: DeviceMesh) -> None:

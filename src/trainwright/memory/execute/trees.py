@@ -1,0 +1,102 @@
+"""Trees of values: what models are given, hand on and return. The containers that torch knows, dataclasses, mappings.
+
+Torch's own trees take a dataclass or a mapping of a class of its own for a leaf, so that tensors in it would keep the
+graph of the stage that made them. Nothing is registered with torch: that would be for all code of the process.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["Spec", "flatten", "leaves_of", "map_only", "tensors_of", "unflatten"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a tree is without its leaves."""
+
+    outer: pytree.TreeSpec
+    """As torch sees it."""
+    inner: "tuple[_Record | None, ...]"
+    """Of each leaf that torch sees, what it consists of; None of one that is a leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A dataclass or a mapping without its values."""
+
+    kind: type
+    names: tuple[Any, ...]
+    values: Spec
+
+
+def flatten(tree: Any) -> tuple[list[Any], Spec]:
+    """Return the leaves of a tree, and what it is without them."""
+    outer, spec = pytree.tree_flatten(tree)
+    leaves: list[Any] = []
+    inner: list[_Record | None] = []
+    for leaf in outer:
+        named = _named(leaf)
+        if named is None:
+            leaves.append(leaf)
+            inner.append(None)
+        else:
+            below, values = flatten(list(named.values()))
+            leaves += below
+            inner.append(_Record(type(leaf), tuple(named), values))
+    return leaves, Spec(spec, tuple(inner))
+
+
+def unflatten(leaves: Iterable[Any], spec: Spec) -> Any:
+    """Return the tree of these leaves."""
+    return _tree(iter(leaves), spec)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """Return the leaves of a tree."""
+    return flatten(tree)[0]
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a tree."""
+    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree whose leaves of a kind are changed."""
+    leaves, spec = flatten(tree)
+    return unflatten([change(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves], spec)
+
+
+def _named(leaf: Any) -> Mapping[Any, Any] | None:
+    """Return the values of a dataclass or mapping by their names, None of what is a leaf."""
+    if isinstance(leaf, torch.Tensor | nn.Module | type):
+        return None
+    if is_dataclass(leaf):
+        own = {each.name: getattr(leaf, each.name) for each in fields(leaf) if hasattr(leaf, each.name)}
+        return own | getattr(leaf, "__dict__", {})
+    return leaf if isinstance(leaf, Mapping) else None
+
+
+def _tree(leaves: Iterator[Any], spec: Spec) -> Any:
+    outer = [next(leaves) if record is None else _made(record, _tree(leaves, record.values)) for record in spec.inner]
+    return pytree.tree_unflatten(outer, spec.outer)
+
+
+def _made(record: _Record, values: list[Any]) -> Any:
+    """Return a dataclass or mapping with these values; what it does when it is made it has done once."""
+    named = dict(zip(record.names, values, strict=True))
+    if not is_dataclass(record.kind):
+        return record.kind(named)
+    made = record.kind.__new__(record.kind)
+    for name, value in named.items():
+        object.__setattr__(made, name, value)  # a frozen one too
+    if isinstance(made, dict):  # whose items are its fields, but for those that are None
+        for each in fields(record.kind):
+            if named.get(each.name) is not None:
+                dict.__setitem__(made, each.name, named[each.name])
+    return made
