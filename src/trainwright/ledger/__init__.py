@@ -19,7 +19,7 @@ from trainwright.ledger.opening import is_url, open_ledger
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.redis import RedisLedger
-from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
+from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, RaisedAt, Report, Status, TrialState
 from trainwright.ledger.writers import Liveness, Writer
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Objective",
     "Offer",
     "Outcome",
+    "RaisedAt",
     "Record",
     "RedisLedger",
     "Report",

@@ -154,10 +154,22 @@ def finished(trial: int, lease: int, *, reason: str, values: Mapping[str, float]
 
 
 def failed(
-    trial: int, lease: int, *, failure: str, message: str, traceback: str = "", wall_seconds: float = 0.0
+    trial: int,
+    lease: int,
+    *,
+    failure: str,
+    message: str,
+    traceback: str = "",
+    raised: Mapping[str, Any] | None = None,
+    wall_seconds: float = 0.0,
 ) -> Record:
-    """Return the record of a failure: exception, out_of_memory, timeout, killed, bad_objective or rejected."""
+    """Return the record of a failure: exception, out_of_memory, timeout, killed, bad_objective, misuse or rejected.
+
+    `raised` has the fields of `RaisedAt`, if a line of the user's code is known.
+    """
     body = {"failure": failure, "message": message, "traceback": traceback, "wall_seconds": round(wall_seconds, 6)}
+    if raised is not None:
+        body["raised"] = dict(raised)
     return Record(kind="failed", trial=trial, lease=lease, body=body)
 
 

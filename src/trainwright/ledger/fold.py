@@ -16,7 +16,18 @@ from trainwright.errors import LedgerTooNew
 from trainwright.ledger.objectives import Constraint, Objective, Outcome
 from trainwright.ledger.protocol import Cursor, Ledger
 from trainwright.ledger.record import FORMAT, Record
-from trainwright.ledger.trials import ENDED, Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
+from trainwright.ledger.trials import (
+    ENDED,
+    Checkpoint,
+    End,
+    Failure,
+    Lease,
+    Offer,
+    RaisedAt,
+    Report,
+    Status,
+    TrialState,
+)
 from trainwright.ledger.writers import Writer
 
 __all__ = ["Decision", "State", "blocks", "fold", "state_of"]
@@ -294,7 +305,9 @@ def _ended(trial: TrialState, record: Record) -> None:
     kind, body, _, _, writer, seq, at, _ = record
     lease, failure = _lease(trial, record), None
     if kind == "failed":
-        failure = Failure(body["failure"], body["message"], body["traceback"])
+        line = body.get("raised")
+        raised = None if line is None else RaisedAt(line["error"], line["file"], line["line"], line["source"])
+        failure = Failure(body["failure"], body["message"], body["traceback"], raised)
     reason, seconds = body.get("reason", "failed"), body.get("wall_seconds", 0.0)
     order = (_RANKS.get(reason, 0), writer, seq)
     if lease.end is None or order < lease.end.order:
