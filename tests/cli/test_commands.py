@@ -185,10 +185,13 @@ class TestStatus:
             proposal = facts.proposed(9, params={"x": 0.5}, key="k", origin={}, seen=0, seen_hash="")
             report = facts.reported(9, 1, epoch=2, step=None, metrics={"val_loss": 1.0}, wall_seconds=1.0)
             study._book.append(facts.begun(proposal, start), report)
+            study._book.ledger.beat()
             holder = study.state.trials[9].holder
-        grants = last_line(trainwright("status", tmp_path / "study", "--json"))["grants"]
-        assert grants == [{"trial": 9, "devices": ["gpu:2", "gpu:3"], "epoch": 2, "holder": holder}]
-        assert "running: trial 9 on gpu:2, gpu:3, epoch 2" in trainwright("status", tmp_path / "study").out
+            grants = last_line(trainwright("status", tmp_path / "study", "--json"))["grants"]
+            at = {"trial": 9, "devices": ["gpu:2", "gpu:3"], "epoch": 2, "holder": holder}
+            assert grants == [{**at, "state": "running"}]
+            assert "running: trial 9 on gpu:2, gpu:3, epoch 2\n" in trainwright("status", tmp_path / "study").out
+        assert "lost: trial 9 on gpu:2, gpu:3, epoch 2: its worker" in trainwright("status", tmp_path / "study").out
 
     def test_before_the_first_trial(self, trainwright, tmp_path):
         tw.Study(tw.Space(x=tw.Float(0, 1)), "max accuracy >= 0.9", directory=tmp_path / "new").close()

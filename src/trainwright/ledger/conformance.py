@@ -4,6 +4,7 @@ Needs hypothesis; nothing else of the package imports this file.
 """
 # ruff: noqa: S101 -- asserts are what tests are made of
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
@@ -158,6 +159,15 @@ class LedgerConformance:
             assert ledger.beats([first.writer, second.writer]) == {first.writer: 2, second.writer: 1}
         assert first.beats([]) == {}
         assert first.read(None)[0] == []
+
+    def test_silences(self) -> None:
+        """A writer that has just beaten was not silent for long; one that never has was silent for ever."""
+        ledger = self.make()
+        ledger.beat()
+        silences = self.another(ledger).silences([ledger.writer, "nobody"])
+        assert 0.0 <= silences[ledger.writer] < ledger.lease_seconds
+        assert silences["nobody"] == math.inf
+        assert ledger.silences([]) == {}
 
     def test_beats_beside_appends(self) -> None:
         """A thread may beat while another appends: none is lost, and the writer stays who it is."""

@@ -22,6 +22,7 @@ from trainwright.ledger import (
     parse_constraints,
     parse_objectives,
     refusal,
+    under_way,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
@@ -363,6 +364,14 @@ class Study(Simulating):
     def trials(self) -> list[TrialState]:
         """All trials by number."""
         return [self._book.state.trials[number] for number in sorted(self._book.state.trials)]
+
+    @property
+    def under_way(self) -> dict[int, str]:
+        """The trials recorded as running, by number: "running", "silent" or, if their worker is gone, "lost".
+
+        A worker on another host is silent when it has not beaten for a third of a lease (a minute; Redis: 20 s).
+        """
+        return under_way(self._book.ledger, self._book.state)
 
     @property
     def dropped(self) -> list[str]:
