@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shlex
 import sys
 
@@ -90,12 +91,11 @@ class TestRun:
         said = trainwright("run", study_file(("cli_training:train", "cli_training:fails")))
         assert said.status == 1
         last = said.err.splitlines()[-1]
-        assert last.startswith(
-            "trainwright: 10 trials have failed, 0 have a result; the last: ArithmeticError: diverged"
-        )
+        assert last.startswith("trainwright: 2 trials have failed alike, none has a result: ArithmeticError: diverged")
+        assert re.search(r"cli_training\.py:\d+, in `raise ArithmeticError", last)
         assert "Traceback" not in said.err
-        shown = last.partition("; with its traceback: trainwright ")[2]
-        assert shown == f"status {tmp_path / 'study'} --trial 9"
+        shown = last.partition("; its traceback: trainwright ")[2]
+        assert shown == f"status {tmp_path / 'study'} --trial 1"
         told = trainwright(*shlex.split(shown))
         assert told.out.splitlines()[-1].startswith("ArithmeticError: diverged")
         assert "Traceback" in last_line(trainwright(*shlex.split(shown), "--json"))["failure"]["traceback"]
@@ -185,10 +185,13 @@ class TestStatus:
             proposal = facts.proposed(9, params={"x": 0.5}, key="k", origin={}, seen=0, seen_hash="")
             report = facts.reported(9, 1, epoch=2, step=None, metrics={"val_loss": 1.0}, wall_seconds=1.0)
             study._book.append(facts.begun(proposal, start), report)
+            study._book.ledger.beat()
             holder = study.state.trials[9].holder
-        grants = last_line(trainwright("status", tmp_path / "study", "--json"))["grants"]
-        assert grants == [{"trial": 9, "devices": ["gpu:2", "gpu:3"], "epoch": 2, "holder": holder}]
-        assert "running: trial 9 on gpu:2, gpu:3, epoch 2" in trainwright("status", tmp_path / "study").out
+            grants = last_line(trainwright("status", tmp_path / "study", "--json"))["grants"]
+            at = {"trial": 9, "devices": ["gpu:2", "gpu:3"], "epoch": 2, "holder": holder}
+            assert grants == [{**at, "state": "running"}]
+            assert "running: trial 9 on gpu:2, gpu:3, epoch 2\n" in trainwright("status", tmp_path / "study").out
+        assert "lost: trial 9 on gpu:2, gpu:3, epoch 2: its worker" in trainwright("status", tmp_path / "study").out
 
     def test_before_the_first_trial(self, trainwright, tmp_path):
         tw.Study(tw.Space(x=tw.Float(0, 1)), "max accuracy >= 0.9", directory=tmp_path / "new").close()

@@ -243,7 +243,7 @@ def failing(call):
 
     with pytest.raises(tw.StudyFailed) as failed:
         run(objective, 1)
-    return str(failed.value).split("the last: ")[1]
+    return str(failed.value).split("none has a result: ")[1]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,12 @@ from trainwright.errors import InputError
 
 __all__ = ["status"]
 
+_WHY = {
+    "running": "",
+    "silent": ": its worker gives no sign; others go on with it if that lasts",
+    "lost": ": its worker is gone; run the study again to go on with it",
+}
+
 
 def status(
     where: Annotated[str, typer.Argument(help="The study's directory, or its URL.")],
@@ -39,12 +45,15 @@ def status(
 
 
 def _content(study: Any) -> dict[str, Any]:
+    from trainwright.ledger import state_counts
+
+    words = study.under_way
     front = [
         {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
     ]
-    grants = [_grant(trial) for _, trial in sorted(study.state.trials.items()) if trial.status == "running"]
+    grants = [_grant(study.state.trials[number], word) for number, word in words.items()]
     content = {
-        "trials": {str(state): count for state, count in study.state.counts.items()},
+        "trials": state_counts(study.state, words),
         "best": front[0] if front else None,
         **({"feasible": len(study.feasible)} if any(map(math.isfinite, study.state.limits)) else {}),
         "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
@@ -64,9 +73,15 @@ def _ensemble(study: Any) -> dict[str, Any]:
     return {} if found is None else {"ensemble": asdict(found)}
 
 
-def _grant(trial: Any) -> dict[str, Any]:
+def _grant(trial: Any, word: str) -> dict[str, Any]:
     lease = trial.leases[trial.lease]
-    return {"trial": trial.number, "devices": list(lease.devices), "epoch": trial.epoch, "holder": lease.writer}
+    return {
+        "trial": trial.number,
+        "state": word,
+        "devices": list(lease.devices),
+        "epoch": trial.epoch,
+        "holder": lease.writer,
+    }
 
 
 def _tell(study: Any, number: int, *, json: bool) -> None:
@@ -75,6 +90,7 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
         known = f"0 to {max(study.state.trials)}" if study.state.trials else "none, the study has no trials yet"
         raise InputError(f"--trial: got {number}; allowed: a trial of the study ({known})")
     trial = study.state.trials[number]
+    word = study.under_way.get(number, str(trial.status))
     runs = [
         {
             "lease": lease.number,
@@ -91,14 +107,12 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
         if d.trial == number
     ]
     if json:
-        print_json(
-            {"trial": number, "state": str(trial.status), "runs": runs, "decisions": decisions, **_failure(trial)}
-        )
+        print_json({"trial": number, "state": word, "runs": runs, "decisions": decisions, **_failure(trial)})
         return
-    print(f"trial {number}: {trial.status}, {trial.epoch} epochs")
+    print(f"trial {number}: {word}, {trial.epoch} epoch{'s' if trial.epoch != 1 else ''}")
     for run in runs:
         devices = f" on {', '.join(run['devices'])}" if run["devices"] else ""
-        end = run["end"] or "goes on"
+        end = run["end"] or {"running": "goes on"}.get(word, word)
         print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {run['seconds']:.1f} s, {end}")
     for d in decisions:
         because = ", ".join(f"{name} {d[name]:.6g}" for name in ("value", "threshold") if d[name] is not None)
@@ -121,7 +135,7 @@ def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupte
     print(f"trials: {counts}")
     for grant in content.get("grants", []):
         devices = ", ".join(grant["devices"]) or "the devices of its worker"
-        print(f"running: trial {grant['trial']} on {devices}, epoch {grant['epoch']}")
+        print(f"{grant['state']}: trial {grant['trial']} on {devices}, epoch {grant['epoch']}{_WHY[grant['state']]}")
     if content.get("feasible") == 0 and content["best"]:
         print("none of the results keeps all bounds and constraints")
     if content["best"]:

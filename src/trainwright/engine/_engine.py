@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainwright.ledger import Record
+from trainwright.ledger import RaisedAt, Record
 from trainwright.train import Assignment, Trial
 
 __all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Quiet", "Raised", "Returned", "TrainFunction"]
@@ -38,14 +38,16 @@ class Quiet(_Ended):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Raised(_Ended):
-    """The trial failed: exception, out_of_memory, timeout, killed or rejected; `message` is one sentence.
+    """The trial failed: exception, out_of_memory, timeout, killed, misuse or rejected; `message` is one sentence.
 
-    no_room is no failure of its own: its checkpoint found none on the disk, and it may run again.
+    no_room is no failure of its own: its checkpoint found none on the disk, and it may run again. `raised` is the line
+    of the user's code, if it is known.
     """
 
     failure: str
     message: str
     traceback: str = ""
+    raised: RaisedAt | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,11 @@ import errno
 import reprlib
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from trainwright.engine._engine import Died, Outcome, Quiet, Raised, Returned, TrainFunction
+from trainwright.engine._places import raised_at, traceback_of
 from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError
 from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
 from trainwright.train.group import GroupFailed, join, part
@@ -40,8 +40,13 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
-        text = "".join(traceback.format_exception(error))
-        return Raised(failure=_kind(error), message=_sentence(error), traceback=text, **_closing(trial, started))
+        return Raised(
+            failure=_kind(error),
+            message=_sentence(error),
+            traceback=traceback_of(error),
+            raised=raised_at(error),
+            **_closing(trial, started),
+        )
     if assignment.world_size > 1:
         part()
     return outcome

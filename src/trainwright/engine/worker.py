@@ -4,6 +4,7 @@ It takes assignments from a socket, runs each with its output in the trial's log
 """
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -35,6 +36,7 @@ class _Remote:
 def main(descriptor: int, parent: int) -> None:
     """Serve assignments until the driver closes the connection or dies."""
     _die_with(parent)
+    faulthandler.enable()  # a crash leaves the lines of Python that led to it in the trial's log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     connection: Connection[Any, Any] = Connection(descriptor)
     functions: dict[FunctionReference, Any] = {}

@@ -19,11 +19,13 @@ from trainwright.ledger.opening import is_url, open_ledger
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.redis import RedisLedger
-from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
+from trainwright.ledger.standing import SILENT, state_counts, under_way
+from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, RaisedAt, Report, Status, TrialState
 from trainwright.ledger.writers import Liveness, Writer
 
 __all__ = [
     "FORMAT",
+    "SILENT",
     "Checkpoint",
     "Constraint",
     "Cursor",
@@ -39,6 +41,7 @@ __all__ = [
     "Objective",
     "Offer",
     "Outcome",
+    "RaisedAt",
     "Record",
     "RedisLedger",
     "Report",
@@ -56,6 +59,8 @@ __all__ = [
     "parse_constraints",
     "parse_objectives",
     "refusal",
+    "state_counts",
     "state_of",
+    "under_way",
     "violation_of",
 ]

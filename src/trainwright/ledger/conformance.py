@@ -4,6 +4,7 @@ Needs hypothesis; nothing else of the package imports this file.
 """
 # ruff: noqa: S101 -- asserts are what tests are made of
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
@@ -124,7 +125,9 @@ class LedgerConformance:
     def test_what_does_not_fit_is_left_out_and_named(self) -> None:
         """A record of a known kind with a wrong body costs itself, and hides nothing."""
         ledger = self.make()
-        ledger.append([Record(kind="a"), Record("reported", {"epoch": "1"}, 0, 1), Record("lost", {}), Record(kind="b")])
+        ledger.append(
+            [Record(kind="a"), Record("reported", {"epoch": "1"}, 0, 1), Record("lost", {}), Record(kind="b")]
+        )
         for reader in (ledger, self.another(ledger)):
             assert [record.kind for record in reader.read(None)[0]] == ["a", "b"]
             assert [dropped.why for dropped in reader.dropped()] == [
@@ -214,6 +217,15 @@ class LedgerConformance:
             assert ledger.beats([first.writer, second.writer]) == {first.writer: 2, second.writer: 1}
         assert first.beats([]) == {}
         assert first.read(None)[0] == []
+
+    def test_silences(self) -> None:
+        """A writer that has just beaten was not silent for long; one that never has was silent for ever."""
+        ledger = self.make()
+        ledger.beat()
+        silences = self.another(ledger).silences([ledger.writer, "nobody"])
+        assert 0.0 <= silences[ledger.writer] < ledger.lease_seconds
+        assert silences["nobody"] == math.inf
+        assert ledger.silences([]) == {}
 
     def test_beats_beside_appends(self) -> None:
         """A thread may beat while another appends: none is lost, and the writer stays who it is."""

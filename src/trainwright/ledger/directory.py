@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import threading
@@ -178,6 +179,11 @@ class DirectoryLedger:
         """Return the counts of beats."""
         return {writer: _beats(self.directory / "beats" / writer) for writer in writers}
 
+    def silences(self, writers: Sequence[str]) -> dict[str, float]:
+        """Return for how many seconds each writer has not beaten, as its file's time tells; inf if it never has."""
+        now = time.time()
+        return {writer: max(0.0, now - _beaten_at(self.directory / "beats" / writer)) for writer in writers}
+
     def dropped(self) -> list[Dropped]:
         """Return the damaged lines and unfinished tails that reading has met."""
         return self._reader.dropped()
@@ -301,6 +307,13 @@ def _create_exclusively(path: Path, content: str) -> bool:
 
 def _owner(path: Path) -> str:
     return path.read_bytes().decode()
+
+
+def _beaten_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return -math.inf
 
 
 def _beats(path: Path) -> int:

@@ -149,11 +149,19 @@ def finished(trial: int, lease: int, *, reason: str, values: Mapping[str, float]
 
 
 def failed(
-    trial: int, lease: int, *, failure: str, message: str, traceback: str = "", wall_seconds: float = 0.0
+    trial: int,
+    lease: int,
+    *,
+    failure: str,
+    message: str,
+    traceback: str = "",
+    raised: Mapping[str, Any] | None = None,
+    wall_seconds: float = 0.0,
 ) -> Record:
-    """Return the record of a failure: exception, out_of_memory, timeout, killed, bad_objective or rejected.
+    """Return the record of a failure: exception, out_of_memory, timeout, killed, bad_objective, misuse or rejected.
 
-    Of a very long message the beginning is kept, of a traceback the end.
+    `raised` has the fields of `RaisedAt`, if a line of the user's code is known. Of a very long message the beginning
+    is kept, of a traceback the end.
     """
     return _record(
         "failed",
@@ -162,6 +170,7 @@ def failed(
         failure=failure,
         message=message[:_MOST_CHARACTERS],
         traceback=traceback[-_MOST_CHARACTERS:],
+        **({} if raised is None else {"raised": dict(raised)}),
         wall_seconds=wall_seconds,
     )
 

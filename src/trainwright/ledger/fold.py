@@ -17,7 +17,18 @@ from trainwright.errors import LedgerTooNew
 from trainwright.ledger.objectives import Constraint, Objective, Outcome
 from trainwright.ledger.protocol import Cursor, Ledger
 from trainwright.ledger.record import FORMAT, Record
-from trainwright.ledger.trials import ENDED, Checkpoint, End, Failure, Lease, Offer, Report, Status, TrialState
+from trainwright.ledger.trials import (
+    ENDED,
+    Checkpoint,
+    End,
+    Failure,
+    Lease,
+    Offer,
+    RaisedAt,
+    Report,
+    Status,
+    TrialState,
+)
 from trainwright.ledger.writers import Writer
 
 __all__ = ["Decision", "State", "blocks", "fold", "state_of"]
@@ -321,7 +332,9 @@ def _ended(trial: TrialState, record: Record) -> None:
     lease, seconds = _lease(trial, record), body["wall_seconds"]
     failure, reason, values = None, "failed", {}
     if kind == "failed":
-        failure = Failure(body["failure"], body["message"], body["traceback"])
+        line = body.get("raised")
+        raised = None if line is None else RaisedAt(line["error"], line["file"], line["line"], line["source"])
+        failure = Failure(body["failure"], body["message"], body["traceback"], raised)
     else:
         reason, values = body["reason"], _metrics(body["values"])
     order = (_RANKS.get(reason, 0), writer, seq)

@@ -57,6 +57,13 @@ _WALL = Field(name="wall_seconds", type=Seconds(), says="seconds since the run's
 _VALUES = Field(name="values", type=Numbers(), says="final metrics")
 _PATH = Field(name="path", type=Text(), says="relative to the study's folder")
 
+_RAISED = _shape(
+    Field(name="error", type=Text(), says="its type"),
+    Field(name="file", type=Text(), says="path of the file"),
+    Field(name="line", type=Whole(), says="from 1"),
+    Field(name="source", type=Text(), says="the line's text"),
+)
+
 _STARTED = (
     Field(name="slot", type=Text(), says="where it runs"),
     Field(name="devices", type=Texts(), says="what it has there"),
@@ -175,6 +182,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 Field(name="failure", type=Text(), says="what kind of failure"),
                 Field(name="message", type=Text(), says="a sentence"),
                 Field(name="traceback", type=Text(), says="where it was raised"),
+                Field(name="raised", type=_RAISED, says="the line of the user's code that raised it", required=False),
                 _WALL,
             ),
         ),

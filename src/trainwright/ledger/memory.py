@@ -1,5 +1,6 @@
 """A ledger in memory, for tests, ask-and-tell loops and the simulator: durable as long as the process lives."""
 
+import math
 import threading
 import time
 from bisect import bisect_right
@@ -24,6 +25,7 @@ class _Store:
     claims: dict[str, str] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
+    beaten_at: dict[str, float] = field(default_factory=dict)  # by the clock
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -113,10 +115,16 @@ class MemoryLedger:
         """Count a beat."""
         with self._store.lock:
             self._store.beats[self.writer] = self._store.beats.get(self.writer, 0) + 1
+            self._store.beaten_at[self.writer] = self._store.clock()
 
     def beats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
         return {writer: self._store.beats.get(writer, 0) for writer in writers}
+
+    def silences(self, writers: Sequence[str]) -> dict[str, float]:
+        """Return for how many seconds each writer has not beaten; inf if it never has."""
+        now = self._store.clock()
+        return {writer: max(0.0, now - self._store.beaten_at.get(writer, -math.inf)) for writer in writers}
 
     def dropped(self) -> list[Dropped]:
         """Return the records that do not fit their kind, which nobody reads."""

@@ -55,6 +55,12 @@ class Ledger(Protocol):
     def beats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return each writer's count of beats; a writer never heard of has 0."""
 
+    def silences(self, writers: Sequence[str]) -> dict[str, float]:
+        """Return for how many seconds each writer has not beaten, by the clock of the storage; inf if it never has.
+
+        For those who look at a study. Whoever goes on with another's trials watches its beats instead.
+        """
+
     def dropped(self) -> list[Dropped]:
         """Return what the latest reads had to leave out."""
 

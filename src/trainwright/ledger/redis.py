@@ -1,6 +1,7 @@
 """A ledger on a Redis server, for more writers than a shared file system likes; needs the extra `redis`."""
 
 import json
+import math
 import re
 import secrets
 import threading
@@ -41,7 +42,16 @@ if made < known then return redis.error_reply('STUDYBACK') end
 _GUARD = _LOOK + "if made == known then redis.call('HSET', KEYS[2], ARGV[2], known + 1) end\n"
 _APPEND = _GUARD + "if made == known then redis.call('XADD', KEYS[3], '*', 'r', ARGV[4]) end return 1"
 _CLAIM = _GUARD + "redis.call('HSETNX', KEYS[3], ARGV[4], ARGV[5]) return redis.call('HGET', KEYS[3], ARGV[4])"
-_BEAT = _LOOK + "for i = 4, #ARGV do redis.call('HINCRBY', KEYS[3], ARGV[i], 1) end return 1"  # one too many is no harm
+_BEAT = (
+    _LOOK
+    + """
+local now = redis.call('TIME')
+for i = 4, #ARGV do
+  redis.call('HINCRBY', KEYS[3], ARGV[i], 1) -- one too many is no harm
+  redis.call('HSET', KEYS[3], ARGV[i] .. '@', now[1])
+end
+return 1"""
+)
 
 
 class RedisLedger:
@@ -50,7 +60,7 @@ class RedisLedger:
         trainwright:{NAME}:study      format version, study id, time of creation; written once
         trainwright:{NAME}:records    a stream; an entry is what one `append` wrote, in the lines of a journal
         trainwright:{NAME}:claims     a hash of tokens by key
-        trainwright:{NAME}:beats      a hash of counts by writer
+        trainwright:{NAME}:beats      a hash of counts by writer, and when each was made, by writer + "@"
         trainwright:{NAME}:changes    a hash: how many changes each writer has made, so that none is made twice
 
     One stream, since a reader must see each writer's records in order; one round trip for each operation. What was
@@ -169,6 +179,15 @@ class RedisLedger:
             return {}
         counts = self._trying(partial(self._server.hmget, self._keys["beats"], list(writers)))
         return {writer: int(count or 0) for writer, count in zip(writers, counts, strict=True)}
+
+    def silences(self, writers: Sequence[str]) -> dict[str, float]:
+        """Return for how many seconds each writer has not beaten, by the server's clock; inf if it never has."""
+        if not writers:
+            return {}
+        names = [f"{writer}@" for writer in writers]
+        now, _ = self._trying(self._server.time)
+        found = self._trying(partial(self._server.hmget, self._keys["beats"], names))
+        return {w: math.inf if at is None else max(0.0, now - int(at)) for w, at in zip(writers, found, strict=True)}
 
     def dropped(self) -> list[Dropped]:
         """Return the lines of the stream that are no records: somebody else has written them."""

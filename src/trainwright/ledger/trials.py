@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Failure",
     "Lease",
     "Offer",
+    "RaisedAt",
     "Report",
     "Status",
     "TrialState",
@@ -81,12 +83,31 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class RaisedAt:
+    """The line of a user's code at which an error of type `error` was raised; `source` is its text."""
+
+    error: str
+    file: str
+    line: int
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """The file, below the current directory if it is there, and the line: "mine.py:4"."""
+        path = Path(self.file)
+        here = Path.cwd()
+        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a trial failed: exception, out_of_memory, timeout, killed, bad_objective or rejected."""
+    """Why a trial failed: exception, out_of_memory, timeout, killed, bad_objective, misuse or rejected."""
 
     kind: str
     message: str
     traceback: str
+    raised: RaisedAt | None = None
+    """None if no line of a user's code is known."""
 
 
 class End(NamedTuple):

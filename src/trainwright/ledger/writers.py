@@ -71,6 +71,10 @@ class Writer:
             return None
         return _start_of(self.pid) != self.process_start
 
+    def stopped(self) -> bool:
+        """Whether the process is here and known to stand still: stopped by a signal, such as Ctrl-Z, or a debugger."""
+        return self.gone() is False and _state_of(self.pid) in {"T", "t"}
+
 
 class Liveness:
     """Holds a writer dead when its process is gone or its beats have not moved for `lease_seconds`.
@@ -144,6 +148,14 @@ def _start_of(pid: int) -> str:
         return "" if os.path.isdir("/proc/self") else _alive_without_proc(pid)  # noqa: PTH112 -- no object wanted here
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] in {"Z", "X"} else fields[19]  # a zombie runs no more
+
+
+def _state_of(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
 
 
 def _alive_without_proc(pid: int) -> str:

@@ -15,11 +15,7 @@ def header_html(overview: Overview, *, name: str, directory: Path | None, droppe
     goals = ", ".join(f"<code>{escape(objective)}</code>" for objective in overview.objectives)
     limits = ", ".join(f"<code>{escape(constraint)}</code>" for constraint in overview.state.constraints)
     goals += f", with {limits}" if limits else ""
-    states = "".join(
-        f'<li class="{status.value}">{overview.count(status):,} {status.value}</li>'
-        for status in Status
-        if overview.count(status)
-    )
+    states = "".join(f'<li class="{word}">{many:,} {word}</li>' for word, many in overview.counts.items())
     facts = "".join(
         f"<div><dt>{what}</dt><dd>{value}<small>{more}</small></dd></div>" for what, value, more in _facts(overview)
     )

@@ -1,12 +1,12 @@
 """The report of a study: one self-contained HTML file."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainwright.errors import EnsembleError, SearchError
-from trainwright.ledger import Dropped, State, open_ledger, state_of
+from trainwright.ledger import Dropped, State, open_ledger, state_of, under_way
 from trainwright.report import tables
 from trainwright.report.ensemble_page import pictures
 from trainwright.report.ensembles import Ensembles, ensembles_of
@@ -42,17 +42,33 @@ def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
     directory = Path(directory)
     ledger = open_ledger(directory)
     where = target(directory, directory / "report.html" if path is None else path, (".html", ".htm"))
-    text = render(state_of(ledger), directory=directory, dropped=ledger.dropped(), study_id=ledger.study_id)
+    state = state_of(ledger)
+    text = render(
+        state,
+        directory=directory,
+        dropped=ledger.dropped(),
+        study_id=ledger.study_id,
+        words=under_way(ledger, state),
+    )
     with replacing(where) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return where
 
 
 def render(
-    state: State, *, directory: Path | None = None, dropped: Sequence[Dropped] = (), study_id: str = "", name: str = ""
+    state: State,
+    *,
+    directory: Path | None = None,
+    dropped: Sequence[Dropped] = (),
+    study_id: str = "",
+    name: str = "",
+    words: Mapping[int, str] | None = None,
 ) -> str:
-    """Return the report as HTML; `directory` is the study's folder, where the library is looked for."""
-    overview = Overview(state)
+    """Return the report as HTML; `directory` is the study's folder, where the library is looked for.
+
+    `words` are those of the trials under way (`ledger.under_way`).
+    """
+    overview = Overview(state, words)
     name = name or (directory.resolve().name if directory is not None else "study")
     page = _Page()
     page.add("best", "Best trials", tables.best_trials(overview))

@@ -1,13 +1,14 @@
 """What every part of a report needs of a study, computed once: results as columns, their order, the clock."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.ledger import Objective, Outcome, State, Status, TrialState
+from trainwright.ledger import Objective, Outcome, State, Status, TrialState, state_counts
 from trainwright.ledger.rows import final_metrics
 from trainwright.pareto import non_dominated
 
@@ -19,8 +20,10 @@ _BREAK_SECONDS, _BREAK_SHARE = 60.0, 0.1
 class Overview:
     """A study's trials in the order of their numbers, their results [trials, objectives], and who is best."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, under_way: Mapping[int, str] | None = None) -> None:
+        """`under_way` has the words of the trials that are recorded as running, as `ledger.under_way` gives them."""
         self.state = state
+        self.under_way = under_way or {}
         self.objectives: tuple[Objective, ...] = state.objectives
         self.trials: list[TrialState] = [state.trials[number] for number in sorted(state.trials)]
         shape = len(self.trials), len(self.objectives)
@@ -102,6 +105,16 @@ class Overview:
             if lease.started_at is not None
         ]
         return Clock.of(np.array(spans, dtype=np.float64).reshape(len(spans), 2))
+
+    def word(self, trial: TrialState) -> str:
+        """Return the state of a trial as readers see it: one whose worker is not at work is lost or silent."""
+        status = trial.status  # it may have ended since the words were found
+        return self.under_way.get(trial.number, status.value) if status is Status.RUNNING else status.value
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many trials are in each state, by the words of `word`; states without any are left out."""
+        return {word: count for word, count in state_counts(self.state, self.under_way).items() if count}
 
     def count(self, *statuses: Status) -> int:
         """Return how many trials are in one of the statuses."""

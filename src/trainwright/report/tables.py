@@ -33,7 +33,7 @@ def best_trials(overview: Overview) -> str:
     trials = ranked + [t for t in overview.trials if not t.has_result][: _MOST_TRIALS - len(ranked)]
     if not trials:
         return '<p class="card soft">There is no trial yet.</p>'
-    states, reasons = [trial.status.value for trial in trials], [_sentence(trial) for trial in trials]
+    states, reasons = [overview.word(trial) for trial in trials], [_sentence(trial) for trial in trials]
     metrics = list(dict.fromkeys(outcome.metric for outcome in overview.state.outcomes))
     kept = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
     names = dict.fromkeys(name for trial in trials for name in trial.params)

@@ -1,7 +1,7 @@
 """What a person holds: the study, its workers, and the loop that joins searcher, scheduler and engine."""
 
 from trainwright.study.budget import Budget
-from trainwright.study.driver import StudyFailed
+from trainwright.study.failures import StudyFailed
 from trainwright.study.forecast import Forecast, Spread
 from trainwright.study.study import Study
 from trainwright.study.worker import Worker

@@ -14,6 +14,7 @@ from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Schedul
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget
 from trainwright.study.endings import NO_ROOM, ending, preempted
+from trainwright.study.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
 from trainwright.study.followers import RuleFollower, SpentFollower
 from trainwright.study.heap import frozen_heap
 from trainwright.study.heart import Heart
@@ -24,18 +25,14 @@ from trainwright.study.seats import Seats
 from trainwright.study.works import Works
 from trainwright.train import Assignment
 
-__all__ = ["Driver", "Member", "StudyFailed"]
+__all__ = ["Driver", "Member"]
 
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
-_HOPELESS = 10
-"""So many failures without one success end a run, or as many as trials run if that is more."""
+_HOPELESS, _ALIKE = 10, 2
+"""So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
 _MOST_FAILURES = 100
 """So many failures end a run that was told no other limit, or as many as trials run if that is more."""
-
-
-class StudyFailed(TrainwrightError):
-    """Trials fail again and again, so that going on makes no sense; what was done is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +91,7 @@ class Driver:
         self._directory = None if book.directory is None else str(book.directory.resolve())
         self._leaving = False
         self._left_out: set[int] = set()  # the first slots of nodes that the engine has lost
+        self._failed_before = failed_numbers(book.state)  # in earlier runs: they say nothing of this one
         self._rejected = 0  # trials that a verdict never let start
         self._unsaved = False  # a trial was paused that had saved nothing
         self._spent: SpentFollower | None = None  # kept if there is a budget of device seconds
@@ -367,21 +365,28 @@ class Driver:
             )
 
     def _give_up_if_hopeless(self, trial: TrialState) -> None:
-        counts = self.book.state.counts
-        failed = counts[Status.FAILED]
-        if trial.status is not Status.FAILED:
+        if not gave_up(trial):
             return
+        state, counts = self.book.state, self.book.state.counts
         self._rejected += trial.failure is not None and trial.failure.kind == REJECTED
-        broken = failed - self._rejected  # that a trial does not fit says nothing of the others
-        hopeless = max(_HOPELESS, counts[Status.RUNNING])  # in a team as many as that fail before any can succeed
-        if broken >= hopeless and not self.book.state.results:
-            self.book.refresh()  # others may have had success since we read
+        failed = counts[Status.FAILED] + counts[Status.ABANDONED]
+        broken = failed - len(self._failed_before) - self._rejected  # that a trial does not fit says nothing of others
+        same: list[int] = []
+        if not state.results:
+            same = alike(state, trial, self._failed_before)
+            if broken >= _HOPELESS or len(same) >= _ALIKE:
+                self.book.refresh()  # others may have had success since we read
         most = self.budget.max_failures
+        why = sentence_of(trial, self.book.directory)
+        if trial.failure is not None and trial.failure.kind == MISUSE:
+            raise StudyFailed(why)
+        if len(same) >= _ALIKE and most is None and not state.results:
+            raise StudyFailed(f"{len(same)} trials have failed alike, none has a result: {why}")
+        hopeless = max(_HOPELESS, counts[Status.RUNNING])  # in a team as many as that fail before any can succeed
         if most is None:
             most = max(_MOST_FAILURES, counts[Status.RUNNING])
-        if failed >= most or (broken >= hopeless and not self.book.state.results):
-            why = trial.failure.message if trial.failure is not None else ""
-            raise StudyFailed(f"{failed} trials have failed, {self.book.state.results} have a result; the last: {why}")
+        if failed >= most or (broken >= hopeless and not state.results):
+            raise StudyFailed(f"{failed} trials have failed, {state.results} have a result; the last: {why}")
 
     # Upkeep.
 

@@ -1,6 +1,7 @@
 """How a run of a trial ended: the record that says so, from what the engine saw and what the driver had decided."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Protocol
 
 from trainwright.engine import Died, Outcome, Quiet, Raised, Returned
@@ -55,6 +56,7 @@ def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, 
             failure=outcome.failure,
             message=outcome.message,
             traceback=outcome.traceback,
+            raised=None if outcome.raised is None else asdict(outcome.raised),
             wall_seconds=seconds,
         )
     values, message = _values(outcome, judged)

@@ -109,6 +109,7 @@ def _length(trial: TrialState) -> str:
 
 def _what(trial: TrialState) -> str:
     if trial.failure is not None:
-        return f": {trial.failure.kind}: {trial.failure.message}"
+        at = "" if trial.failure.raised is None else f" ({trial.failure.raised.place})"
+        return f": {trial.failure.kind}: {trial.failure.message}{at}"
     values = ", ".join(f"{name}={value:.6g}" for name, value in trial.values.items())
     return f": {values}" if values else ""

@@ -22,6 +22,7 @@ from trainwright.ledger import (
     parse_constraints,
     parse_objectives,
     refusal,
+    under_way,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
@@ -30,6 +31,7 @@ from trainwright.space import Configuration, Space
 from trainwright.study.book import ENQUEUED, Book
 from trainwright.study.budget import Budget
 from trainwright.study.driver import Driver, Member
+from trainwright.study.failures import StudyFailed, hide_our_frames
 from trainwright.study.followers import RuleFollower, SearchFollower, rungs_of
 from trainwright.study.heart import Heart
 from trainwright.study.job import Job
@@ -231,7 +233,8 @@ class Study(Simulating):
         what runs then, or at Ctrl-C, goes on from its checkpoint in the next call. With `stop_when`, such as
         `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
         space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
-        10 without one success; in a team that runs more trials than that at once, after as many as it runs.
+        10 without one success; in a team that runs more trials than that at once, after as many as it runs. Two
+        failures of one type, file and line without one success are enough, unless `max_failures` is given.
         """
         script_boundary()
         budget = Budget(
@@ -329,6 +332,9 @@ class Study(Simulating):
             )
             try:
                 driver.run(train)
+            except StudyFailed:
+                hide_our_frames()
+                raise
             finally:
                 self._book.followers = followers
                 self._book.patience = Patience()
@@ -359,6 +365,14 @@ class Study(Simulating):
     def trials(self) -> list[TrialState]:
         """All trials by number."""
         return [self._book.state.trials[number] for number in sorted(self._book.state.trials)]
+
+    @property
+    def under_way(self) -> dict[int, str]:
+        """The trials recorded as running, by number: "running", "silent" or, if their worker is gone, "lost".
+
+        A worker on another host is silent when it has not beaten for a third of a lease (a minute; Redis: 20 s).
+        """
+        return under_way(self._book.ledger, self._book.state)
 
     @property
     def dropped(self) -> list[str]:

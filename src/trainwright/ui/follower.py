@@ -1,6 +1,7 @@
 """One reader of a study for all who look at it: it follows the ledger by cursor and tells when something is new."""
 
 import gc
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -8,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainwright.errors import TrainwrightError
-from trainwright.ledger import Cursor, Dropped, Ledger, State, blocks, fold, is_url, open_ledger
+from trainwright.ledger import Cursor, Dropped, Ledger, State, blocks, fold, is_url, open_ledger, under_way
 from trainwright.report.overview import Overview
 
 __all__ = ["Follower"]
 
 _POLL_SECONDS = 0.25
+_LOOK_SECONDS = 1.0  # between looks whether those who run trials are at work
 _IDLE_SECONDS = 60.0  # after nobody asked for so long, nothing is read until somebody asks again
 _REOPEN_SECONDS = 2.0  # between attempts on a ledger that cannot be read
 
@@ -34,6 +36,8 @@ class Follower:
         self.study_id = ""
         self._state = State()
         self._dropped: list[Dropped] = []
+        self._words: dict[int, str] = {}  # of the trials under way
+        self._looked = -math.inf  # when they were found
         self._overview: tuple[int, Overview] | None = None
         self._ledger: Ledger | None = None
         self._cursor: Cursor | None = None
@@ -63,8 +67,11 @@ class Follower:
         with self._lock:
             if self._overview is None or self._overview[0] != self.revision:
                 # Half a ledger is shown as none: to look at it again and again would take longer than to read the rest.
-                self._overview = (self.revision, Overview(self._state if self.loaded else State()))
+                self._overview = (self.revision, self._seen())
             yield self._overview[1]
+
+    def _seen(self) -> Overview:
+        return Overview(self._state, self._words) if self.loaded else Overview(State())
 
     @property
     def dropped(self) -> list[Dropped]:
@@ -95,6 +102,8 @@ class Follower:
                         self.revision += 1
                 if self._ending.is_set():
                     return True
+            if time.monotonic() - self._looked >= _LOOK_SECONDS:
+                self._look(under_way(ledger, self._state))
             self._tell(error=None, dropped=ledger.dropped())
         except TrainwrightError as error:
             self._close_ledger()
@@ -120,6 +129,13 @@ class Follower:
             self._ledger.close()
             self._ledger = None
         # What is read again from the cursor on is folded once only.
+
+    def _look(self, words: dict[int, str]) -> None:
+        with self._lock:
+            self._looked = time.monotonic()
+            if words != self._words:
+                self._words = words
+                self.revision += 1
 
     def _tell(self, *, error: str | None, dropped: list[Dropped]) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.errors import InputError
-from trainwright.ledger import Status, TrialState
+from trainwright.ledger import SILENT, Status, TrialState
 from trainwright.report.overview import Overview
 
 __all__ = ["MOST_ROWS", "Query", "window"]
@@ -73,7 +73,7 @@ def _row(overview: Overview, at: int) -> dict[str, Any]:
         shown = [last.metrics.get(goal.metric, math.nan) for goal in overview.objectives]
     return {
         "trial": trial.number,
-        "state": trial.status.value,
+        "state": overview.word(trial),
         "values": shown,
         "final": trial.has_result,
         "params": dict(trial.params),
@@ -107,7 +107,7 @@ def _column(name: str, overview: Overview) -> Callable[[int], Any]:
     if name == "trial":
         return lambda at: trials[at].number
     if name == "state":
-        return lambda at: trials[at].status.value
+        return lambda at: overview.word(trials[at])
     if name == "epochs":
         return lambda at: trials[at].epoch
     if name == "seconds":
@@ -134,8 +134,8 @@ def _test(term: str, overview: Overview) -> Callable[[int], bool]:
     if re.fullmatch(r"\d{1,12}", term):
         number = int(term)
         return lambda at: overview.trials[at].number == number
-    if term in {status.value for status in Status}:
-        return lambda at: overview.trials[at].status.value == term
+    if term in {*Status, SILENT}:
+        return lambda at: overview.word(overview.trials[at]) == term
     found = _TERM.match(term)
     if found is None:
         raise InputError(f"{term[:80]!r} is no filter; write NAME<VALUE, NAME=VALUE, a state, or a trial's number")

@@ -1,12 +1,10 @@
 """The stage that every study file has: the search itself, whose record is the ledger."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainwright.cli.stages._stage import Outcome, Work, source_of
-from trainwright.study.driver import StudyFailed
 from trainwright.study.stages import Stages, digest_of
 
 __all__ = ["Search"]
@@ -45,21 +43,14 @@ class Search:
         if work.made and work.progress and self._earlier_code(work):
             print("results stay as the earlier code made them; to train all trials anew name a new --directory")
         with job.open_study() as study:
-            try:
-                study.run(
-                    job.train,
-                    **work.budget,
-                    searcher=job.searcher,
-                    scheduler=job.scheduler,
-                    engine=job.engine,
-                    progress=work.progress,
-                )
-            except StudyFailed as error:
-                traced = [one.number for one in study.trials if one.failure is not None and one.failure.traceback]
-                if work.directory is None or not traced:
-                    raise
-                look = shlex.join(["trainwright", "status", str(work.directory), "--trial", str(max(traced))])
-                raise StudyFailed(f"{error}; with its traceback: {look}") from error
+            study.run(
+                job.train,
+                **work.budget,
+                searcher=job.searcher,
+                scheduler=job.scheduler,
+                engine=job.engine,
+                progress=work.progress,
+            )
             content = {"trials": len(study.trials), "finished": study.state.results}
         return Outcome(content=content, inputs=self.inputs(work))
 

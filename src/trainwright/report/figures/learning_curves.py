@@ -24,10 +24,12 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     results = [overview.trials[at] for at in overview.drawn(_MOST_CURVES)]
     best = _best(overview)
     others = [t for t in overview.trials if not t.has_result and goal.metric in _metrics(t)]
+    open_ = [t for t in others if not t.status.ended]
     groups = (
         ("stopped early", "--muted", 0.55, [t for t in results if t.status in {Status.STOPPED, Status.PAUSED}]),
         ("complete", "--blue", 0.6, [t for t in results if t.status is Status.COMPLETE]),
-        ("running", "--green", 0.8, [t for t in others if not t.status.ended][-_MOST_FAILED:]),
+        ("running", "--green", 0.8, [t for t in open_ if overview.word(t) == "running"][-_MOST_FAILED:]),
+        ("interrupted", "--sky", 0.8, [t for t in open_ if overview.word(t) != "running"][-_MOST_FAILED:]),
         ("failed", "--red", 0.8, [t for t in others if t.status.ended][-_MOST_FAILED:]),
         ("best", "--orange", 1.0, [best] if best is not None else []),
     )

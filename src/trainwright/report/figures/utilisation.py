@@ -20,6 +20,7 @@ _COLOURS = {
     "running": "--green",
     "failed": "--red",
     "interrupted": "--orange",
+    "silent": "--muted",
 }
 
 
@@ -96,7 +97,13 @@ def _runs(overview: Overview, by: str) -> list[_Run]:
     starts = clock.seconds(np.array([lease.started_at for _, lease in leases], dtype=np.float64))
     ends = clock.seconds(np.array([_last(lease) for _, lease in leases], dtype=np.float64))
     return [
-        _Run(trial.number, f"{hosts[lease.writer]} {place}" if several else place, start, end, _how(trial, lease))
+        _Run(
+            trial.number,
+            f"{hosts[lease.writer]} {place}" if several else place,
+            start,
+            end,
+            _how(overview, trial, lease),
+        )
         for (trial, lease), start, end in zip(leases, starts.tolist(), ends.tolist(), strict=True)
         for place in (lease.devices if by == "device" and lease.devices else (lease.slot,))
     ]
@@ -107,9 +114,10 @@ def _last(lease: Lease) -> float:
     return max(started, lease.ended_at if lease.ended_at is not None else started + lease.seconds)
 
 
-def _how(trial: TrialState, lease: Lease) -> str:
+def _how(overview: Overview, trial: TrialState, lease: Lease) -> str:
     if lease.end is None:
-        return "interrupted" if lease.lost or lease.number < trial.lease else "running"
+        word = overview.word(trial)
+        return "interrupted" if lease.lost or lease.number < trial.lease or word == "lost" else word
     if lease.end.kind == "failed":
         return "failed"
     if lease.end.kind == "paused":

@@ -21,7 +21,7 @@ export class TrialView {
     this.heard = () => this.refresh();
     study.addEventListener("change", this.heard);
     this.refresh();
-    this.timer = setInterval(() => document.hidden || (this.told?.state === "running" && this.loadLog()), LOG_PAUSE);
+    this.timer = setInterval(() => document.hidden || (["running", "silent"].includes(this.told?.state) && this.loadLog()), LOG_PAUSE);
   }
 
   async load() {

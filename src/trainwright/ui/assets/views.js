@@ -159,7 +159,7 @@ const fact = (what, value, more, href) =>
   make("div", {}, make("dt", {}, what), make("dd", {}, href ? make("a", { href }, value) : value, make("small", {}, more)));
 
 export const bar = (counts, trials) => {
-  const order = ["complete", "stopped", "running", "paused", "proposed", "lost", "failed", "abandoned"];
+  const order = ["complete", "stopped", "running", "silent", "paused", "proposed", "lost", "failed", "abandoned"];
   const parts = order.filter((state) => counts[state]);
   const said = parts.map((state) => `${counts[state]} ${state}`).join(", ") || "no trials yet";
   const strip = make("div.strip", { role: "img", "aria-label": said });
