@@ -128,15 +128,22 @@ def decided(trial: int, *, epoch: int, rule: str, verdict: str, value: float | N
 
 
 def paused(
-    trial: int, lease: int, *, reason: str, epoch: int, values: Mapping[str, float], wall_seconds: float
+    trial: int,
+    lease: int,
+    *,
+    reason: str,
+    epoch: int,
+    values: Mapping[str, float],
+    wall_seconds: float,
+    why: str = "",
 ) -> Record:
     """Return the record of a trial that gave its devices back and can go on from its checkpoint of `epoch`.
 
     `reason` is "rung" (a promotion rule waits with it), "resized" (its driver starts it on other devices) or
-    "preempted" (whoever has room goes on with it).
+    "preempted" (whoever has room goes on with it); `why` says what interrupted it, such as "SIGUSR1".
     """
     body = {"reason": reason, "epoch": epoch, "values": dict(values), "wall_seconds": round(wall_seconds, 6)}
-    return Record(kind="paused", trial=trial, lease=lease, body=body)
+    return Record(kind="paused", trial=trial, lease=lease, body={**body, "why": why} if why else body)
 
 
 def promoted(trial: int, lease: int, *, until_epoch: int) -> Record:
@@ -164,7 +171,7 @@ def failed(
 def lost(trial: int, lease: int, *, why: str, blame: bool) -> Record:
     """Return the record of a lease whose holder is gone, written by whoever saw it.
 
-    `blame` tells whether the trial itself may be the cause; only such losses use up its restarts.
+    `blame` tells whether the trial itself may be the cause: its process died while its driver was well and not leaving.
     """
     return Record(kind="lost", trial=trial, lease=lease, body={"why": why, "blame": blame})
 
