@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from trainwright.cli import main
+from trainwright.signals import LAUNCHER_SIGNALS
 
 STUDY = """
 [study]
@@ -43,7 +44,7 @@ class Said:
 def trainwright(monkeypatch, capsys):
     """Return a function that runs `trainwright ARGUMENTS` in this process."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in LAUNCHER_SIGNALS}
 
     def run(*arguments):
         capsys.readouterr()
@@ -54,7 +55,8 @@ def trainwright(monkeypatch, capsys):
         return Said(end.value.code or 0, said.out, said.err)
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

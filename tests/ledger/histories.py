@@ -75,7 +75,8 @@ def histories(draw, most=40):
                 )
             elif kind == "save":
                 path = f"{number}/{lease}/{epoch}/{len(holder.stream)}"
-                holder.writes(facts.checkpointed(number, lease, epoch=epoch, path=path, size=1, digest=path))
+                saved = facts.checkpointed(number, lease, epoch=epoch, path=path, size=1, digest=path, step=epoch)
+                holder.writes(saved)
                 holder.writes(facts.offered(number, lease, epoch=epoch, path=path, digests={}))
             elif kind == "lose":
                 somebody.writes(facts.lost(number, lease, why="gone", blame=draw(st.booleans())))

@@ -93,6 +93,10 @@ def lose(lease=1, *, blame=False, trial=0):
     return facts.lost(trial, lease, why="gone", blame=blame)
 
 
+def save(lease=1, *, step, epoch=0, trial=0):
+    return facts.checkpointed(trial, lease, epoch=epoch, path="p", size=1, digest="d", step=step)
+
+
 def pause(lease=1, *, reason="preempted", trial=0):
     return facts.paused(trial, lease, reason=reason, epoch=1, values={"loss": 2.0}, wall_seconds=1.0)
 
@@ -212,15 +216,59 @@ def test_blamed_losses_abandon_a_trial_and_others_do_not():
 
 
 def test_losses_that_are_nobodys_fault_abandon_a_trial_that_gets_nowhere():
-    """Twenty runs from one and the same checkpoint, or without any; those that got to another one are forgiven."""
+    """Twenty runs without a new epoch or a later checkpoint; one that gets further is forgiven what was before."""
     leases = range(1, MAX_LOSSES + 1)
     stuck = [record for lease in leases for record in (start(lease=lease), lose(lease))]
     assert told(*stuck[:-2]).status == "lost"
     assert told(*stuck).status == "abandoned"
     assert told(*stuck, finish(lease=2)).status == "complete"  # a late result counts even then
     assert told(*stuck[:-2], pause(lease=1), *stuck[-2:]).status == "lost"  # a lease with an end was not lost
-    further = [record for n in leases for record in (start(lease=n, resumed_epoch=n // 2), lose(n))]
-    assert told(*further).status == "lost"
+    assert told(*stuck, report(1.0, lease=1)).status == "abandoned"  # all of them came after it
+    assert told(*stuck, report(1.0, lease=2)).status == "lost"  # it is read late, and counts all the same
+    assert told(report(1.0), *stuck, report(1.0, lease=2)).status == "abandoned"  # an epoch that was reported before
+    assert told(*stuck, save(lease=2, step=5)).status == "lost"
+
+
+def lost_in_turn(progress, blames):
+    """Return the records of leases that were lost one after another, after so many new epochs or steps each."""
+    epoch = step = 0
+    for lease, ((epochs, steps), blame) in enumerate(zip(progress, blames, strict=True), start=1):
+        yield start(lease=lease, resumed_epoch=epoch)
+        for number in range(epoch + 1, epoch + epochs + 1):
+            yield report(1.0, epoch=number, lease=lease)
+        epoch, step = epoch + epochs, step + steps
+        if steps:
+            yield save(lease=lease, epoch=epoch, step=step)
+        yield lose(lease, blame=blame)
+
+
+some = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any)
+none = st.just((0, 0))
+
+
+@thorough
+@given(data=st.data(), allocations=st.integers(1, 120))
+def test_a_trial_that_gets_on_is_never_given_up(data, allocations):
+    """Its node or its process dies in each allocation, up to twice between two epochs (or checkpoints)."""
+    waits = data.draw(st.lists(st.integers(0, 2), min_size=allocations, max_size=allocations))
+    progress = [step for wait in waits for step in (data.draw(some), *[(0, 0)] * wait)]
+    blames = [data.draw(st.booleans()) for _ in progress]
+    state = State()
+    for record in Scribe("a").writes(*lost_in_turn(progress, blames)):
+        state.apply(record)
+        assert state.trials[0].status is not Status.ABANDONED
+
+
+@thorough
+@given(data=st.data())
+def test_a_trial_that_gets_nowhere_is_given_up(data):
+    """After whatever it did before: at the fourth death of its own, at the twentieth of its nodes at the latest."""
+    progress = data.draw(st.lists(some | none, max_size=30))
+    own = data.draw(st.booleans())
+    end = [(0, 0)] * (MAX_RESTARTS + 1 if own else MAX_LOSSES)
+    blames = [data.draw(st.booleans()) for _ in progress] + [own] * len(end)
+    trial = fold(Scribe("a").writes(*lost_in_turn(progress + end, blames))).trials[0]
+    assert trial.status is Status.ABANDONED
 
 
 def test_paused_at_a_rung_has_a_result_and_preempted_has_none():

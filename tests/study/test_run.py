@@ -185,7 +185,7 @@ def test_wall_seconds_count_over_one_call(monkeypatch):
     monkeypatch.setattr(time, "monotonic", clock)
     study = make()
     for calls in (1, 2):
-        run(study, train, wall_seconds=1.0)
+        run(study, train, wall_seconds=1.0, grace_seconds=0.0)
         assert counts(study) == {"complete": 4 * calls}
 
 

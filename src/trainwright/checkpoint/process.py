@@ -6,7 +6,6 @@ the line closes. It is deaf to signals that warn of an end: what is under way is
 
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from trainwright.checkpoint.manifest import FileRecord, TensorRecord
 from trainwright.checkpoint.shards import Layout
 from trainwright.checkpoint.writer import write_data
 from trainwright.errors import CheckpointError
+from trainwright.signals import ignore_launcher, signals_held
 
 __all__ = ["WriterProcess", "main"]
 
@@ -97,7 +97,7 @@ class WriterProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, signals_held():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -109,8 +109,7 @@ class WriterProcess:
 
 def main(descriptor: int) -> None:
     """Do what the line asks for until it closes."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_launcher()
     memories: dict[int, mmap.mmap] = {}
     with Connection(descriptor) as line, suppress(EOFError, ConnectionError):
         while True:

@@ -5,7 +5,6 @@
 
 import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -27,6 +26,7 @@ from trainwright.cli import (
 )
 from trainwright.cli._usage import UsageError, sentence
 from trainwright.errors import InputError, TrainwrightError
+from trainwright.signals import LAUNCHER_SIGNALS, raise_interrupt
 
 __all__ = ["app", "main"]
 
@@ -62,7 +62,9 @@ def _root() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
-    signal.signal(signal.SIGTERM, _interrupt)  # a batch system's warning is handled like Ctrl-C
+    for number in LAUNCHER_SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:  # Python itself handles SIGINT, if it is not ignored
+            signal.signal(number, raise_interrupt)  # a batch system's warning is handled like Ctrl-C
     try:
         status = app(prog_name="trainwright", standalone_mode=False)
     except UsageError as error:
@@ -79,10 +81,6 @@ def main() -> NoReturn:
     if status == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
         _interrupted()
     sys.exit(status or 0)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _interrupted() -> NoReturn:

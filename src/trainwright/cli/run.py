@@ -21,6 +21,7 @@ def run(
     directory: Annotated[Path | None, typer.Option("--directory", help="Where to keep the study.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", help="How many trials with a result.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Trials at once on this machine.")] = None,
+    grace: Annotated[float, typer.Option("--grace", help="Seconds for the running epoch when told to leave.")] = 25.0,
     stage: Annotated[list[str] | None, typer.Option("--stage", help="Only this stage; may be given again.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Do stages again that are unchanged.")] = False,
     serve: Annotated[
@@ -42,7 +43,7 @@ def run(
         file=file,
         job=job,
         directory=job.directory,
-        budget={**job.budget, **({} if trials is None else {"trials": trials})},
+        budget={**job.budget, **({} if trials is None else {"trials": trials}), "grace_seconds": grace},
         progress=not quiet,
         command=("trainwright", "run", str(file), *where),
     )

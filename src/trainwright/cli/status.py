@@ -98,6 +98,7 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
             "from_epoch": lease.resumed_epoch,
             "seconds": lease.seconds,
             "end": lease.end.reason if lease.end is not None else "lost" if lease.lost else None,
+            **({"why": lease.why} if lease.why else {}),
         }
         for _, lease in sorted(trial.leases.items())
     ]
@@ -113,7 +114,8 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
     for run in runs:
         devices = f" on {', '.join(run['devices'])}" if run["devices"] else ""
         end = run["end"] or {"running": "goes on"}.get(word, word)
-        print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {run['seconds']:.1f} s, {end}")
+        why = f" ({run['why']})" if "why" in run else ""
+        print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {run['seconds']:.1f} s, {end}{why}")
     for d in decisions:
         because = ", ".join(f"{name} {d[name]:.6g}" for name in ("value", "threshold") if d[name] is not None)
         print(f"epoch {d['epoch']}: {d['verdict']} by {d['rule']}" + (f" ({because})" if because else ""))

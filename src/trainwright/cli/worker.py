@@ -17,7 +17,7 @@ def worker(
     ledger: Annotated[str | None, typer.Option("--ledger", help="Its URL, if the directory does not know it.")] = None,
     train: Annotated[str | None, typer.Option("--train", help="What to run, as module:function.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", help="Results of the whole study.")] = None,
-    wall_seconds: Annotated[float | None, typer.Option("--wall-seconds", help="Leave after so long.")] = None,
+    wall_seconds: Annotated[float | None, typer.Option("--wall-seconds", help="Leave before so long is over.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Trials at once; else one a GPU.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Which slot to try first (default: as launched).")] = None,
     grace: Annotated[float, typer.Option("--grace", help="Seconds for the running epoch when told to leave.")] = 25.0,
@@ -35,6 +35,7 @@ def worker(
     from trainwright.engine import Local
     from trainwright.engine.devices import visible_gpus
     from trainwright.study import Study, Worker
+    from trainwright.study.budget import Budget
 
     sys.path.append(str(Path.cwd()))  # where the module of --train may be
     settings: dict[str, Any] = {"train": train}
@@ -52,7 +53,8 @@ def worker(
     if settings.get("engine") is None:
         settings["engine"] = Local(workers if workers is not None else max(1, len(visible_gpus())))
     with study:
-        ours = Worker(
+        budget = Budget(trials=trials, wall_seconds=wall_seconds, stop_when=stop_when, grace_seconds=grace)
+        share = Worker(
             where=study,
             rank=rank,
             wait=not no_wait,
@@ -60,9 +62,11 @@ def worker(
             give_up_seconds=give_up,
             other_job=other_job,
             **settings,
-        ).run(trials=trials, wall_seconds=wall_seconds, stop_when=stop_when, progress=not quiet)
+        ).work(budget, progress=not quiet)
         results = study.state.results
         if not quiet:
-            print(f"this worker: {ours} of {results} results in {where}")
+            print(f"this worker: {share.results} of {results} results in {where}")
         if json:
-            print_json({"ours": ours, "results": results, "trials": len(study.trials)})
+            print_json({"ours": share.results, "results": results, "trials": len(study.trials)})
+    if share.out_of_time:
+        raise typer.Exit(130)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from trainwright.engine._engine import Died, Outcome, Raised
 from trainwright.engine._function import IN_WORKER, LOADING
+from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 
 __all__ = ["ChildProcess", "WorkerProcess"]
 
@@ -28,17 +30,24 @@ class ChildProcess:
     """A worker in a session of its own, so that it can be killed with all its children.
 
     It takes its assignments from `line`, a connected socket that becomes its own, and dies with the calling thread.
+    Launcher signals are blocked from its start until it ignores them.
     """
 
     def __init__(self, environment: Mapping[str, str], line: socket.socket) -> None:
-        with line:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainwright.engine.worker", str(line.fileno()), str(os.getpid())],
-                env={**os.environ, **environment, IN_WORKER: LOADING, "PYTHONPATH": _path()},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[line.fileno()],
-                start_new_session=True,
-            )
+        condemned, self._condemned = os.pipe()
+        weakref.finalize(self, os.close, self._condemned)
+        descriptors = [line.fileno(), condemned]
+        try:
+            with line, signals_held():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "trainwright.engine.worker", *map(str, (*descriptors, os.getpid()))],
+                    env={**os.environ, **environment, IN_WORKER: LOADING, "PYTHONPATH": _path()},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
+        finally:
+            os.close(condemned)
         self.started = time.monotonic()
         self._verdict: tuple[str, str] | None = None  # failure and message of a kill that we decided
         self._kill_at: float | None = None
@@ -53,6 +62,7 @@ class ChildProcess:
         if self._verdict is None:
             self._verdict = failure, message
             self._kill_at = time.monotonic() + grace_seconds
+            os.write(self._condemned, b"!")  # by which it knows that the signal is ours
             self._signal(signal.SIGTERM)
 
     def enforce(self) -> None:
@@ -83,7 +93,8 @@ class ChildProcess:
             message = f"the worker process crashed with {signal.Signals(-code).name}"
             return Raised(failure="killed", message=message, seconds=self.seconds)
         if code < 0:
-            return Died(why=f"the worker process was killed by {signal.Signals(-code).name}", seconds=self.seconds)
+            why = f"the worker process was killed by {signal.Signals(-code).name}"
+            return Died(why=why, blame=-code not in LAUNCHER_SIGNALS, seconds=self.seconds)
         message = f"the worker process ended by itself with exit status {code}"
         return Raised(failure="killed", message=message, seconds=self.seconds)
 

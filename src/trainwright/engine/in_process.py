@@ -4,7 +4,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from trainwright.engine._engine import Block, Handler, Quiet, TrainFunction
+from trainwright.engine._engine import Block, Died, Handler, TrainFunction
 from trainwright.engine._run import run_assignment
 from trainwright.ledger import Record
 from trainwright.train import Assignment
@@ -61,7 +61,8 @@ class InProcess:
         """Run one assignment to its end; of one that Ctrl-C has ended, tell so."""
         if self._interrupted is not None:
             trial, self._interrupted = self._interrupted, None
-            handler.exited(trial, Quiet(seconds=time.monotonic() - self._since))
+            why = "the process that ran it was interrupted"
+            handler.exited(trial, Died(why=why, blame=False, seconds=time.monotonic() - self._since))
         elif self._queue and self._train is not None:
             assignment = self._queue.popleft()
             channel = _Direct(handler, assignment.trial)

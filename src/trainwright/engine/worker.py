@@ -1,6 +1,8 @@
-"""The worker process of the Local engine: `python -m trainwright.engine.worker FD PARENT`.
+"""The worker process of the Local engine: `python -m trainwright.engine.worker FD CONDEMNED PARENT`.
 
-It takes assignments from a socket, runs each with its output in the trial's log, and dies with its driver.
+It takes assignments from a socket, runs each with its output in the trial's log, and dies with its driver. Signals of
+a launcher mean nothing to it: the driver tells it at a report when to end. A SIGTERM is the driver's own only when
+there is a byte in the pipe CONDEMNED.
 """
 
 import ctypes
@@ -16,6 +18,7 @@ from typing import Any
 from trainwright.engine._function import IN_WORKER, LOADING, FunctionReference
 from trainwright.engine._run import run_assignment
 from trainwright.ledger import Record
+from trainwright.signals import ignore_launcher
 
 __all__ = ["main"]
 
@@ -33,11 +36,12 @@ class _Remote:
         return bool(self._connection.recv())
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int, condemned: int, parent: int) -> None:
     """Serve assignments until the driver closes the connection or dies."""
     _die_with(parent)
     faulthandler.enable()  # a crash leaves the lines of Python that led to it in the trial's log
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
+    os.set_blocking(condemned, False)
+    ignore_launcher(ends=lambda: _has_byte(condemned))
     connection: Connection[Any, Any] = Connection(descriptor)
     functions: dict[FunctionReference, Any] = {}
     home = Path.cwd()
@@ -96,6 +100,13 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
+def _has_byte(pipe: int) -> bool:
+    try:
+        return bool(os.read(pipe, 1))
+    except BlockingIOError:
+        return False
+
+
 def _redirect(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -109,4 +120,4 @@ def _redirect(log: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -125,14 +125,22 @@ def decided(trial: int, *, epoch: int, rule: str, verdict: str, value: float | N
 
 
 def paused(
-    trial: int, lease: int, *, reason: str, epoch: int, values: Mapping[str, float], wall_seconds: float
+    trial: int,
+    lease: int,
+    *,
+    reason: str,
+    epoch: int,
+    values: Mapping[str, float],
+    wall_seconds: float,
+    why: str = "",
 ) -> Record:
     """Return the record of a trial that gave its devices back and can go on from its checkpoint of `epoch`.
 
     `reason` is "rung" (a promotion rule waits with it), "resized" (its driver starts it on other devices) or
-    "preempted" (whoever has room goes on with it).
+    "preempted" (whoever has room goes on with it); `why` says what interrupted it, such as "SIGUSR1".
     """
-    return _record("paused", trial, lease, reason=reason, epoch=epoch, values=values, wall_seconds=wall_seconds)
+    more = {"why": why} if why else {}
+    return _record("paused", trial, lease, reason=reason, epoch=epoch, values=values, wall_seconds=wall_seconds, **more)
 
 
 def promoted(trial: int, lease: int, *, until_epoch: int) -> Record:
@@ -178,7 +186,7 @@ def failed(
 def lost(trial: int, lease: int, *, why: str, blame: bool) -> Record:
     """Return the record of a lease whose holder is gone, written by whoever saw it.
 
-    `blame` tells whether the trial itself may be the cause; only such losses use up its restarts.
+    `blame` tells whether the trial itself may be the cause: its process died while its driver was well and not leaving.
     """
     return _record("lost", trial, lease, why=why[:_MOST_CHARACTERS], blame=blame)
 

@@ -96,7 +96,8 @@ class State:
                 self.open.add(number)
             leases = len(trial.leases)
             _TRIAL_KINDS[kind](trial, record)
-            if kind in _MOVING_KINDS or len(trial.leases) != leases:
+            late = trial.status in _LATE  # of a lease that was lost, though nobody had read it then
+            if kind in _MOVING_KINDS or late or len(trial.leases) != leases:
                 self._move(trial)
         elif kind in _STUDY_KINDS:
             _STUDY_KINDS[kind](self, record)
@@ -311,10 +312,16 @@ def _reported(trial: TrialState, record: Record) -> None:
         held.writer = writer
     if seconds > held.seconds:
         held.seconds = seconds
+    if epoch > held.epoch:
+        held.epoch = epoch
 
 
 def _checkpointed(trial: TrialState, record: Record) -> None:
     body, lease = record.body, record.lease or 1
+    held = _lease(trial, record)
+    if not held.writer:  # its `started` may be damaged
+        held.writer = record.writer
+    held.step = max(held.step, body.get("step", 0))
     before = trial.checkpoints.get(body["epoch"])
     if before is None or lease >= before.lease:  # the same epoch again replaced the file
         trial.checkpoints[body["epoch"]] = Checkpoint(body["epoch"], body["path"], body["bytes"], body["digest"], lease)
@@ -342,12 +349,14 @@ def _ended(trial: TrialState, record: Record) -> None:
         lease.end = _end((kind, reason, values, failure, seconds, at, order))
     if seconds > lease.seconds:
         lease.seconds = seconds
+    lease.why = max(lease.why, body.get("why", ""))
 
 
 def _lost(trial: TrialState, record: Record) -> None:
     lease = _lease(trial, record)
     lease.lost = True
     lease.blamed = lease.blamed or record.body["blame"]
+    lease.why = max(lease.why, record.body["why"])  # of two that saw it, whichever was read first
 
 
 # As `_make` of both, without its call of a Python function.
@@ -367,6 +376,8 @@ _TRIAL_KINDS: dict[str, Callable[[TrialState, Record], None]] = {
 # Of ends of one lease; results come first.
 _RANKS = {"failed": 1, "cancelled": 2, "rung": 3, "preempted": 4, "resized": 4}
 _MOVING_KINDS = frozenset({"started", "paused", "finished", "failed", "lost"})
+_LATE = frozenset({Status.LOST, Status.ABANDONED})
+"""The statuses that depend on how far a lost lease had come."""
 _STUDY_KINDS: dict[str, Callable[[State, Record], None]] = {
     "created": _created,
     "joined": _joined,

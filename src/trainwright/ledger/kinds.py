@@ -166,6 +166,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 _EPOCH,
                 _VALUES,
                 _WALL,
+                Field(name="why", type=Text(), says="what interrupted it, such as SIGTERM", required=False),
             ),
         ),
         "promoted": Kind(

@@ -22,10 +22,10 @@ __all__ = [
 ]
 
 MAX_RESTARTS = 3
-"""A trial that may itself have caused the loss of more leases than this is given up."""
+"""A trial is given up that may itself have caused the loss of more leases than this since it last made progress."""
 
 MAX_LOSSES = 20
-"""A trial is given up too when so many leases were lost, whoever is to blame, without getting to another checkpoint."""
+"""A trial is given up too when it lost so many leases, whoever is to blame, since it last made progress."""
 
 
 class Status(StrEnum):
@@ -139,8 +139,11 @@ class Lease:
     started_at: float | None = None
     seconds: float = 0.0
     end: End | None = None
+    epoch: int = 0  # the highest that it has reported
+    step: int = 0  # of its last checkpoint, as far as it was told
     lost: bool = False
     blamed: bool = False  # the loss may be the trial's own doing
+    why: str = ""  # it was lost, or paused
 
     @property
     def ended_at(self) -> float | None:
@@ -239,11 +242,27 @@ class TrialState:
         return sum(lease.blamed and lease.end is None for lease in self.leases.values())
 
     @property
-    def vain_losses(self) -> int:
-        """How many leases were lost without an end that began at the newest epoch from which one has begun."""
-        newest = max((lease.resumed_epoch for lease in self.leases.values()), default=0)
-        lost = (lease for lease in self.leases.values() if lease.lost and lease.end is None)
-        return sum(lease.resumed_epoch == newest for lease in lost)
+    def vain_losses(self) -> list[Lease]:
+        """The leases that were lost without an end since the trial last made progress.
+
+        Progress is an epoch that no lease before has reported, or a checkpoint of a later step; the lease that made it
+        is the first of them if it was lost. So a trial that gets on between the failures of its nodes has at most one.
+        """
+        epoch = step = 0
+        lost: list[Lease] = []
+        for _, lease in sorted(self.leases.items()):
+            if lease.epoch > epoch or lease.step > step:
+                lost.clear()
+            epoch, step = max(epoch, lease.epoch), max(step, lease.step)
+            if lease.lost and lease.end is None:
+                lost.append(lease)
+        return lost
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it lost too many leases without progress to be tried again."""
+        lost = self.vain_losses
+        return len(lost) >= MAX_LOSSES or sum(lease.blamed for lease in lost) > MAX_RESTARTS
 
     @property
     def seconds(self) -> float:
@@ -269,6 +288,5 @@ class TrialState:
                 return Status.FAILED
             return Status.PAUSED if end.kind == "paused" else Status.ABANDONED
         if self.leases[self.lease].lost:
-            hopeless = self.blamed_losses > MAX_RESTARTS or self.vain_losses >= MAX_LOSSES
-            return Status.ABANDONED if hopeless else Status.LOST
+            return Status.ABANDONED if self.hopeless else Status.LOST
         return Status.RUNNING

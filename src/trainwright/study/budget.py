@@ -14,6 +14,7 @@ class Budget:
 
     `trials` with a result and `device_seconds` count over the whole life of the study, `wall_seconds` over this run;
     `stop_when` ends the search for new trials. `max_failures` None: 100, or as many as run at once if that is more.
+    What runs at the end, or when a signal comes, has `grace_seconds` to end its epoch.
     """
 
     trials: int | None = None
@@ -21,6 +22,7 @@ class Budget:
     device_seconds: float | None = None
     max_failures: int | None = None
     stop_when: ExpectedGain | None = None
+    grace_seconds: float = 25.0
 
     def __post_init__(self) -> None:
         for name in ("trials", "wall_seconds", "device_seconds", "max_failures"):
@@ -29,6 +31,9 @@ class Budget:
                 raise InputError(f"run: {name} must be a number > 0, got {value!r}")
         if self.trials is not None and self.trials % 1 != 0:
             raise InputError(f"run: trials must be a whole number, got {self.trials!r}")
+        grace = self.grace_seconds
+        if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace < float("inf"):
+            raise InputError(f"run: grace_seconds must be a number >= 0, got {grace!r}")
         if self.stop_when is not None and not isinstance(self.stop_when, ExpectedGain):
             raise InputError(f"run: stop_when must be tw.ExpectedGain(...), got {self.stop_when!r}")
 

@@ -15,9 +15,11 @@ from trainwright.study.book import Book
 from trainwright.study.budget import Budget
 from trainwright.study.endings import NO_ROOM, ending, preempted
 from trainwright.study.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
-from trainwright.study.followers import RuleFollower, SpentFollower
+from trainwright.study.followers import RuleFollower
 from trainwright.study.heap import frozen_heap
 from trainwright.study.heart import Heart
+from trainwright.study.leaving import Leaving
+from trainwright.study.member import Member
 from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
@@ -25,7 +27,7 @@ from trainwright.study.seats import Seats
 from trainwright.study.works import Works
 from trainwright.train import Assignment
 
-__all__ = ["Driver", "Member"]
+__all__ = ["Driver"]
 
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
@@ -35,18 +37,6 @@ _MOST_FAILURES = 100
 """So many failures end a run that was told no other limit, or as many as trials run if that is more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """What sets a worker of a team apart from a driver that expects to be alone.
-
-    It has a slot of its own; it waits for what others run, to take it over if they die; when it is told to leave, its
-    trials have `grace_seconds` to come to the end of their epoch; and a full ledger ends it after `give_up_seconds`.
-    """
-
-    slot: int = 0
-    wait: bool = True
-    grace_seconds: float = 25.0
-    give_up_seconds: float = 600.0
 
 
 @dataclass(slots=True)
@@ -58,6 +48,7 @@ class _Running:
     refusal: str | None = None  # why its last report fails it
     before: int | None = None  # how many devices it had, until its first report on these
     leaves: bool = False  # it was told to go on with other devices
+    preempted: bool = False  # it is to end with its epoch, for others to go on with it
     superseded: bool = False  # another holder has a higher lease, or has ended it
 
 
@@ -87,19 +78,25 @@ class Driver:
         self.progress = progress
         self.member = member
         self._running: dict[int, _Running] = {}
-        self.works = Works(book, rule, proposals, budget=budget, running=self._running, progress=progress)
+        self._watched = time.monotonic()
+        self.leaving = Leaving(book, budget, self._running, progress.say)
+        self.works = Works(
+            book, rule, proposals, budget=budget, running=self._running, progress=progress, fits=self.leaving.time.fits
+        )
         self._directory = None if book.directory is None else str(book.directory.resolve())
-        self._leaving = False
         self._left_out: set[int] = set()  # the first slots of nodes that the engine has lost
         self._failed_before = failed_numbers(book.state)  # in earlier runs: they say nothing of this one
         self._rejected = 0  # trials that a verdict never let start
         self._unsaved = False  # a trial was paused that had saved nothing
-        self._spent: SpentFollower | None = None  # kept if there is a budget of device seconds
         self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
-        self._started = self._watched = time.monotonic()
+        self._room.told = book.patience.told = lambda: self.leaving.told
 
     def run(self, train: TrainFunction) -> None:
-        """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens."""
+        """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens.
+
+        A launcher's signal, or the end of the wall time, pauses what runs after its epoch; a second signal at once.
+        After a signal it raises KeyboardInterrupt when all is written.
+        """
         rule = self.scheduler.rule
         rule.check(len(self.book.objectives), self.budget.trials)
         policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
@@ -118,22 +115,37 @@ class Driver:
         )
         self.seats = Seats(self.desk, self.works.kept, holds=self.engine.holds)
         self.book.followers.append(self.works)
-        if self.budget.device_seconds is not None:
-            self._spent = SpentFollower(self.book.state)
-            self.book.followers.append(self._spent)
-        with frozen_heap():
+        with frozen_heap(), self.leaving.signals:
             try:
-                self.works.adopt(self.book.state.open)
-                while not self._out_of_time():
-                    if self._step():
-                        break
-                    self.heart.check()
+                self._work()
             except KeyboardInterrupt:
-                self._leave()
-                raise
+                if not self.leaving.cut_short():
+                    raise
+            except EngineError:
+                if not self.leaving.told:  # else its cluster was sent the signal, too
+                    raise
             finally:
-                self.engine.close()
-                self._preempt_all(self.works.let_go())
+                try:
+                    self.engine.close()
+                finally:
+                    self._preempt_all(self.works.let_go())
+        if self.leaving.told:
+            raise KeyboardInterrupt
+
+    def _work(self) -> None:
+        """Work until the budget is used, nothing is left to do, or it is time to leave."""
+        self.leaving.limit()
+        try:
+            self.works.adopt(self.book.state.open)
+            while not (why := self.leaving.due()):
+                if self._step():
+                    return
+                self.heart.check()
+        except KeyboardInterrupt:  # a further signal, or a handler of the program's own
+            if not self.leaving.cut_short():
+                self._leave("interrupted")
+            raise
+        self._leave(why)
 
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
@@ -189,17 +201,18 @@ class Driver:
                 f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it goes on"
             )
 
-    def _leave(self) -> None:
+    def _leave(self, why: str) -> None:
         """Give running trials time to end their epoch, after which others go on with them."""
-        if self.member is None or not self._running:
+        self.leaving.begin(why)
+        if not self._running:
             return
-        self._leaving = True
         for number in self.seats.held:
+            self._running[number].preempted = True
             self.engine.answer(number, False)
-        deadline = time.monotonic() + self.member.grace_seconds
-        self.progress.say(f"leaving: {len(self._running)} trials have {self.member.grace_seconds:g} s for their epoch")
-        while self._running and time.monotonic() < deadline:
-            self.engine.poll(self, min(_POLL_SECONDS, self.member.grace_seconds))
+        trials = "1 trial has" if len(self._running) == 1 else f"{len(self._running)} trials have"
+        self.progress.say(f"leaving ({why}): {trials} {self.leaving.seconds:.3g} s for the epoch in work")
+        while self._running and (left := self.leaving.seconds) > 0:
+            self.engine.poll(self, min(_POLL_SECONDS, left))
 
     # Starting and ending.
 
@@ -229,6 +242,7 @@ class Driver:
             metrics=tuple(objective.metric for objective in self.book.objectives),
             directory=self._directory,
             reported_epoch=trial.epoch,
+            saved_step=max((lease.step for lease in trial.leases.values()), default=0),
             start_devices=self.scheduler.policy.start,
         )
         try:
@@ -266,7 +280,7 @@ class Driver:
         trouble: LedgerError | None = None
         for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:
-                self.book.append(preempted(self.book.state.trials[number], lease, seconds))
+                self.book.append(preempted(self.book.state.trials[number], lease, seconds, why=self.leaving.why))
             except LedgerError as error:  # the next may be written all the same
                 trouble = error
         if trouble is not None:
@@ -277,13 +291,17 @@ class Driver:
     def facts(self, trial: int, records: list[Record]) -> bool | None:
         """Write a trial's records and let the rule judge its report; None: the policy holds it there."""
         running = self._running[trial]
-        if isinstance(running.verdict, Stop | Pause) or running.refusal is not None or running.leaves:
+        ends = isinstance(running.verdict, Stop | Pause) or running.refusal is not None
+        if ends or running.leaves or running.preempted:
             return False  # it was told to end already
         self.book.append(*records)
         self.book.keep_up()  # the rule compares with what others have reported
         self._notice(trial, running)
-        if running.superseded or self._leaving:
+        if running.superseded:
             return False
+        if self.leaving.why:  # whoever goes on with it judges it
+            running.preempted = not self._is_last(self.book.state.trials[trial].epoch)
+            return not running.preempted
         stays: bool | None = True
         for record in records:
             if record.kind == "checkpointed":
@@ -303,12 +321,19 @@ class Driver:
         if not isinstance(running.verdict, Continue):
             self.seats.ends()
             return False
-        if epoch >= (self.scheduler.rule.max_epochs or math.inf):
+        if self._is_last(epoch):
             self.seats.ends()
             return True
+        if not self.leaving.time.fits(number):  # the next epoch
+            running.preempted = True
+            self.seats.ends()
+            return False
         stays = self.seats.stays(number)
         running.leaves = stays is False
         return stays
+
+    def _is_last(self, epoch: int) -> bool:
+        return epoch >= (self.scheduler.rule.max_epochs or math.inf)
 
     def _notice(self, number: int, running: _Running) -> None:
         trial = self.book.state.trials[number]
@@ -338,16 +363,17 @@ class Driver:
         self.rule.forget(trial)
         self._notice(trial, running)
         state, outcomes = self.book.state.trials[trial], self.book.state.outcomes
-        self.book.append(*outcome.records, ending(state, running, outcome, outcomes, leaving=self._leaving))
+        leaving = self.leaving.why or ("too little time for an epoch" if running.preempted else "")
+        self.book.append(*outcome.records, ending(state, running, outcome, outcomes, leaving=leaving))
         before = running.before if isinstance(outcome, Died) else None
         if state.resizing:
             self.seats.left(trial)
-        elif before is not None and not self._leaving and self.seats.falls_back(trial, before):
+        elif before is not None and not leaving and self.seats.falls_back(trial, before):
             self.book.append(facts.note("rolled back", {"from": len(running.block), "to": before}, trial))
             self.progress.say(f"trial {trial} did not start on {len(running.block)} devices: back to {before}")
         else:
             self.seats.gone(trial)
-        if not self._leaving:
+        if not leaving:
             self.works.add(trial)
         self.progress.ended(self.book.state, state)
         self._warn_of_restarts(state)
@@ -421,21 +447,3 @@ class Driver:
         time.sleep(_POLL_SECONDS if at is None else min(_POLL_SECONDS, max(0.0, at - self.rule.seconds)))
         self.book.refresh()
         self.works.adopt(self.book.state.open)
-
-    def _out_of_time(self) -> bool:
-        wall, devices = self.budget.wall_seconds, self.budget.device_seconds
-        now = time.monotonic()
-        if wall is not None and now - self._started >= wall:
-            self.progress.say(f"the budget of {wall:g} wall seconds is used; running trials keep their checkpoints")
-            return True
-        if devices is not None and self._spent is not None:
-            held = sum(self._unrecorded(number, now) for number in self._running)
-            if self._spent.device_seconds + held >= devices:
-                self.progress.say(f"the budget of {devices:g} device seconds is used")
-                return True
-        return False
-
-    def _unrecorded(self, number: int, now: float) -> float:
-        """Return the device seconds of a running trial beyond those that its reports have recorded."""
-        lease = self.book.state.trials[number].leases[self._running[number].lease]
-        return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))

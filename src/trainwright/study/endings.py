@@ -1,5 +1,6 @@
 """How a run of a trial ended: the record that says so, from what the engine saw and what the driver had decided."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Protocol
@@ -19,27 +20,43 @@ class Run(Protocol):
     """What a driver knows of a trial that it runs."""
 
     lease: int
+    since: float
+    """When it was launched, by the monotonic clock."""
     verdict: Verdict
     refusal: str | None
     """Why its last report fails it."""
     leaves: bool
     """Whether it was told to go on with other devices."""
+    preempted: bool
+    """Whether it was told to end, for others to go on with it."""
     superseded: bool
     """Whether another holder has a higher lease, or has ended it."""
 
 
-def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, ...], *, leaving: bool) -> Record:
-    """Return the record of the end of this run of `trial`; `leaving`: the driver goes, and others go on with it."""
+_DISTURBED = frozenset({"exception", "killed"})
+"""Failures that a signal to all processes of a job causes, by what it does to processes that the trial has started."""
+
+
+def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, ...], *, leaving: str = "") -> Record:
+    """Return the record of the end of this run of `trial`; `leaving` says why its driver leaves, if it does.
+
+    While it leaves, a death or an exception is a preemption: the trial fails again elsewhere if it is its own fault.
+    """
     number, lease, seconds = trial.number, run.lease, outcome.seconds
     if isinstance(outcome, Quiet) and run.superseded:
         return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
     goes_on = isinstance(outcome, Quiet) and isinstance(run.verdict, Continue) and run.refusal is None
     if goes_on and run.leaves and not leaving:
         return preempted(trial, lease, seconds, reason="resized")
-    if (goes_on and leaving) or (isinstance(outcome, Raised) and outcome.failure == NO_ROOM):
-        return preempted(trial, lease, seconds)
+    if goes_on and (run.preempted or run.leaves):
+        return preempted(trial, lease, max(seconds, time.monotonic() - run.since), why=leaving)
+    if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
+        return preempted(trial, lease, seconds, why="no room for its checkpoint")
     if run.refusal is not None:
         return facts.failed(number, lease, failure="bad_objective", message=run.refusal, wall_seconds=seconds)
+    if leaving and (isinstance(outcome, Died) or (isinstance(outcome, Raised) and outcome.failure in _DISTURBED)):
+        what = outcome.why if isinstance(outcome, Died) else outcome.message
+        return preempted(trial, lease, seconds, why=f"{leaving}; {what}")
     if isinstance(outcome, Died):
         return facts.lost(number, lease, why=outcome.why, blame=outcome.blame)
     if isinstance(run.verdict, Pause):
@@ -67,10 +84,10 @@ def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, 
     return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)
 
 
-def preempted(trial: TrialState, lease: int, seconds: float, reason: str = "preempted") -> Record:
+def preempted(trial: TrialState, lease: int, seconds: float, reason: str = "preempted", why: str = "") -> Record:
     """Return the record of a run that was interrupted: whoever has room goes on from its last checkpoint."""
     epoch = max((checkpoint.epoch for checkpoint in trial.checkpoints.values()), default=0)
-    return facts.paused(trial.number, lease, reason=reason, epoch=epoch, values={}, wall_seconds=seconds)
+    return facts.paused(trial.number, lease, reason=reason, epoch=epoch, values={}, wall_seconds=seconds, why=why)
 
 
 def _values(outcome: Returned | Quiet, judged: tuple[Judged, ...]) -> tuple[Mapping[str, float], str | None]:

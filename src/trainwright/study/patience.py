@@ -12,18 +12,21 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
 
 
 class Patience:
     """Waits for room for `give_up_seconds` in all, from the first failure to the next success; then never again.
 
     Whoever waits stands still, and so do the trials that wait for their reports to be taken: nothing that they did is
-    lost, and nothing is done in vain. Ctrl-C ends the waiting.
+    lost, and nothing is done in vain. Ctrl-C ends the waiting, and so does `told`.
     """
 
     def __init__(self, give_up_seconds: float = 0.0, say: Callable[[str], None] = print) -> None:
         self._give_up_seconds = give_up_seconds
         self._say = say
+        self.told: Callable[[], bool] = lambda: False
+        """Whether the process was told to leave."""
         self._since: float | None = None
         self._pause = _FIRST_PAUSE_SECONDS
 
@@ -55,8 +58,15 @@ class Patience:
         if left <= 0:
             raise error
         try:
-            time.sleep(min(self._pause, left))
+            self._sleep(min(self._pause, left))
         except KeyboardInterrupt:
             self._give_up_seconds = 0.0
             raise
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self.told():
+                raise KeyboardInterrupt
+            time.sleep(min(_LOOK_SECONDS, left))

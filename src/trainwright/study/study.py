@@ -30,11 +30,12 @@ from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.book import ENQUEUED, Book
 from trainwright.study.budget import Budget
-from trainwright.study.driver import Driver, Member
+from trainwright.study.driver import Driver
 from trainwright.study.failures import StudyFailed, hide_our_frames
 from trainwright.study.followers import RuleFollower, SearchFollower, rungs_of
 from trainwright.study.heart import Heart
 from trainwright.study.job import Job
+from trainwright.study.member import Member, Share
 from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
@@ -224,13 +225,16 @@ class Study(Simulating):
         device_seconds: float | None = None,
         max_failures: int | None = None,
         stop_when: ExpectedGain | None = None,
+        grace_seconds: float = 25.0,
         progress: bool = True,
     ) -> None:
         """Run `train(trial)` until `trials` trials have a result, over the whole life of the study.
 
         A trial that is paused at a rung has one: with such a rule the run ends when it promotes nobody any more.
-        `wall_seconds` ends this call, `device_seconds` (wall seconds times devices, over the whole life) likewise;
-        what runs then, or at Ctrl-C, goes on from its checkpoint in the next call. With `stop_when`, such as
+        `wall_seconds` ends this call, `device_seconds` (wall seconds times devices, over the whole life) likewise; so
+        do SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, with KeyboardInterrupt, where the program does not handle them itself.
+        What runs then has `grace_seconds` to end its epoch (the last ones of the `wall_seconds`), is paused, and goes
+        on from its checkpoint in the next call. A second signal ends it at once. With `stop_when`, such as
         `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
         space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
         10 without one success; in a team that runs more trials than that at once, after as many as it runs. Two
@@ -243,6 +247,7 @@ class Study(Simulating):
             device_seconds=device_seconds,
             max_failures=max_failures,
             stop_when=stop_when,
+            grace_seconds=grace_seconds,
         )
         if budget.endless and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
@@ -260,12 +265,13 @@ class Study(Simulating):
         rank: int | None,
         member: Member,
         progress: bool = True,
-    ) -> int:
-        """Work as a member of a team, as `Worker` sets it up; return how many trials with a result are ours."""
+    ) -> Share:
+        """Work as a member of a team, as `Worker` sets it up; return what came of it."""
         with Heart(self._book.ledger) as heart:
-            member = replace(member, slot=self._book.claims.take_slot(rank))
-            self._drive(train, budget, searcher, scheduler, engine, heart=heart, progress=progress, member=member)
-        return sum(trial.has_result and self._book.ours(trial.holder) for trial in self.trials)
+            own = replace(member, slot=self._book.claims.take_slot(rank))
+            late = self._drive(train, budget, searcher, scheduler, engine, heart=heart, progress=progress, member=own)
+        ours = sum(trial.has_result and self._book.ours(trial.holder) for trial in self.trials)
+        return Share(results=ours, out_of_time=late and budget.trials is not None)
 
     def _drive(
         self,
@@ -278,8 +284,8 @@ class Study(Simulating):
         heart: Heart,
         progress: bool,
         member: Member | None = None,
-    ) -> None:
-        """Run trials as the one driver, or as a member of a team; `heart` beats already, as that takes a while."""
+    ) -> bool:
+        """Run trials; return whether the wall time ended that. `heart` beats already, as that takes a while."""
         if budget.stop_when is not None:
             budget.stop_when.check(len(self.objectives))
         view = SearchView(
@@ -338,6 +344,7 @@ class Study(Simulating):
             finally:
                 self._book.followers = followers
                 self._book.patience = Patience()
+            return driver.leaving.out_of_time
 
     # Look.
 

@@ -11,8 +11,8 @@ from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
 from trainwright.study.budget import Budget
-from trainwright.study.driver import Member
 from trainwright.study.job import Job
+from trainwright.study.member import Member, Share
 from trainwright.study.study import Study
 
 __all__ = ["Worker"]
@@ -26,9 +26,10 @@ class Worker:
     any time and be started by anything; `rank` is a hint at which slot to take (default: what the launcher says).
     Each slot has an exploration (kappa) of its own. A worker whose training function or rule differs from the study's
     is refused unless `other_job`. Without work of its own it waits for what others run, to take it over if they die,
-    unless `wait` is False. Told to leave (SIGTERM, Ctrl-C), it gives its trials `grace_seconds` for their epoch. While
-    the ledger has no room (a full disk) it stands still and tries again, and ends after `give_up_seconds`; other losses
-    of the ledger end it at once. Workers of another version work together as long as they know the records' format.
+    unless `wait` is False. Told to leave (by SIGTERM, SIGINT, SIGUSR1 or SIGUSR2, or by the end of its wall time), it
+    gives its trials `grace_seconds` for their epoch. While the ledger has no room (a full disk) it stands still and
+    tries again, and ends after `give_up_seconds`; other losses of the ledger end it at once. Workers of another version
+    work together as long as they know the records' format.
     """
 
     where: Study | str | Path
@@ -65,14 +66,19 @@ class Worker:
         `trials` and `stop_when` left out are the study's; `wall_seconds` ends this worker only. Raises `StudyError`
         where there is no study, or this worker would run something else than the others.
         """
-        script_boundary()
         given = Budget(
             trials=trials,
             wall_seconds=wall_seconds,
             device_seconds=device_seconds,
             max_failures=max_failures,
             stop_when=stop_when,
+            grace_seconds=self.grace_seconds,
         )
+        return self.work(given, progress=progress).results
+
+    def work(self, given: Budget, *, progress: bool = True) -> Share:
+        """Work as `run` does; return also whether the wall time was over before the work was."""
+        script_boundary()
         study = self.where if isinstance(self.where, Study) else Study.open(self.where)
         try:
             study.refresh()
@@ -93,7 +99,7 @@ class Worker:
                 self.engine if self.engine is not None else Local(),
                 progress=progress,
                 rank=self.rank if self.rank is not None else rank(),
-                member=Member(wait=self.wait, grace_seconds=self.grace_seconds, give_up_seconds=self.give_up_seconds),
+                member=Member(wait=self.wait, give_up_seconds=self.give_up_seconds),
             )
         finally:
             if study is not self.where:

@@ -1,7 +1,7 @@
 """What waits for devices: interrupted trials before promoted ones before new ones."""
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.schedule import New, Pause, Promote, Stop, Wait, Work
@@ -32,6 +32,7 @@ class Works:
         budget: Budget,
         running: Collection[int],
         progress: Progress,
+        fits: Callable[[int | None], bool],
     ) -> None:
         self.granted = 0  # trials handed out in the present plan
         self.asked = False  # whether the policy wanted any in it
@@ -44,6 +45,7 @@ class Works:
         self._budget = budget
         self._running = running
         self._progress = progress
+        self._fits = fits  # whether there is time for an epoch of a trial, or of a new one
         self._waiting: deque[int] = deque()  # to go on with: interrupted, lost, proposed by a dead writer
         self._contested: set[int] = set()  # that another was quicker to claim, but has not started yet
         self._promoted: dict[int, int] = {}  # that we promoted and did not start yet, and under which lease
@@ -76,7 +78,7 @@ class Works:
             if not done and self.enough():
                 return None
             self._waiting.popleft()
-            if not done:
+            if not done and self._fits(number):  # else it is left to others, or to the next run
                 return number
         return None
 
@@ -87,6 +89,8 @@ class Works:
             answer = self._rule.on_free(self.view())
             if isinstance(answer, Wait):
                 self.ask_at = answer.until_seconds
+                return None
+            if not self._fits(answer.trial if isinstance(answer, Promote) else None):
                 return None
             if answer == refused:
                 return None  # whoever was quicker, or runs it still, has not told more yet

@@ -40,7 +40,8 @@ _PREPARED = CheckpointConfig(writer="sync", on_error="raise", timeout_seconds=WA
 class Assignment:
     """One lease of one trial, as an engine is asked to run it.
 
-    `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows.
+    `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows,
+    `saved_step` the last step of which it knows a checkpoint.
     A trial of several processes has one for each, of its own `rank`; `address` is "host:port" where rank 0 is met, new
     for each launch. Each of them has `devices_each` devices; `start_devices` are those of a new trial in this study.
     """
@@ -53,6 +54,7 @@ class Assignment:
     metrics: tuple[str, ...] = ()
     directory: str | None = None
     reported_epoch: int = 0
+    saved_step: int = 0
     rank: int = 0
     world_size: int = 1
     address: str = ""
@@ -329,17 +331,14 @@ class Trial:
         metrics = {name: float(value) for name, value in report["metrics"].items()}
         self._epoch, self._reported = restored.epoch, report.get("epoch", 0)
         self._last = metrics  # all there is to tell if no epoch is left to do
-        kept = self._checkpoints
-        if kept is not None and self._reported > self.assignment.reported_epoch:
+        kept, known = self._checkpoints, self.assignment
+        if kept is not None and self._reported > known.reported_epoch:
             record = facts.reported(
-                self.number,
-                self.assignment.lease,
-                epoch=self._reported,
-                step=report["step"],
-                metrics=metrics,
-                wall_seconds=0.0,
+                self.number, known.lease, epoch=self._reported, step=report["step"], metrics=metrics, wall_seconds=0.0
             )
             self._send([kept.record(restored), record])
+        elif kept is not None and restored.manifest.step > known.saved_step:
+            self._send([kept.record(restored)])  # a trial that gets on within its epoch is not given up
 
     def _send(self, records: list[Record]) -> None:
         if not self.channel.exchange(self._told() + records):

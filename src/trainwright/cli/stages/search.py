@@ -33,7 +33,7 @@ class Search:
                 for number, trial in sorted(work.state(self.name).trials.items())
             ]
         )
-        budget = {key: value for key, value in work.budget.items() if key != "stop_when"}
+        budget = {key: value for key, value in work.budget.items() if key not in {"stop_when", "grace_seconds"}}
         code = source_of(tables["study"]["train"], "train")
         return {**parts, "study": settings, _CODE: code, "budget": budget, "ledger": trials}
 
