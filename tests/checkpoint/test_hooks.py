@@ -13,7 +13,7 @@ from trainwright.checkpoint.hooks import CommandHook, SlurmRequeue, end_of_alloc
 from trainwright.errors import CheckpointConfigError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
-from clusters import one_node_slurm
+from clusters import missing_for_slurm, slurm_of
 
 JOB = """#!/bin/sh
 #SBATCH --requeue --output {folder}/out.txt --open-mode append --time 5
@@ -149,16 +149,15 @@ class TestSlurmRequeue:
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """Start Slurm on this node; return a function that calls one of its commands."""
-    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"no {missing[0]}; install slurmctld slurmd slurm-client munge" if missing else "needs root")
+    if why := missing_for_slurm():
+        pytest.skip(why)
 
     def call(name, *arguments):
         return subprocess.run(
             [shutil.which(name), *arguments], check=True, capture_output=True, text=True, cwd=tmp_path
         ).stdout  # fmt: skip
 
-    with one_node_slurm(tmp_path) as environment:
+    with slurm_of(tmp_path) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         yield call

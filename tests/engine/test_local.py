@@ -2,6 +2,8 @@
 
 import ast
 import os
+import signal
+import socket
 import time
 from pathlib import Path
 
@@ -10,13 +12,16 @@ import trainings
 
 import trainwright as tw
 from trainwright.engine import Died, Local, Raised, Returned
-from trainwright.engine._process import WorkerProcess
+from trainwright.engine._pool import Pool
+from trainwright.engine._process import ChildProcess, WorkerProcess
 from trainwright.engine.conformance import Recorder, run_all
 from trainwright.errors import EngineError
 from trainwright.ledger import Status
+from trainwright.signals import LAUNCHER_SIGNALS
 from trainwright.train import Assignment
 
 MEGABYTE = 2**20
+SETTINGS = {"gpus": (), "memory_bytes": None, "fresh_process": False, "process_per_device": True}
 
 
 def run(engine, *trials, directory=None, train=trainings.does, lease=1):
@@ -130,6 +135,51 @@ class TestProcesses:
         """A process that is reused does not gather the models of its trials."""
         handler = run(Local(), *[{"what": "makes_a_model"}] * 3)
         assert [handler.outcomes[number].value for number in range(3)] == [0.0, 0.0, 0.0]
+
+
+class TestSignals:
+    """Of a launcher, which sends them to every process."""
+
+    def test_a_trial_and_its_children_are_deaf(self):
+        """But for SIGTERM, by which a trial ends its children as ever."""
+        handler = run(Local(), {"what": "is_signalled"})
+        [record] = handler.records[0]
+        metrics = record.body["metrics"]
+        assert (metrics["living"], metrics["forked"], metrics["child"]) == (2, -signal.SIGTERM, -signal.SIGTERM)
+
+    def test_from_the_first_instruction_on(self):
+        """Those that come while a process starts are lost, not held against it later."""
+        ours, theirs = socket.socketpair()
+        worker = ChildProcess({}, theirs)
+        try:
+            for number in LAUNCHER_SIGNALS:
+                os.kill(worker._process.pid, number)
+            ours.close()  # which ends it, once it is there
+            assert worker._process.wait(60) == 0
+        finally:
+            worker.close(kill=True)
+
+    @pytest.mark.parametrize("handles", [False, True], ids=["no handler", "its own handler"])
+    def test_a_condemned_trial_ends_within_its_grace(self, tmp_path, handles):
+        """At once, or by what its own handler does; nobody waits for the end of the grace."""
+        params = {"what": "waits_for_condemnation", **({"file": str(tmp_path / "bye")} if handles else {})}
+        engine = Pool(1, **{**SETTINGS, "timeout_seconds": 10_000.0, "grace_seconds": 10_000.0})
+
+        class Impatient(Recorder):
+            def facts(self, trial, records):
+                engine.timeout_seconds = 0.01
+                return super().facts(trial, records)
+
+        handler = Impatient()
+        engine.open(trainings.does, None)
+        try:
+            engine.launch(Assignment(trial=0, lease=1, params=params, seed=0), (0,))
+            while not handler.outcomes:
+                engine.poll(handler, 0.5)
+        finally:
+            engine.close()
+        assert failure(handler) == ("timeout", "it ran longer than timeout_seconds=0.01")
+        assert (tmp_path / "bye").exists() == handles
 
 
 class TestLimits:

@@ -1,11 +1,13 @@
 """Training functions that behave badly on purpose, at the top of a module so that workers find them."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 import weakref
 from pathlib import Path
 
@@ -16,6 +18,9 @@ __all__ = [
     "draws_of_torch",
     "plain",
 ]
+
+
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 def plain(trial):
@@ -73,6 +78,33 @@ def _hangs(trial):
         [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
     )
     Path(trial.params["file"]).write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+
+
+def _is_signalled(trial):
+    """Send itself what launchers send, and see what its children make of it."""
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of forks beside threads
+        forked.start()
+    child = subprocess.Popen([sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"], **PIPES)
+    child.stdout.readline()
+    for pid in (os.getpid(), forked.pid, child.pid):
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, number)
+    os.kill(os.getpid(), signal.SIGTERM)
+    living = [forked.is_alive(), child.poll() is None]
+    forked.terminate()
+    child.terminate()
+    forked.join()
+    trial.report(val_loss=1.0, living=sum(living), forked=forked.exitcode, child=child.wait())
+    child.communicate()
+
+
+def _waits_for_condemnation(trial):
+    if "file" in trial.params:
+        signal.signal(signal.SIGTERM, lambda *_: (Path(trial.params["file"]).write_text("bye"), os._exit(3)))
+    trial.report(val_loss=1.0)
     time.sleep(600)
 
 

@@ -1,4 +1,4 @@
-"""A Slurm cluster of one node, for tests that start workers with srun."""
+"""A Slurm cluster on this machine, of one node or several, for tests that start workers with srun."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["one_node_slurm"]
+__all__ = ["missing_for_slurm", "slurm_of"]
 
 _CONFIGURATION = """\
 ClusterName=one
@@ -16,21 +16,22 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 SlurmctldPort={controller}
-SlurmdPort={daemon}
+JobRequeue=1
+KillWait=30
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
 MpiDefault=none
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -41,14 +42,17 @@ def _free_port():
 
 
 @contextmanager
-def one_node_slurm(folder):
-    """Run controller and daemon in the foreground of this process's life; yield the environment of srun."""
+def slurm_of(folder, nodes=1):
+    """Run a controller and a daemon for each of `nodes`, as long as this is entered; yield the environment of srun."""
     host = socket.gethostname().partition(".")[0]
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
+    names = [f"node{number}" for number in range(nodes)]
+    lines = [
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} CPUs={os.cpu_count()}"
+        for name in names
+    ]
+    (folder / "state").mkdir()
     path = folder / "slurm.conf"
-    ports = {"controller": _free_port(), "daemon": _free_port()}
-    path.write_text(_CONFIGURATION.format(host=host, folder=folder, cpus=os.cpu_count(), **ports))
+    path.write_text(_CONFIGURATION.format(host=host, folder=folder, controller=_free_port(), nodes="\n".join(lines)))
     if (
         subprocess.run([str(shutil.which("munge")), "-n"], capture_output=True, check=False).returncode != 0
     ):  # nobody behind its socket
@@ -57,14 +61,13 @@ def one_node_slurm(folder):
         subprocess.run([shutil.which("runuser"), "-u", "munge", "--", "munged", "--force"], check=True)
     environment = {"SLURM_CONF": str(path)}
     everything = {**os.environ, **environment}
-    servers = [
-        subprocess.Popen([name, "-D"], env=everything, stderr=subprocess.DEVNULL) for name in ("slurmctld", "slurmd")
-    ]
+    commands = [["slurmctld", "-D"], *(["slurmd", "-D", "-N", name] for name in names)]
+    servers = [subprocess.Popen(command, env=everything, stderr=subprocess.DEVNULL) for command in commands]
     try:
         for _ in range(100):
-            command = ["sinfo", "-h", "-o", "%T"]
+            command = ["sinfo", "-h", "-N", "-o", "%T"]
             asked = subprocess.run(command, env=everything, capture_output=True, text=True, check=False)
-            if asked.stdout.strip() == "idle":
+            if asked.stdout.split() == ["idle"] * nodes:
                 break
             time.sleep(0.3)
         else:
@@ -74,3 +77,11 @@ def one_node_slurm(folder):
         for server in reversed(servers):
             server.terminate()
             server.wait()
+
+
+def missing_for_slurm():
+    """Return why Slurm cannot be started here; "" if it can."""
+    missing = [name for name in ("srun", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
+    if missing:
+        return f"no {missing[0]}; install slurmctld slurmd slurm-client munge"
+    return "" if os.geteuid() == 0 else "needs root"

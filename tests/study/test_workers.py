@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import small_study
-from clusters import one_node_slurm
+from clusters import missing_for_slurm, slurm_of
 from scripts import Watched, check_study, log_of, running, wait_until
 
 import trainwright as tw
@@ -407,10 +407,9 @@ def _busy(directory):
 @pytest.fixture
 def slurm(tmp_path):
     """Start Slurm on this one node."""
-    missing = [name for name in ("srun", "slurmctld", "slurmd", "munged") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"no {missing[0]}; install slurmctld slurmd slurm-client munge" if missing else "needs root")
-    with one_node_slurm(tmp_path) as environment, pytest.MonkeyPatch.context() as patch:
+    if why := missing_for_slurm():
+        pytest.skip(why)
+    with slurm_of(tmp_path) as environment, pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         yield
