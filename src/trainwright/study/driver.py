@@ -11,6 +11,7 @@ from trainwright.errors import EngineError, LedgerError, SchedulerStalled, Train
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Stop, Verdict
+from trainwright.schedule.time_left import seconds_left
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget
 from trainwright.study.endings import NO_ROOM, ending, preempted
@@ -114,10 +115,8 @@ class Driver:
         room = policy.room(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
-        view = self.works.view
-        self.desk = Desk(
-            policy, self.works, room, slots=slots, rungs=rungs, survival=lambda seat: self.rule.survival(seat, view())
-        )
+        survival, left = self.works.survival, self._time_left
+        self.desk = Desk(policy, self.works, room, slots=slots, rungs=rungs, survival=survival, left=left)
         self.seats = Seats(self.desk, self.works.kept, holds=self.engine.holds)
         self.book.followers.append(self.works)
         if self.budget.device_seconds is not None:
@@ -301,7 +300,8 @@ class Driver:
         if running.refusal is not None:
             return False
         epoch, first = report.body["epoch"], self.book.objectives[0]
-        self.seats.reported(number, epoch, first.loss(float(report.body["metrics"][first.metric])))
+        loss = first.loss(float(report.body["metrics"][first.metric]))
+        self.seats.reported(number, epoch, loss, report.body["wall_seconds"])
         if not isinstance(running.verdict, Continue):
             self.seats.ends()
             return False
@@ -429,6 +429,14 @@ class Driver:
                 self.progress.say(f"the budget of {devices:g} device seconds is used")
                 return True
         return False
+
+    def _time_left(self) -> float:
+        """Return the seconds until the budget of time is used, if all devices are busy from now on."""
+        wall, devices, now = self.budget.wall_seconds, self.budget.device_seconds, time.monotonic()
+        spent = 0.0
+        if self._spent is not None:
+            spent = self._spent.device_seconds + sum(self._unrecorded(number, now) for number in self._running)
+        return seconds_left(wall, devices, at=now - self._started, spent=spent, devices=self.engine.slots)
 
     def _unrecorded(self, number: int, now: float) -> float:
         """Return the device seconds of a running trial beyond those that its reports have recorded."""

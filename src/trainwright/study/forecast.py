@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from trainwright.engine.simulated import Run, Simulated, simulate
+from trainwright.engine.simulated import Limits, Run, Simulated, simulate
 from trainwright.errors import EngineError, StudyError, TrainwrightError
 from trainwright.schedule import BestStatic, Scheduler
 from trainwright.search import Searcher
@@ -39,9 +39,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """What studies of `trials` trials under `scheduler` come to; times in seconds from their start.
+    """What studies of one budget under `scheduler` come to; times in seconds from their start.
 
-    `scheduler` is the one that was simulated: of `BestStatic` the best choice. `stalls` counts the studies in which a
+    `scheduler` is the one that was simulated: of `BestStatic` the best choice. `trials` is how many the budget allows,
+    or how many the first study started where only time ends them; `full_loss` the best last loss of trials of whole
+    length (inf where there is none). `stalls` counts the studies in which a
     trial waited for devices for ever, `substitutions` the trials for which a table had not what was asked. `runs` are
     the simulated studies by seed; the first has a Gantt chart if one was asked for.
     """
@@ -54,6 +56,7 @@ class Forecast:
     first_full_seconds: Spread
     full: Spread
     best_loss: Spread
+    full_loss: Spread
     close_seconds: Spread
     resizes: Spread
     wait_seconds: Spread
@@ -65,7 +68,15 @@ class Forecast:
     @classmethod
     def of(cls, scheduler: Scheduler, runs: Sequence[Run]) -> "Forecast":
         """Return what some runs come to."""
-        same = ("makespan_seconds", "utilisation", "first_full_seconds", "full", "best_loss", "close_seconds")
+        same = (
+            "makespan_seconds",
+            "utilisation",
+            "first_full_seconds",
+            "full",
+            "best_loss",
+            "full_loss",
+            "close_seconds",
+        )
         spreads = {name: Spread.of([getattr(run, name) for run in runs]) for name in (*same, "resizes", "failed")}
         return cls(
             scheduler=scheduler,
@@ -92,7 +103,7 @@ class Asking:
 class _Case:
     scheduler: Scheduler
     engine: Simulated
-    trials: int
+    limits: Limits
     seed: int
     asking: Asking | None
     gantt: bool
@@ -102,7 +113,9 @@ def forecasts(
     schedulers: Mapping[str, Scheduler],
     engine: Simulated,
     *,
-    trials: int,
+    trials: int | None = None,
+    wall_seconds: float | None = None,
+    device_seconds: float | None = None,
     seeds: int = 30,
     first_seed: int = 0,
     asking: Asking | None = None,
@@ -113,7 +126,8 @@ def forecasts(
 
     Raises `InputError` for settings that cannot be simulated.
     """
-    for name, value in (("trials", trials), ("seeds", seeds), ("processes", processes)):
+    limits = Limits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+    for name, value in (("seeds", seeds), ("processes", processes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise StudyError(f"simulate: {name}: got {value!r}; allowed: a whole number >= 1")
     if not isinstance(engine, Simulated):
@@ -130,7 +144,7 @@ def forecasts(
         _Case(
             scheduler=choice,
             engine=engine,
-            trials=trials,
+            limits=limits,
             seed=seed,
             asking=asking,
             gantt=gantt and seed == first_seed,
@@ -143,7 +157,7 @@ def forecasts(
     found: dict[str, Forecast] = {}
     for name, each in choices.items():
         made = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
-        found[name] = min(made, key=lambda forecast: forecast.makespan_seconds.mean)
+        found[name] = min(made, key=lambda forecast: (forecast.makespan_seconds.mean, forecast.full_loss.mean))
     return found
 
 
@@ -204,7 +218,8 @@ def _run(case: _Case) -> Run:
     if case.asking is not None:
         asked = _Asked(case, case.asking)
         searching = {"configure": asked.configure, "told": asked.told, "objectives": case.asking.objectives}
-    return simulate(case.scheduler, case.engine, trials=case.trials, seed=case.seed, gantt=case.gantt, **searching)
+    limits = asdict(case.limits)
+    return simulate(case.scheduler, case.engine, **limits, seed=case.seed, gantt=case.gantt, **searching)
 
 
 class _Asked:
@@ -213,7 +228,7 @@ class _Asked:
     def __init__(self, case: _Case, asking: Asking) -> None:
         self._searcher = asking.searcher
         self._length = case.scheduler.rule.max_epochs
-        self._view = SearchView(asking.space, case.seed, asking.objectives, case.trials, epochs=self._length)
+        self._view = SearchView(asking.space, case.seed, asking.objectives, case.limits.trials, epochs=self._length)
         self._proposed: dict[int, Configuration] = {}
         self._resting: set[int] = set()
 
