@@ -159,7 +159,7 @@ def test_a_picture_of_nothing():
         (("epoch_seconds = 10", "epoch = 10"), r"'epoch' is unknown; allowed: epoch_seconds"),
         (("epoch_seconds = 10", 'table = "none.npz"'), r"there is no file .*none.npz"),
         (("trials = 16", "seed = 0"), r"\[simulate\] trials: got nothing"),
-        (("start = 4", "start = 16"), r"DoublingAsPublished.start: got 16, the engine has 8 slots"),
+        (("start = 4", "start = 16"), r"Doubling.start: got 16, the engine has 8 slots"),
         (("eta = 2", "eta = 1"), r"ASHA.eta: got 1"),
         (('"FixedEpochs", max_epochs = 8', '"FixedEpochs"'), r"the rule sets no length of a trial"),
         (("published]\npolicy", "published]\npolitics"), r"'politics' is unknown; allowed: rule, policy"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import trainwright as tw
+from eager import Eager
 from trainwright.engine.ray import Ray
 from trainwright.schedule import Seat
 from trainwright.schedule._resizing import Resizing
@@ -60,7 +61,7 @@ def curve(trial, metric="loss"):
 
 def test_a_winner_grows_and_its_curve_is_that_of_one_process(tmp_path):
     one = grown(tmp_path / "one", tw.Fixed(1))
-    policy = tw.Doubling(start=1, wait_seconds=600.0)
+    policy = Eager()
     undisturbed, killed = (grown(tmp_path / str(dies), policy, accident=dies) for dies in (False, True))
     assert curve(undisturbed, "devices") == [1, 2, 4, 4, 4]
     assert curve(undisturbed) == pytest.approx(curve(one), abs=1e-10)

@@ -28,19 +28,12 @@ class TestDoublingInPairs(PolicyConformance):
     engines = ((2, 2), (3, 3), (8, 8), (12, 4))
 
     def make_policy(self):
-        return Doubling(start=2, cap=4, mode="block")
+        return Doubling(start=2, cap=4)
 
 
-class TestDoublingWithBackfill(PolicyConformance):
+class TestDoublingByFours(PolicyConformance):
     def make_policy(self):
-        return Doubling(start=1, factor=4, backfill=True)
-
-
-class TestBlockingDoublingWithBackfill(PolicyConformance):
-    engines = ((2, 2), (8, 8), (12, 4), (10, 6))
-
-    def make_policy(self):
-        return Doubling(start=2, mode="block", backfill=True)
+        return Doubling(start=1, factor=4, wait_seconds=20.0)
 
 
 class TestDoublingAsPublished(PolicyConformance):

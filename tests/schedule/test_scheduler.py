@@ -93,7 +93,7 @@ class Queue:
     def __init__(self, waiting):
         self.waiting = list(waiting)
 
-    def next_work(self):
+    def next_work(self, *, new=True):
         return Work(self.waiting.pop(0)) if self.waiting else None
 
     def waits(self):

@@ -1,20 +1,24 @@
 """Policies that change the devices of running trials, in real studies: moves, roll-backs, rests, kills."""
 
+import math
 import os
 import signal
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from scripts import Forked
 
 import trainwright as tw
+from eager import Eager
 from trainwright.engine import Died, Quiet, Returned
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
-from trainwright.schedule import Doubling, DoublingAsPublished, Estimates, MarginalGain
+from trainwright.schedule import Desk, Doubling, DoublingAsPublished, Estimates, MarginalGain, Work
 from trainwright.schedule._resizing import Resizing
 from trainwright.study.claims import Claims
+from trainwright.study.seats import Seats
 from trainwright.study.settings import built, described
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
@@ -112,14 +116,14 @@ def ends(trial):
     return [lease.end.reason for _, lease in sorted(trial.leases.items())]
 
 
-DOUBLING = Doubling(start=1, wait_seconds=60.0)
+EAGER = Eager()
 
 
 def test_winners_grow_from_their_checkpoints():
     """The best doubles at each rung; every epoch is trained once, on the devices that its start names."""
     engine = Steps(8)
     with make() as study:
-        run(study, DOUBLING, engine)
+        run(study, EAGER, engine)
         best = study.trials[0]
         assert sizes(best) == sorted(sizes(best))
         assert sizes(best)[0] == 1
@@ -134,7 +138,7 @@ def test_winners_grow_from_their_checkpoints():
         assert study.state.results == 6
 
 
-@pytest.mark.parametrize("policy", [DOUBLING, Doubling(wait_seconds=60.0, mode="block"), MarginalGain()])
+@pytest.mark.parametrize("policy", [EAGER, Doubling(), MarginalGain()])
 @pytest.mark.parametrize("rule", [tw.ASHA(max_epochs=8, eta=2), tw.ASHA(max_epochs=8, eta=2, kind="promotion")])
 def test_any_rule_under_any_policy(policy, rule):
     """All trials come to an end, or rest at a rung; nothing is trained twice."""
@@ -207,7 +211,7 @@ def test_a_held_trial_is_interrupted_by_the_end(tmp_path):
         assert study.trials[0].preempted
         assert kept == {0: 1}
     with make(tmp_path / "study") as study:
-        run(study, DOUBLING, Steps(1, kept=kept), rule, trials=1)
+        run(study, EAGER, Steps(1, kept=kept), rule, trials=1)
         assert study.state.results == 1
 
 
@@ -220,14 +224,11 @@ def test_nobody_is_held_for_ever(monkeypatch):
 
 
 def test_what_a_move_costs_is_learnt(monkeypatch):
-    """From the second report on its devices: the seconds of a trial's way there, without those of its first epochs.
-
-    The start of a new trial counts: else none would grow where epochs are short beside what is believed at first.
-    """
+    """Of each way of a trial to its devices; the start of a new one counts."""
     restarts = []
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
     with make() as study:
-        run(study, DOUBLING, Steps(8), tw.ASHA(max_epochs=32, min_epochs=2, eta=4))
+        run(study, EAGER, Steps(8), tw.ASHA(max_epochs=32, min_epochs=2, eta=4))
     assert {1} < dict(restarts).keys() <= {1, 2, 4, 8}
     assert all(seconds >= 0 for _, seconds in restarts)
 
@@ -237,7 +238,7 @@ def test_what_does_not_start_goes_back(how):
     """Two devices do not come up for trial 0: it goes on with one, from the same checkpoint, and that is noted."""
     engine = Steps(8, **{how: [(0, 2)]})
     with make() as study:
-        run(study, DOUBLING, engine)
+        run(study, EAGER, engine)
         trial = study.trials[0]
         assert trial.status is Status.COMPLETE
         assert sizes(trial)[:3] == [1, 2, 1]
@@ -249,19 +250,105 @@ def test_what_does_not_start_goes_back(how):
         assert study.state.results == 6
 
 
-@pytest.mark.parametrize("limit", [{"device_hours": 1e-9}, {"deadline_seconds": 1e-9}])
-def test_a_policy_that_may_start_no_more_ends_the_run(limit, capsys):
+@dataclass(frozen=True, kw_only=True)
+class Frugal(Resizing):
+    """Starts nothing more once it knows how long an epoch takes, and keeps the time that it was told is left."""
+
+    start: int = 1
+    left: list = field(default_factory=list)
+
+    def planner(self):
+        return self
+
+    def plan(self, desk):
+        self.left.append(desk.left())
+        while desk.estimates.epoch_seconds() is None and desk.free and desk.begin():
+            pass
+
+
+def test_a_policy_that_may_start_no_more_ends_the_run(capsys):
     """What was started before anything was known of times comes to its end; nothing waits for ever."""
     with make() as study:
-        scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2), MarginalGain(**limit))
+        scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2), Frugal())
         study.run(print, trials=6, scheduler=scheduler, engine=Steps(2))
         assert study.state.results == 2
-    assert "MarginalGain starts no more trials: what its settings allow is used" in capsys.readouterr().err
+    assert "Frugal starts no more trials: what its settings allow is used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("budget", "most"),
+    [
+        ({"trials": 3}, math.inf),
+        ({"wall_seconds": 1000.0}, 1000.0),
+        ({"device_seconds": 3000.0}, 1500.0),
+        ({"wall_seconds": 1000.0, "device_seconds": 1200.0, "trials": 9}, 600.0),
+    ],
+)
+def test_a_policy_knows_the_time_that_is_left(budget, most):
+    """Of the wall clock, or of the devices if all of them are busy; inf without a budget of time."""
+    policy = Frugal()
+    with make() as study:
+        scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2), policy)
+        study.run(print, scheduler=scheduler, engine=Steps(2), progress=False, **budget)
+    assert 0.5 * most <= min(policy.left)
+    assert max(policy.left) <= most
+
+
+def test_a_start_is_measured_at_the_first_report(monkeypatch):
+    """From its launch until the function was entered; with the second report, what its first epoch took longer."""
+    now, restarts = [0.0], []
+    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
+    desk = Desk(EAGER, Source([0, 1]), EAGER.room(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,))
+    seats = Seats(desk, set(), holds=True)
+    seats.plan()
+    now[0] = 30.0
+    seats.reported(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
+    assert restarts == [(1, 6.0)]
+    assert desk.seats[0].epoch_seconds == 24.0
+    seats.reported(1, 1, 0.5, 24.0)
+    seats.gone(1)  # its first report was its last
+    assert restarts == [(1, 6.0)] * 2
+    now[0] = 50.0
+    seats.reported(0, 2, 0.5, 44.0)
+    assert restarts == [(1, 6.0), (1, 6.0), (1, 10.0)]
+    assert desk.seats[0].epoch_seconds == 20.0
+
+
+def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
+    """It trains old epochs again after a move: they tell how long its start took, and nothing of its loss."""
+    now, restarts = [0.0], []
+    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
+    desk = Desk(EAGER, Source([0]), EAGER.room(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,))
+    seats = Seats(desk, set(), holds=True)
+    seats.plan()
+    for epoch in (1, 2):
+        now[0] += 10.0
+        seats.reported(0, epoch, 0.5, now[0])
+    assert seats.stays(0) is False
+    seats.left(0)
+    for epoch, at in ((1, 33.0), (2, 39.0), (3, 45.0)):
+        now[0] = at
+        seats.reported(0, epoch, 0.4, at - 27.0)
+    assert restarts[-1] == (2, 7.0)
+    assert desk.seats[0].epoch_seconds == 6.0
+
+
+class Source:
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def next_work(self, *, new=True):
+        return Work(self.numbers.pop(0)) if self.numbers and new else None
+
+    def waits(self):
+        return bool(self.numbers)
 
 
 def test_an_engine_that_starts_nothing_is_an_error():
     with make() as study, pytest.raises(EngineError, match="no group of 1 processes for trial 0"):
-        run(study, DOUBLING, Steps(refuses=[(0, 1)]))
+        run(study, EAGER, Steps(refuses=[(0, 1)]))
 
 
 def test_a_wait_without_end_is_an_error():
@@ -272,12 +359,12 @@ def test_a_wait_without_end_is_an_error():
             run(study, policy, Steps(4, kept=kept), trials=2)
         assert study.state.results < 2
         assert any(trial.resizing for trial in study.trials)
-        run(study, DOUBLING, Steps(32, kept=kept), trials=2)
+        run(study, EAGER, Steps(32, kept=kept), trials=2)
         assert study.state.results == 2
 
 
 @pytest.mark.parametrize(
-    "policy", [DOUBLING, Doubling(mode="block", cap=4), DoublingAsPublished(start=2), MarginalGain()]
+    "policy", [Doubling(wait_seconds=9.0), Doubling(cap=4), DoublingAsPublished(start=2), MarginalGain()]
 )
 def test_policies_are_written_and_read_as_tables(policy):
     assert built("policy", described("policy", policy)) == policy
@@ -300,7 +387,7 @@ def killed_before(directory, kind, count):
     DirectoryLedger.append = dies
     with make(directory) as study:
         kept = {trial.number: trial.epoch for trial in study.trials}
-        run(study, DOUBLING, Steps(4, kept=kept))
+        run(study, EAGER, Steps(4, kept=kept))
 
 
 @pytest.mark.parametrize("kind", ["reported", "paused", "started"])
@@ -339,7 +426,7 @@ def test_a_trial_between_two_blocks_belongs_to_its_driver(tmp_path, monkeypatch,
             ]
         )
         monkeypatch.setattr(Claims, "dead", lambda _, writer: writer == other.writer and not alive)
-        run(study, DOUBLING, Steps(4, kept={0: 1}), trials=2)
+        run(study, EAGER, Steps(4, kept={0: 1}), trials=2)
         assert (len(study.trials[0].leases) > 1) is not alive
         assert study.state.results == 2 - alive
 
@@ -349,7 +436,7 @@ def test_real_trials_of_two_processes(tmp_path, torch):
     """A trial grows from one process to two, under gloo, and ends with the loss that one process comes to."""
     del torch
     losses = {}
-    for name, policy in (("grown", Doubling(start=1, wait_seconds=600.0)), ("fixed", tw.Fixed(1))):
+    for name, policy in (("grown", EAGER), ("fixed", tw.Fixed(1))):
         with make(tmp_path / name) as study:
             scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2, min_epochs=2), policy)
             study.run(line, trials=1, scheduler=scheduler, engine=tw.Local(workers=2), progress=False)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainwright as tw
-from trainwright.schedule import Doubling
+from eager import Eager
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +76,6 @@ def test_two_processes(tmp_path, one):
 
 def test_a_winner_that_grows(tmp_path, one):
     """From one process to two and to four, by the policy, in the midst of its training: the losses of one process."""
-    grown = study(tmp_path / "study", Doubling(start=1, wait_seconds=600.0), workers=4)
+    grown = study(tmp_path / "study", Eager(), workers=4)
     assert devices(grown) == [1, 2, 4, 4, 4]
     assert losses(grown) == pytest.approx(losses(one), abs=1e-10)

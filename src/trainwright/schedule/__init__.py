@@ -41,8 +41,7 @@ from trainwright.schedule.any_of import AnyOf
 from trainwright.schedule.asha import ASHA
 from trainwright.schedule.best_static import BestStatic
 from trainwright.schedule.desk import Desk, Seat, Source
-from trainwright.schedule.doubling import Doubling
-from trainwright.schedule.doubling_as_published import DoublingAsPublished
+from trainwright.schedule.doubling import Doubling, DoublingAsPublished
 from trainwright.schedule.estimates import Estimates
 from trainwright.schedule.extrapolate import Extrapolate
 from trainwright.schedule.fixed import Fixed

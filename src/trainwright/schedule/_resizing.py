@@ -2,9 +2,13 @@
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule._rule import PromotionRule
+from trainwright.schedule.desk import Desk, Seat
 from trainwright.schedule.room import Nodes, Room
 
-__all__ = ["Resizing", "check_cap", "check_factor", "check_start"]
+__all__ = ["MARGIN", "Resizing", "check_cap", "check_factor", "check_start", "retreat"]
+
+MARGIN = 1.1
+"""A change must be worth it by a tenth: expectations err."""
 
 
 class Resizing:
@@ -49,3 +53,18 @@ def check_cap(policy: str, start: int, cap: int | None) -> None:
     """Refuse a cap below the start."""
     if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < start):
         raise ScheduleError(f"{policy}.cap: got {cap!r}; allowed: a whole number >= start={start}, or None for no cap")
+
+
+def retreat(desk: Desk, seat: Seat) -> bool:
+    """Let a trial that growth has made slower go back, to the size on which it expects to end first."""
+    if not (seat.settled and seat.alone and seat.epoch_seconds):
+        return False
+    work, start = desk.work(seat), desk.policy.start
+    smaller = [size for size in desk.sizes() if start <= size < len(seat.block)]
+    ends = [
+        (work * seat.alone / desk.estimates.speedup(size / start) + desk.estimates.restart(size), size)
+        for size in smaller
+    ]
+    if not ends or work * seat.epoch_seconds <= MARGIN * min(ends)[0]:
+        return False
+    return desk.move(seat, min(ends)[1])

@@ -1,5 +1,6 @@
 """The desk where devices are given out: who runs on which, what waits; the same for real engines and the simulator."""
 
+import math
 from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,11 @@ __all__ = ["Desk", "Seat", "Source"]
 class Source(Protocol):
     """What waits for devices."""
 
-    def next_work(self) -> Work | None:
-        """Return the next piece of work (interrupted before promoted before new), or None. It is handed out once."""
+    def next_work(self, *, new: bool = True) -> Work | None:
+        """Return the next piece of work (interrupted before promoted before new), or None. It is handed out once.
+
+        Without `new` no new trial is started.
+        """
 
     def waits(self) -> bool:
         """Whether there would be new trials to start."""
@@ -24,11 +28,10 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Seat:
-    """A trial that runs: on what, since when, how far, and where it is to move."""
+    """A trial that runs: on what, how far, and where it is to move."""
 
     trial: int
     block: Block
-    since: float
     epoch: int = 0
     rungs: int = 0  # that it has passed
     rung_epoch: int = 0  # the last of them
@@ -64,6 +67,7 @@ class Desk:
     slots: int
     rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
     survival: Callable[[Seat], tuple[float, ...]]
+    left: Callable[[], float] = lambda: math.inf  # seconds until the budget of time is used
     estimates: Estimates = field(default_factory=Estimates)
     seats: dict[int, Seat] = field(default_factory=dict)
     resting: dict[int, Seat] = field(default_factory=dict)
@@ -75,7 +79,6 @@ class Desk:
     def __post_init__(self) -> None:
         self._planner = self.policy.planner()
         self._actions: list[Action] = []
-        self._spent = 0.0
 
     # Told by whoever runs trials.
 
@@ -104,7 +107,6 @@ class Desk:
         assert seat.target is not None  # noqa: S101 -- nobody else moves trials
         kept = set(seat.target)
         self.room.give([slot for slot in seat.block if slot not in kept])
-        self._pay(seat, at)
         seat.block, seat.target, seat.moved, seat.began, seat.held = seat.target, None, at, None, False
         self.touched.add(trial)
 
@@ -113,7 +115,6 @@ class Desk:
         seat = self.seats.pop(trial)
         self.touched.add(trial)
         seat.rests = seat.held = False
-        self._pay(seat, self.at)
         self.room.give(seat.block)
         self.resting[trial] = seat
 
@@ -125,16 +126,7 @@ class Desk:
             self.touched.add(trial)
             if seat is self.changed:
                 self.changed = None
-            self._pay(seat, self.at)
             self.room.give({*seat.block, *(seat.target or ())})
-
-    def _pay(self, seat: Seat, at: float) -> None:
-        self._spent += len(seat.block) * max(0.0, at - seat.since)
-        seat.since = at
-
-    def spent(self) -> float:
-        """Return the device seconds held so far."""
-        return self._spent + sum(len(seat.block) * (self.at - seat.since) for seat in self.seats.values())
 
     def plan(self, at: float) -> list[Action]:
         """Ask the planner what to do now."""
@@ -156,16 +148,26 @@ class Desk:
         """Return the sizes that blocks can have, ascending."""
         return self.room.sizes()
 
-    def begin(self, size: int | None = None) -> bool:
-        """Start the next piece of work on a new trial's devices, or on `size`; return whether there was any."""
-        block = self.room.take(size or self.policy.start)
+    def waits(self) -> bool:
+        """Whether a new trial waits that could be complete before the run ends, if it doubled its devices once."""
+        if not self.source.waits():
+            return False
+        left, base, start = self.left(), self.estimates.epoch_seconds(), self.policy.start
+        if base is None or left == math.inf or not self.rungs:
+            return True
+        faster = self.estimates.speedup(2) if 2 * start <= self.slots else 1.0
+        return self.estimates.restart(start) + self.rungs[-1] * base / max(1.0, faster) <= left
+
+    def begin(self, *, new: bool = True) -> bool:
+        """Start the next piece of work on a new trial's devices; return whether there was any."""
+        block = self.room.take(self.policy.start)
         if block is None:
             return False
-        work = self.source.next_work()
+        work = self.source.next_work(new=new)
         if work is None:
             self.room.give(block)
             return False
-        seat = Seat(trial=work.trial, block=block, since=self.at, epoch=work.epoch)
+        seat = Seat(trial=work.trial, block=block, epoch=work.epoch)
         seat.began = None if work.epoch else (0, self.at)  # a restart takes its time
         seat.rungs = bisect(self.rungs, work.epoch)
         seat.rung_epoch = self.rungs[seat.rungs - 1] if seat.rungs else 0
@@ -178,7 +180,7 @@ class Desk:
         if block is None:
             return False
         seat = self.resting.pop(trial)
-        seat.block, seat.moved, seat.began, seat.since = block, self.at, None, self.at
+        seat.block, seat.moved, seat.began = block, self.at, None
         self._sit(Work(trial, seat.epoch), block, seat)
         return True
 

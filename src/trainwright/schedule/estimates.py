@@ -1,26 +1,30 @@
 """What policies believe of speed and of restarts: priors, replaced by what has been measured."""
 
+import math
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainwright.errors import ScheduleError
 
-__all__ = ["Estimates"]
+__all__ = ["Estimates", "interpolated"]
 
-_ENOUGH = 3  # measurements, before they replace a prior
+_ENOUGH = 3  # measured speed-ups, before they replace the prior
 
 
 @dataclass(slots=True)
 class Estimates:
-    """Speed with `m` times the devices is `m**alpha`, a restart takes `restart_seconds`, until enough was measured.
+    """Speed with `m` times the devices is `m**alpha`, a restart takes `restart_seconds`, until they are measured.
 
-    Then they are the median of the measured speed-ups at that `m`, and the 0.9-quantile of measured restarts onto so
-    many devices (or of all, while there are few of them). In a study the start of a new trial counts as one.
+    Then a speed-up is the median of those measured at that `m`, or follows the slope of the nearest measured ones; a
+    restart the 0.9-quantile of those measured onto so many devices (of all, while there are none). In a study the
+    start of a new trial counts as a restart.
     """
 
     alpha: float = 0.9
     restart_seconds: float = 30.0
     _speedups: dict[float, list[float]] = field(default_factory=dict)
+    _curve: dict[float, float] = field(default_factory=dict)  # medians of the ratios that were measured often enough
     _restarts: dict[int, list[float]] = field(default_factory=dict)
     _epochs: list[float] = field(default_factory=list)  # seconds of an epoch of new trials, the latest
 
@@ -32,15 +36,17 @@ class Estimates:
 
     def speedup(self, ratio: float) -> float:
         """Return how many times as fast a trial is on `ratio` times its devices."""
-        measured = self._speedups.get(ratio, ())
-        return measured[len(measured) // 2] if len(measured) >= _ENOUGH else ratio**self.alpha
+        return interpolated(self._curve, ratio, self.alpha)
+
+    @property
+    def known(self) -> float:
+        """The largest ratio whose speed-up has been measured, 1 if none has."""
+        return max(self._curve, default=1.0)
 
     def restart(self, size: int) -> float:
         """Return the seconds that a restart onto `size` devices takes."""
-        measured = self._restarts.get(size, ())
-        if len(measured) < _ENOUGH:
-            measured = self._restarts.get(0, ())
-        return measured[len(measured) * 9 // 10] if len(measured) >= _ENOUGH else self.restart_seconds
+        measured = self._restarts.get(size) or self._restarts.get(0)
+        return measured[len(measured) * 9 // 10] if measured else self.restart_seconds
 
     def saw_epoch(self, seconds: float) -> None:
         """Note the seconds of an epoch of a trial of the starting size."""
@@ -54,9 +60,26 @@ class Estimates:
 
     def saw_speedup(self, ratio: float, speedup: float) -> None:
         """Note that a trial was `speedup` times as fast on `ratio` times the devices."""
-        insort(self._speedups.setdefault(ratio, []), speedup)
+        measured = self._speedups.setdefault(ratio, [])
+        insort(measured, speedup)
+        if len(measured) >= _ENOUGH:
+            self._curve[ratio] = measured[len(measured) // 2]
 
     def saw_restart(self, size: int, seconds: float) -> None:
         """Note a restart onto `size` devices."""
         insort(self._restarts.setdefault(size, []), seconds)
         insort(self._restarts.setdefault(0, []), seconds)
+
+
+def interpolated(curve: Mapping[float, float], factor: float, alpha: float) -> float:
+    """Return the speed-up on `factor` times the devices by a curve of factors, `factor**alpha` if it is empty.
+
+    It is 1 at 1, interpolated on logarithms between points, and goes on with the slope of the last two outside.
+    """
+    points = sorted({1.0: 1.0, **curve}.items())
+    if len(points) == 1:
+        return float(factor**alpha)
+    place = max(1, min(len(points) - 1, sum(at < factor for at, _ in points)))
+    (low, at_low), (high, at_high) = points[place - 1], points[place]
+    slope = math.log(at_high / at_low) / math.log(high / low)
+    return float(at_low * (factor / low) ** slope)

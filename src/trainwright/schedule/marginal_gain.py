@@ -6,13 +6,14 @@ import numpy as np
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule._filling import Floats, Rows, fill
-from trainwright.schedule._resizing import Resizing, check_cap, check_start
+from trainwright.schedule._resizing import Resizing, check_cap, check_start, retreat
 from trainwright.schedule.desk import Desk, Seat
 
 __all__ = ["MarginalGain"]
 
 _DOUBLINGS = 5  # of a trial's devices, that are thought of at one time
 _PATIENCE = 0.5  # of what a growth saves up to the next rung, a trial waits for it
+_WORTH = 1.5  # a start must be worth so many times what it costs the trial that shrinks
 _PAUSE = 5.0  # restarts' time between two changes of one trial, before it shrinks
 
 
@@ -27,32 +28,23 @@ class MarginalGain(Resizing):
     a rung waits a little for what others are about to free. While new trials wait nobody grows, so that the first
     complete ones come as early as without growth.
 
-    When new work comes while others have grown, a trial gives half of its devices back at a checkpoint if the start is
-    worth `theta` times what that costs it. With `deadline_seconds` (from the run's start) nothing starts whose first
-    rung would be later, and trials grow only as much as they need to be complete by then. With `device_hours` nothing
-    starts or grows that would go beyond them before its next rung.
+    Where the run has a budget of time (wall or device seconds), a new trial waits only while it could still be complete
+    if it doubled its devices once; from then on devices go to growth first, and new trials get what is left. When new
+    work comes while others have grown, a trial gives half of its devices back at a checkpoint if the start is worth
+    more than what that costs it.
 
     A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
     """
 
     start: int = 1
     delta: float = 0.1
-    theta: float = 1.5
     cap: int | None = None
-    deadline_seconds: float | None = None
-    device_hours: float | None = None
 
     def __post_init__(self) -> None:
         check_start("MarginalGain", self.start)
         check_cap("MarginalGain", self.start, self.cap)
         if not self.delta >= 0:
             raise ScheduleError(f"MarginalGain.delta: got {self.delta!r}; allowed: a number >= 0")
-        if not self.theta >= 1:
-            raise ScheduleError(f"MarginalGain.theta: got {self.theta!r}; allowed: a number >= 1")
-        for name in ("deadline_seconds", "device_hours"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ScheduleError(f"MarginalGain.{name}: got {value!r}; allowed: a number > 0, or None for no limit")
 
     def planner(self) -> "_Planner":
         """Return a planner."""
@@ -72,26 +64,32 @@ class _Planner:
     policy: MarginalGain
     rows: Rows = field(default_factory=Rows)
     wishes: list[_Wish] = field(default_factory=list)
-    began: float | None = None  # the study, as far as it is known
 
     def plan(self, desk: Desk) -> None:
-        if self.began is None:
-            self.began = desk.at
         seat = desk.changed
         self._serve(desk)
-        while desk.free >= self.policy.start and self._affords_start(desk) and desk.begin():
-            pass
-        if desk.source.waits():
+        if seat is not None:
+            retreat(desk, seat)
+        self._begin(desk, new=desk.waits())
+        if desk.waits():
             if seat is not None and seat.settled and desk.free < self.policy.start:
                 self._shrink(desk, seat)
-        elif desk.estimates.epoch_seconds() is not None:
-            if seat is not None and seat.settled and seat.rungs < len(desk.rungs):
-                self._grow(desk, seat)
-            if desk.free and not self.wishes:
-                self._look(desk)
+        else:
+            kept: float = desk.free
+            if desk.rungs and desk.estimates.epoch_seconds() is not None:
+                if seat is not None and seat.settled and seat.rungs < len(desk.rungs):
+                    self._grow(desk, seat)
+                kept = self._look(desk) if desk.free and not self.wishes else desk.free
+            if desk.source.waits():  # too late to be complete, but nobody else has use for these devices
+                self._begin(desk, new=True, kept=kept)
         later = [wish.until for wish in self.wishes if wish.until > desk.at]
         if later:
             desk.wake(min(later))
+
+    def _begin(self, desk: Desk, *, new: bool, kept: float = 0.0) -> None:
+        """Start what waits, with or without new trials, on all free devices but so many."""
+        while desk.free - kept >= self.policy.start and desk.begin(new=new):
+            pass
 
     # Growth.
 
@@ -99,9 +97,7 @@ class _Planner:
         """Let a trial at a checkpoint take its share, or wait at its rung for devices that will soon be free."""
         want = self._share(desk, seat)
         size = want
-        while size > seat.size and not (
-            desk.free >= size - seat.size and self._affords(desk, seat, size) and desk.move(seat, size)
-        ):
+        while size > seat.size and not (desk.free >= size - seat.size and desk.move(seat, size)):
             size //= 2
         if seat.settled and want > seat.size and seat.epoch == seat.rung_epoch:
             self._wait(desk, seat)
@@ -114,9 +110,6 @@ class _Planner:
         size = rows.column("size")
         due[place], work[place], chance[place] = desk.at, desk.work(seat) * rows.column("alone")[place], 1.0
         ends, costs = self._choices(desk, due, work, size, _DOUBLINGS)
-        if self.policy.deadline_seconds is not None:
-            left = (desk.rungs[-1] - seat.epoch) * rows.column("alone")[place]
-            return self._in_time(desk, seat, left)
         supply = desk.free + float(((1 - chance) * size).sum())
         return int(seat.size) << int(fill(ends, costs * chance, supply)[place])
 
@@ -124,6 +117,8 @@ class _Planner:
         """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
         sizes, place = np.unique(size, return_inverse=True)  # they are few
         cap = min(self.policy.cap or desk.slots, desk.slots)
+        # What is not measured is tried two doublings at a time: a belief in its speed can be far off.
+        step = 4 * np.maximum(size, self.policy.start * desk.estimates.known)
         now = work / self.rows.column("speed")
         ends, costs = [due + now], [np.zeros_like(size)]
         for doublings in range(1, most + 1):
@@ -131,24 +126,13 @@ class _Planner:
             speeds = [desk.estimates.speedup(each * 2**doublings / self.policy.start) for each in sizes.tolist()]
             then = work / np.array(speeds)[place]
             restart = desk.estimates.restart(int(larger[0]))
-            allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= cap)
+            allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= np.minimum(cap, step))
             if not allowed.any():
                 break
             ends.append(np.where(allowed, due + then + restart, np.inf))
             costs.append(larger - size)
             now = then
         return np.array(ends), np.array(costs)
-
-    def _in_time(self, desk: Desk, seat: Seat, left: float) -> int:
-        """Return the least size with which a trial is complete by the deadline, its own if none is enough."""
-        limit = (self.began or 0.0) + (self.policy.deadline_seconds or 0.0)
-        size, most = seat.size, min(self.policy.cap or desk.slots, desk.slots)
-        while size <= most:
-            restart = desk.estimates.restart(size) if size > seat.size else 0.0
-            if desk.at + restart + left / desk.estimates.speedup(size / self.policy.start) <= limit:
-                return size
-            size *= 2
-        return seat.size
 
     def _wait(self, desk: Desk, seat: Seat) -> None:
         """Hold a trial at its rung if others are about to free what it wants."""
@@ -167,23 +151,25 @@ class _Planner:
     def _serve(self, desk: Desk) -> None:
         """Let those that wait grow as soon as they can, in the order in which they came, or go on when it is late."""
         for wish in list(self.wishes):
-            size = wish.seat.size * 2
-            grows = wish.seat.held and self._affords(desk, wish.seat, size) and desk.move(wish.seat, size)
+            grows = wish.seat.held and desk.move(wish.seat, wish.seat.size * 2)
             if grows or desk.at >= wish.until or not wish.seat.held:
                 self.wishes.remove(wish)
                 if not grows and wish.seat.held and wish.seat.trial in desk.seats:
                     desk.go(wish.seat)
 
-    def _look(self, desk: Desk) -> None:
-        """Ask those that would end last to look in at their next checkpoint, as many as could grow."""
+    def _look(self, desk: Desk) -> float:
+        """Ask those that would end last to look in at their next checkpoint, as many as could grow.
+
+        Return the devices that are kept for them.
+        """
         self._update(desk)
         rows = self.rows
         if not len(rows):
-            return
+            return 0.0
         due, work, _ = self._checkpoints(desk)
         ends, _ = self._choices(desk, due, work, rows.column("size"), 1)
         if len(ends) == 1:
-            return  # no growth is worth it
+            return 0.0  # no growth is worth it
         order = np.argsort(-ends[0], kind="stable")
         size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
         wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
@@ -193,6 +179,7 @@ class _Planner:
         for place in order[:last][(wanted[:last] > 0) & (looked[order[:last]] == 0)].tolist():
             desk.look(desk.seats[rows.trials[place]])
             looked[place] = 1.0
+        return float(wanted[:last].sum())
 
     # What is known of all.
 
@@ -232,36 +219,6 @@ class _Planner:
         work = np.where(rung, after, (left - first) * speed + chance * after)
         return desk.at + first, work, np.where(rung, chance, 1.0)
 
-    # Limits.
-
-    def _affords_start(self, desk: Desk) -> bool:
-        base = desk.estimates.epoch_seconds()
-        if base is None:
-            return True
-        first = desk.rungs[0] * base
-        deadline = self.policy.deadline_seconds
-        if deadline is not None and desk.at + first > (self.began or 0.0) + deadline:
-            return False
-        return self._within(desk, first * self.policy.start)
-
-    def _affords(self, desk: Desk, seat: Seat, size: int) -> bool:
-        """Whether the devices' time up to the trial's next rung, on so many, is within what there is."""
-        if self.policy.device_hours is None:
-            return True
-        ratio = self.policy.start
-        togo = (desk.rungs[seat.rungs] - seat.epoch) * (seat.alone or desk.estimates.epoch_seconds() or 0.0)
-        speed = desk.estimates.speedup
-        more = size * (togo / speed(size / ratio) + desk.estimates.restart(size))
-        return self._within(desk, more - seat.size * togo / speed(seat.size / ratio))
-
-    def _within(self, desk: Desk, more: float) -> bool:
-        if self.policy.device_hours is None:
-            return True
-        self._update(desk)
-        left = np.maximum(self._due() - desk.at, 0.0)
-        committed = float((left * self.rows.column("size")).sum())
-        return desk.spent() + committed + more <= self.policy.device_hours * 3600
-
     def _shrink(self, desk: Desk, seat: Seat) -> None:
         """Let a trial at a checkpoint give half of its devices to work that waits, if that is worth it."""
         base, half = desk.estimates.epoch_seconds(), seat.size // 2
@@ -272,5 +229,5 @@ class _Planner:
         work = desk.work(seat) * (seat.alone or base)
         loss = work / speed(half / self.policy.start) + restart - work / speed(seat.size / self.policy.start)
         start = desk.rungs[0] * base
-        if start / self.policy.start > self.policy.theta * loss / half and start > 2 * restart:
+        if start / self.policy.start > _WORTH * loss / half and start > 2 * restart:
             desk.move(seat, half)

@@ -31,7 +31,7 @@ class _Queue:
 
     waiting: list[int]
 
-    def next_work(self) -> Work | None:
+    def next_work(self, *, new: bool = True) -> Work | None:  # noqa: ARG002 -- without a budget of time all are asked for
         return Work(self.waiting.pop(0)) if self.waiting else None
 
     def waits(self) -> bool:

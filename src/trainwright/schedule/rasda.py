@@ -2,10 +2,8 @@
 
 from fractions import Fraction
 
-from trainwright.schedule._policy import AllocationPolicy
 from trainwright.schedule.asha import ASHA
-from trainwright.schedule.doubling import Doubling
-from trainwright.schedule.doubling_as_published import DoublingAsPublished
+from trainwright.schedule.doubling import Doubling, DoublingAsPublished
 from trainwright.schedule.scheduler import Scheduler
 
 __all__ = ["RASDA"]
@@ -21,14 +19,12 @@ def RASDA(  # noqa: N802 -- it stands where the classes of rules stand
     cap: int | None = None,
     as_published: bool = False,
 ) -> Scheduler:
-    """Return ASHA by quantiles times doubling: who passes a rung goes on with `factor` times the devices.
+    """Return ASHA by quantiles times `Doubling`: who passes a rung goes on with `factor` times the devices.
 
-    `as_published=True` keeps the faults of the published allocation: no cap, and a wait for devices that may never end
-    (see `DoublingAsPublished`).
+    `as_published=True` keeps the faults of the published allocation: no cap, growth at a loss, and a wait for devices
+    that may never end (see `DoublingAsPublished`).
     """
-    policy: AllocationPolicy = (
-        DoublingAsPublished(start=start, factor=factor)
-        if as_published
-        else Doubling(start=start, factor=factor, cap=cap)
-    )
+    policy = Doubling(start=start, factor=factor, cap=cap)
+    if as_published:
+        policy = DoublingAsPublished(start=start, factor=factor)
     return Scheduler(ASHA(max_epochs=max_epochs, min_epochs=min_epochs, eta=eta, cutoff="quantile"), policy)

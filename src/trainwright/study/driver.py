@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
 from trainwright.engine.vetted import REJECTED
@@ -35,8 +36,6 @@ _HOPELESS, _ALIKE = 10, 2
 """So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
 _MOST_FAILURES = 100
 """So many failures end a run that was told no other limit, or as many as trials run if that is more."""
-
-
 
 
 @dataclass(slots=True)
@@ -109,10 +108,8 @@ class Driver:
         room = policy.room(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
-        view = self.works.view
-        self.desk = Desk(
-            policy, self.works, room, slots=slots, rungs=rungs, survival=lambda seat: self.rule.survival(seat, view())
-        )
+        survival, left = self.works.survival, partial(self.leaving.time_left, slots)
+        self.desk = Desk(policy, self.works, room, slots=slots, rungs=rungs, survival=survival, left=left)
         self.seats = Seats(self.desk, self.works.kept, holds=self.engine.holds)
         self.book.followers.append(self.works)
         with frozen_heap(), self.leaving.signals:
@@ -317,7 +314,8 @@ class Driver:
         if running.refusal is not None:
             return False
         epoch, first = report.body["epoch"], self.book.objectives[0]
-        self.seats.reported(number, epoch, first.loss(float(report.body["metrics"][first.metric])))
+        loss = first.loss(float(report.body["metrics"][first.metric]))
+        self.seats.reported(number, epoch, loss, report.body["wall_seconds"])
         if not isinstance(running.verdict, Continue):
             self.seats.ends()
             return False

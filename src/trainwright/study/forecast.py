@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from trainwright.engine.simulated import Run, Simulated, simulate
+from trainwright.engine.simulated import Limits, Run, Simulated, simulate
 from trainwright.errors import EngineError, StudyError, TrainwrightError
 from trainwright.schedule import BestStatic, Scheduler
 from trainwright.search import Searcher
@@ -40,9 +40,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """What studies of `trials` trials under `scheduler` come to; times in seconds from their start.
+    """What studies of one budget under `scheduler` come to; times in seconds from their start.
 
-    `scheduler` is the one that was simulated: of `BestStatic` the best choice. `stalls` counts the studies in which a
+    `scheduler` is the one that was simulated: of `BestStatic` the best choice. `trials` is how many the budget allows,
+    or how many the first study started where only time ends them; `full_loss` the best last loss of trials of whole
+    length (inf where there is none). `stalls` counts the studies in which a
     trial waited for devices for ever, `substitutions` the trials for which a table had not what was asked. `runs` are
     the simulated studies by seed; the first has a Gantt chart if one was asked for.
     """
@@ -55,6 +57,7 @@ class Forecast:
     first_full_seconds: Spread
     full: Spread
     best_loss: Spread
+    full_loss: Spread
     close_seconds: Spread
     resizes: Spread
     wait_seconds: Spread
@@ -66,7 +69,15 @@ class Forecast:
     @classmethod
     def of(cls, scheduler: Scheduler, runs: Sequence[Run]) -> "Forecast":
         """Return what some runs come to."""
-        same = ("makespan_seconds", "utilisation", "first_full_seconds", "full", "best_loss", "close_seconds")
+        same = (
+            "makespan_seconds",
+            "utilisation",
+            "first_full_seconds",
+            "full",
+            "best_loss",
+            "full_loss",
+            "close_seconds",
+        )
         spreads = {name: Spread.of([getattr(run, name) for run in runs]) for name in (*same, "resizes", "failed")}
         return cls(
             scheduler=scheduler,
@@ -94,7 +105,7 @@ class Asking:
 class _Case:
     scheduler: Scheduler
     engine: Simulated
-    trials: int
+    limits: Limits
     seed: int
     asking: Asking | None
     gantt: bool
@@ -104,7 +115,9 @@ def forecasts(
     schedulers: Mapping[str, Scheduler],
     engine: Simulated,
     *,
-    trials: int,
+    trials: int | None = None,
+    wall_seconds: float | None = None,
+    device_seconds: float | None = None,
     seeds: int = 30,
     first_seed: int = 0,
     asking: Asking | None = None,
@@ -115,7 +128,8 @@ def forecasts(
 
     Raises `InputError` for settings that cannot be simulated.
     """
-    for name, value in (("trials", trials), ("seeds", seeds), ("processes", processes)):
+    limits = Limits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+    for name, value in (("seeds", seeds), ("processes", processes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise StudyError(f"simulate: {name}: got {value!r}; allowed: a whole number >= 1")
     if not isinstance(engine, Simulated):
@@ -132,7 +146,7 @@ def forecasts(
         _Case(
             scheduler=choice,
             engine=engine,
-            trials=trials,
+            limits=limits,
             seed=seed,
             asking=asking,
             gantt=gantt and seed == first_seed,
@@ -145,7 +159,7 @@ def forecasts(
     found: dict[str, Forecast] = {}
     for name, each in choices.items():
         made = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
-        found[name] = min(made, key=lambda forecast: forecast.makespan_seconds.mean)
+        found[name] = min(made, key=lambda forecast: (forecast.makespan_seconds.mean, forecast.full_loss.mean))
     return found
 
 
@@ -207,7 +221,8 @@ def _run(case: _Case) -> Run:
         asked = _Asked(case, case.asking)
         searching = {"configure": asked.configure, "told": asked.told, "tells": asked.view.ladder}
         searching["objectives"] = case.asking.objectives
-    return simulate(case.scheduler, case.engine, trials=case.trials, seed=case.seed, gantt=case.gantt, **searching)
+    limits = asdict(case.limits)
+    return simulate(case.scheduler, case.engine, **limits, seed=case.seed, gantt=case.gantt, **searching)
 
 
 class _Asked:
@@ -221,7 +236,7 @@ class _Asked:
             asking.space,
             case.seed,
             asking.objectives,
-            case.trials,
+            case.limits.trials,
             epochs=self._length,
             rungs=rungs_of(rule),
             bounds=asking.bounds,

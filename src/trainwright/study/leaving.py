@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from trainwright.schedule.time_left import seconds_left
 from trainwright.signals import StopSignals
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget
@@ -96,13 +97,22 @@ class Leaving:
         if self.time.over or not (self._running or self.time.fits()):
             self._say(f"the budget of {self._budget.wall_seconds:g} wall seconds is used")
             return _OUT_OF_TIME
-        if self._spent is not None and self._budget.device_seconds is not None:
-            now = time.monotonic()
-            held = sum(self._unrecorded(number, now) for number in self._running)
-            if self._spent.device_seconds + held >= self._budget.device_seconds:
-                self._say(f"the budget of {self._budget.device_seconds:g} device seconds is used")
-                return "device seconds"
+        if self._budget.device_seconds is not None and self._device_seconds() >= self._budget.device_seconds:
+            self._say(f"the budget of {self._budget.device_seconds:g} device seconds is used")
+            return "device seconds"
         return ""
+
+    def time_left(self, devices: int) -> float:
+        """Return the seconds until the budget of time is used, if `devices` are busy from now on; inf without one."""
+        wall = None if self._budget.wall_seconds is None else self.time.end - time.monotonic()
+        return seconds_left(wall, self._budget.device_seconds, at=0.0, spent=self._device_seconds(), devices=devices)
+
+    def _device_seconds(self) -> float:
+        """Return what the study has used of its budget of device seconds."""
+        if self._spent is None:
+            return 0.0
+        now = time.monotonic()
+        return self._spent.device_seconds + sum(self._unrecorded(number, now) for number in self._running)
 
     def _unrecorded(self, number: int, now: float) -> float:
         """Return the device seconds of a running trial beyond those that its reports have recorded."""

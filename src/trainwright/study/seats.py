@@ -34,8 +34,8 @@ class Seats:
         self._answers: list[tuple[int, bool]] = []  # those of them that are to go on (there), and that are to move
         self._kept = kept
         self._launches: list[Launch] = []
-        self._left: dict[int, tuple[int, float]] = {}  # trials under way to their devices: their epoch, and since when
-        self._arrived: dict[int, tuple[int, float]] = {}  # those that have reported there: what they took so far
+        self._left: dict[int, float] = {}  # trials under way to their devices, since when
+        self._arrived: dict[int, tuple[float, float]] = {}  # those that reported there: start, and an epoch's seconds
 
     @property
     def moving(self) -> bool:
@@ -69,20 +69,32 @@ class Seats:
         launches, self._launches = self._launches, []
         return launches
 
-    def reported(self, trial: int, epoch: int, loss: float) -> None:
-        """Note a report; one of an epoch that was trained before, for want of a checkpoint, tells nothing."""
-        seat = self.desk.seats[trial]
-        if not self.desk.policy.resizes or epoch <= seat.epoch:
+    def reported(self, trial: int, epoch: int, loss: float, ran: float) -> None:
+        """Note a report, `ran` seconds after the training function was entered.
+
+        One of an epoch that was trained before, for want of a checkpoint, tells of time only. A start takes what passed
+        before the function was entered, and what its first epoch takes longer than the second: models and data are made
+        ready in it.
+        """
+        if not self.desk.policy.resizes:
             return
-        now = time.monotonic()
+        seat, estimates, now = self.desk.seats[trial], self.desk.estimates, time.monotonic()
+        start = None
+        if (since := self._left.pop(trial, None)) is not None:
+            entered = max(since, now - ran)
+            start = entered - since
+            seat.began = min(seat.epoch, epoch - 1), entered
+            estimates.saw_restart(len(seat.block), start)
+        if epoch <= seat.epoch:
+            seat.began = epoch, now
+            return
         self.desk.reported(trial, epoch, loss, now)
-        if trial in self._left:
-            before, since = self._left.pop(trial)
-            self._arrived[trial] = epoch - before, now - since
-        elif trial in self._arrived and seat.epoch_seconds is not None:
-            epochs, seconds = self._arrived.pop(trial)
-            restart = max(0.0, seconds - epochs * seat.epoch_seconds)
-            self.desk.estimates.saw_restart(len(seat.block), restart)
+        seconds = seat.epoch_seconds or 0.0
+        if start is not None:
+            self._arrived[trial] = start, seconds
+        elif trial in self._arrived:
+            start, first = self._arrived.pop(trial)
+            estimates.saw_restart(len(seat.block), start + max(0.0, first - seconds))
 
     def ends(self) -> None:
         """Note that the trial that has just reported will not train on."""
@@ -111,7 +123,7 @@ class Seats:
             self.desk.rested(trial)
             return
         before, now = len(seat.block), time.monotonic()
-        self._left[trial] = seat.epoch, now
+        self._left[trial] = now
         self.desk.moved(trial, now)
         self._launches.append(Launch(trial, seat.block, before))
 
@@ -138,6 +150,6 @@ class Seats:
         for action in actions:
             if isinstance(action, Start):
                 self._launches.append(Launch(action.work.trial, action.block))
-                self._left[action.work.trial] = action.work.epoch, time.monotonic()
+                self._left[action.work.trial] = time.monotonic()
             elif isinstance(action, Go | Move | Rest):
                 self._answer(action.trial, goes_on=isinstance(action, Go))

@@ -42,7 +42,9 @@ class Simulating:
         scheduler: AnyScheduler,
         *,
         engine: Simulated,
-        trials: int,
+        trials: int | None = None,
+        wall_seconds: float | None = None,
+        device_seconds: float | None = None,
         seeds: int = 30,
         searcher: Searcher | None = None,
         processes: int = 1,
@@ -54,7 +56,9 @@ class Simulating:
         scheduler: Mapping[str, AnyScheduler],
         *,
         engine: Simulated,
-        trials: int,
+        trials: int | None = None,
+        wall_seconds: float | None = None,
+        device_seconds: float | None = None,
         seeds: int = 30,
         searcher: Searcher | None = None,
         processes: int = 1,
@@ -65,17 +69,20 @@ class Simulating:
         scheduler: AnyScheduler | Mapping[str, AnyScheduler],
         *,
         engine: Simulated,
-        trials: int,
+        trials: int | None = None,
+        wall_seconds: float | None = None,
+        device_seconds: float | None = None,
         seeds: int = 30,
         searcher: Searcher | None = None,
         processes: int = 1,
         gantt: bool = False,
     ) -> Forecast | dict[str, Forecast]:
-        """Forecast `trials` trials under a scheduler, or under several by name, on the simulated `engine`.
+        """Forecast a study of so many trials, or of so much time, under a scheduler or several by name on `engine`.
 
-        `seeds` studies are simulated, under the same draws for each scheduler; nothing is trained and nothing recorded.
-        With a `searcher` trials have the parameters that it proposes, which the engine's task must know (a table).
-        `processes` simulate at once, with the same result. With `gantt` the first study of each keeps who held what.
+        At the end of `wall_seconds`, or when `device_seconds` are used, all that runs is cut off. `seeds` studies are
+        simulated, under the same draws for each scheduler; nothing is trained and nothing recorded. With a `searcher`
+        trials have the parameters that it proposes, which the engine's task must know (a table). `processes` simulate
+        at once, with the same result. With `gantt` the first study of each keeps who held what.
         """
         given = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
         asking = None
@@ -87,6 +94,8 @@ class Simulating:
             {name: Scheduler.of(each) for name, each in given.items()},
             engine,
             trials=trials,
+            wall_seconds=wall_seconds,
+            device_seconds=device_seconds,
             seeds=seeds,
             first_seed=self.seed,
             asking=asking,

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
 from trainwright.ledger import Record, Status, TrialState, facts
-from trainwright.schedule import New, Pause, Promote, Stop, Wait, Work
+from trainwright.schedule import New, Pause, Promote, Seat, Stop, Wait, Work
 from trainwright.schedule import View as RuleView
 from trainwright.space import Configuration
 from trainwright.study.book import Book
@@ -57,13 +57,13 @@ class Works:
         """Whether there would be a new trial to start."""
         return not (self.enough() or self._proposals.exhausted) and isinstance(self._rule.on_free(self.view()), New)
 
-    def next_work(self) -> Work | None:
+    def next_work(self, *, new: bool = True) -> Work | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
         self.ask_at, self.asked = None, True
         number = self._interrupted()
         if number is None:
             self.write_fresh()  # the searcher is to know of them
-            number = self._promoted_or_new()
+            number = self._promoted_or_new(new=new)
         if number is None:
             return None
         self.granted += 1
@@ -82,7 +82,7 @@ class Works:
                 return number
         return None
 
-    def _promoted_or_new(self) -> int | None:
+    def _promoted_or_new(self, *, new: bool) -> int | None:
         refused: Promote | New | None = None
         while True:
             self._asked = self._rule.events
@@ -97,7 +97,7 @@ class Works:
             if isinstance(answer, Promote):
                 if self._promote(answer):
                     return answer.trial
-            elif self.enough() or self._proposals.exhausted:
+            elif not new or self.enough() or self._proposals.exhausted:
                 return None
             elif (proposal := self._proposals.next(self.allowed())) is not None:
                 self._fresh[proposal[0]] = proposal[1]
@@ -149,6 +149,10 @@ class Works:
         if self._proposals.exhausted:
             remaining = 0
         return RuleView(remaining=remaining, seed=self._book.state.seed, at_seconds=self._rule.seconds)
+
+    def survival(self, seat: Seat) -> tuple[float, ...]:
+        """Return the chances of the trial of a seat to reach the later rungs."""
+        return self._rule.survival(seat, self.view())
 
     # What comes to wait.
 

@@ -14,7 +14,7 @@ __all__ = ["Held", "Recorder", "Run", "Stall"]
 class Held:
     """A trial held `block` from `start` to `end` (s), and let go of it for `why`.
 
-    It is "full", "stopped", "pause", "resize", "rest", "failed", "node lost" or "stalled".
+    It is "full", "stopped", "pause", "resize", "rest", "failed", "node lost", "out of time" or "stalled".
     """
 
     trial: int
@@ -39,9 +39,10 @@ class Run:
 
     `utilisation` is the share of all device time up to the makespan in which a trial trained; `device_seconds` are
     those held, restarts and waits included. `first_full_seconds` is when the first trial had its whole length (inf if
-    none had); `close_seconds` when a trial was first within 1 % of the best loss. `resizes` are goings-on with another
-    number of devices, waits those of trials that could train on if they had devices. `substitutions` counts the trials
-    for which a table had not what was asked. `digest` is SHA-256 over all events in their order.
+    none had), `full_loss` the best last loss of such trials (inf likewise); `close_seconds` when a trial was first
+    within 1 % of the best loss. `resizes` are goings-on with another number of devices, waits those of trials that
+    could train on if they had devices. `substitutions` counts the trials for which a table had not what was asked.
+    `digest` is SHA-256 over all events in their order.
     """
 
     makespan_seconds: float
@@ -51,6 +52,7 @@ class Run:
     full: int
     trials: int
     best_loss: float
+    full_loss: float
     close_seconds: float
     resizes: int
     failed: int
@@ -74,6 +76,7 @@ class Recorder:
     failed: int = 0
     resizes: int = 0
     first_full: float = math.inf
+    full_loss: float = math.inf
     _last: float = 0.0  # when devices were given back last
     _device_seconds: float = 0.0
     _trained: float = 0.0
@@ -108,6 +111,18 @@ class Recorder:
         if self.gantt:
             self._bars.append(Held(trial=trial, block=block, start=since, end=at, why=why))
 
+    def busy(self) -> int:
+        """Return how many devices are held. O(trials that run)."""
+        return sum(len(block) for block, _ in self._holds.values())
+
+    def spent(self, at: float) -> float:
+        """Return the device seconds held up to now. O(trials that run)."""
+        return self._device_seconds + sum(len(block) * (at - since) for block, since in self._holds.values())
+
+    def completed(self, loss: float) -> None:
+        """Note the last loss of a trial that had its whole length."""
+        self.full_loss = min(self.full_loss, loss)
+
     def stays(self, trial: int, at: float) -> None:
         """Note that a trial waits at a checkpoint, on its devices."""
         self._waiting[trial] = at, len(self._holds[trial][0])
@@ -126,10 +141,12 @@ class Recorder:
         if not self._bests or loss < self._bests[-1][1]:
             self._bests.append((at, loss))
 
-    def result(self, at: float, trials: int, substitutions: int, stalled: Sequence[Stall], digest: str) -> Run:
-        """Return the whole; who still holds devices does so for ever."""
+    def result(
+        self, at: float, trials: int, substitutions: int, stalled: Sequence[Stall], digest: str, *, why: str
+    ) -> Run:
+        """Return the whole; who still holds devices lets go of them now, for `why`."""
         for trial in list(self._holds):
-            self.released(trial, at, "stalled")
+            self.released(trial, at, why)
         best = self._bests[-1][1] if self._bests else math.inf
         close = next((time for time, loss in self._bests if loss <= best + 0.01 * abs(best)), math.inf)
         total = self._last * self.setting.cluster.devices
@@ -141,6 +158,7 @@ class Recorder:
             full=self.full,
             trials=trials,
             best_loss=best,
+            full_loss=self.full_loss,
             close_seconds=close,
             resizes=self.resizes,
             failed=self.failed,

@@ -1,10 +1,10 @@
 """How much faster a simulated trial is on more devices, and what a restart costs."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainwright.errors import EngineError
+from trainwright.schedule.estimates import interpolated
 
 __all__ = ["Scaling"]
 
@@ -31,10 +31,4 @@ class Scaling:
 
     def speedup(self, factor: float) -> float:
         """Return how many times as fast a trial is on `factor` times its devices."""
-        points = sorted({1.0: 1.0, **self.curve}.items())
-        if len(points) == 1:
-            return float(factor**self.alpha)
-        place = max(1, min(len(points) - 1, sum(at < factor for at, _ in points)))
-        (low, at_low), (high, at_high) = points[place - 1], points[place]
-        slope = math.log(at_high / at_low) / math.log(high / low)
-        return float(at_low * (factor / low) ** slope)
+        return interpolated(self.curve, factor, self.alpha)

@@ -8,10 +8,11 @@ from typing import Any
 
 from trainwright.engine.simulated._agenda import NANO, Agenda, Event, Kind
 from trainwright.engine.simulated._draws import Draws
-from trainwright.engine.simulated._trial import Trial
+from trainwright.engine.simulated._trial import SimulatedTrial
 from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.limits import Limits
 from trainwright.engine.simulated.record import Recorder, Run, Stall
-from trainwright.errors import EngineError, ScheduleError
+from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     Action,
     Desk,
@@ -38,6 +39,7 @@ from trainwright.schedule import (
     Work,
 )
 from trainwright.schedule import Event as RuleEvent
+from trainwright.schedule.time_left import seconds_left
 
 __all__ = ["Configure", "Told", "simulate"]
 
@@ -57,7 +59,9 @@ def simulate(
     scheduler: Scheduler,
     setting: Simulated,
     *,
-    trials: int,
+    trials: int | None = None,
+    wall_seconds: float | None = None,
+    device_seconds: float | None = None,
     seed: int,
     objectives: int = 1,
     configure: Configure = lambda _: None,
@@ -65,15 +69,17 @@ def simulate(
     tells: Iterable[int] = (),
     gantt: bool = False,
 ) -> Run:
-    """Simulate a study of `trials` trials and return what came of it. A failed trial is not replaced by another.
+    """Simulate a study until its budget is used and return what came of it.
+
+    The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of devices;
+    at the end of the time all that runs is cut off.
 
     `configure` gives the parameters of a new trial, `told` hears what came of them, as a searcher would: at every epoch
     that the rule judges, and at those of `tells`. `gantt` keeps who held which devices when. Raises `InputError` for
     what cannot run, `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever
     ends the run, which names it.
     """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise EngineError(f"simulate: trials: got {trials!r}; allowed: a whole number >= 1")
+    limits = Limits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
     scheduler.rule.check(objectives, trials)
     if scheduler.rule.max_epochs is None:
         raise ScheduleError("simulate: the rule sets no length of a trial; give it, such as FixedEpochs(27)")
@@ -81,7 +87,7 @@ def simulate(
     return _Simulation(
         scheduler,
         setting,
-        trials,
+        limits,
         seed,
         configure=configure,
         told=told,
@@ -97,7 +103,7 @@ class _Simulation:
         self,
         scheduler: Scheduler,
         setting: Simulated,
-        trials: int,
+        limits: Limits,
         seed: int,
         *,
         configure: Configure,
@@ -107,7 +113,7 @@ class _Simulation:
     ) -> None:
         self.rule = scheduler.rule
         self.setting = setting
-        self.budget = trials
+        self.limits = limits
         self.seed = seed
         self.configure = configure
         self.told = told
@@ -117,7 +123,7 @@ class _Simulation:
         self.length: int = scheduler.rule.max_epochs or 0
         self.curves = getattr(self.rule, "reads_curves", True)
         self.clock = 0.0  # when the driver decides on the present event, in seconds
-        self.trials: dict[int, Trial] = {}
+        self.trials: dict[int, SimulatedTrial] = {}
         self.training = 0  # how many trials train
         self.interrupted: deque[int] = deque()
         self.courses = setting.task.courses(seed)
@@ -139,7 +145,9 @@ class _Simulation:
             slots=cluster.devices,
             rungs=(*getattr(self.rule, "rungs", ()), self.length),
             survival=self._survival,
-            estimates=Estimates(),
+            left=self._left,
+            # As in a study, where the start of each trial is measured before any can grow.
+            estimates=Estimates(restart_seconds=setting.restart(scheduler.policy.start)),
         )
 
     def run(self) -> Run:
@@ -149,16 +157,35 @@ class _Simulation:
         self._plan(None)
         while self.agenda and not self._over():
             event = self.agenda.pop()
-            if not self._void(event):
-                self.agenda.note(event)
-                self._happen(event)
+            if self._void(event):
+                continue
+            if event[0] / NANO > (end := self._end()):
+                return self._result(end, "out of time")
+            self.agenda.note(event)
+            self._happen(event)
+        return self._result(self.clock, "stalled")
+
+    def _result(self, at: float, why: str) -> Run:
+        """Return what came of the study, the trials that still hold or want devices ended for `why`."""
         stalls = tuple(
             Stall(trial=number, wanted=seat.wanted, devices=self.desk.slots)
             for number, seat in sorted({**self.desk.resting, **self.desk.seats}.items())
+            if why == "stalled"
         )
-        return self.recorder.result(
-            self.clock, len(self.trials), self.courses.substitutions, stalls, self.agenda.digest
-        )
+        done = len(self.trials), self.courses.substitutions, stalls, self.agenda.digest
+        return self.recorder.result(at, *done, why=why)
+
+    def _end(self) -> float:
+        """Return when the budget of time is used if nothing more happens."""
+        return math.inf if self.limits.timeless else self.clock + self._left(self.recorder.busy())
+
+    def _left(self, devices: int | None = None) -> float:
+        """Return the seconds until the budget of time is used, if so many devices (None: all) are held from now on."""
+        if self.limits.timeless:
+            return math.inf
+        wall, shared = self.limits.wall_seconds, self.limits.device_seconds
+        busy = self.desk.slots if devices is None else devices
+        return seconds_left(wall, shared, at=self.clock, spent=self.recorder.spent(self.clock), devices=busy)
 
     def _over(self) -> bool:
         """Whether nothing trains and nothing will: no timer is set, and no node comes back that could be used."""
@@ -199,7 +226,7 @@ class _Simulation:
 
     # What waits for devices.
 
-    def next_work(self) -> Work | None:
+    def next_work(self, *, new: bool = True) -> Work | None:
         """Return an interrupted trial, a promoted one, or a new one."""
         self.nothing = False
         if self.interrupted:
@@ -212,9 +239,11 @@ class _Simulation:
             if self.told is not None:
                 self.told(trial.number, trial.reported, trial.course.losses(trial.reported), False)
             return Work(trial.number, trial.checkpoint)
+        if isinstance(answer, New) and not new:
+            return None
         if isinstance(answer, New):
             number = len(self.trials)
-            self.trials[number] = Trial(number, self.courses.of(number, self.configure(number)))
+            self.trials[number] = SimulatedTrial(number, self.courses.of(number, self.configure(number)))
             return Work(number)
         self.nothing = True
         if answer.until_seconds is not None:
@@ -223,11 +252,11 @@ class _Simulation:
 
     def waits(self) -> bool:
         """Whether new trials are left."""
-        return len(self.trials) < self.budget
+        return self.limits.remaining(len(self.trials)) > 0
 
     # Events.
 
-    def _report(self, trial: Trial) -> int | None:
+    def _report(self, trial: SimulatedTrial) -> int | None:
         """Let a trial report; return its number if it goes on where it is, or may."""
         epoch, number = trial.until, trial.number
         self._trained(trial, epoch)
@@ -239,12 +268,13 @@ class _Simulation:
         self.desk.reported(number, epoch, losses[0], self.clock)
         self.recorder.reported(losses[0], self.clock)
         if epoch >= self.length:
-            self._end(trial, losses, "full")
+            self.recorder.completed(losses[0])
+            self._finish(trial, losses, "full")
             return None
         seen = TrialView(number=number, epoch=epoch, losses=losses, best_loss=trial.best)
         verdict = self.rule.on_report(self.index, self._view(), seen)
         if isinstance(verdict, Stop):
-            self._end(trial, losses, "stopped")
+            self._finish(trial, losses, "stopped")
             return None
         pauses = isinstance(verdict, Pause)
         if verdict.reason is not None:
@@ -257,21 +287,21 @@ class _Simulation:
             return None
         return number
 
-    def _end(self, trial: Trial, losses: tuple[float, ...], why: str) -> None:
+    def _finish(self, trial: SimulatedTrial, losses: tuple[float, ...], why: str) -> None:
         self._release(trial, why)
         self.desk.gone(trial.number)
         self._fold(Ended(trial=trial.number, failed=False, at_seconds=self.clock))
         if self.told is not None:
             self.told(trial.number, trial.reported, losses, True)
 
-    def _fail(self, trial: Trial) -> None:
+    def _fail(self, trial: SimulatedTrial) -> None:
         self._release(trial, "failed")
         self.desk.gone(trial.number)
         self._fold(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
         if self.told is not None:
             self.told(trial.number, trial.reported, (), True)
 
-    def _pass(self, trial: Trial) -> int:
+    def _pass(self, trial: SimulatedTrial) -> int:
         """Let a trial pass a checkpoint between two reports that count."""
         self._trained(trial, trial.until)
         self.desk.reported(trial.number, trial.until, trial.course.losses(trial.until)[0], self.clock)
@@ -284,7 +314,7 @@ class _Simulation:
             if any(slot in slots for slot in (*seat.block, *(seat.target or ()))):
                 trial = self.trials[number]
                 if trial.trains:
-                    self._trained(trial, self._behind(trial))
+                    self._trained(trial, trial.behind(self.clock))
                 self._release(trial, "node lost")
                 self.desk.gone(number)
                 self.interrupted.append(number)
@@ -339,7 +369,7 @@ class _Simulation:
         if at_checkpoint is not None and self.desk.seats[at_checkpoint].held:
             self.recorder.stays(at_checkpoint, self.clock)
 
-    def _leave(self, trial: Trial) -> None:
+    def _leave(self, trial: SimulatedTrial) -> None:
         """At a checkpoint a trial goes where it is to go."""
         number, seat = trial.number, self.desk.seats[trial.number]
         if seat.target is None:
@@ -350,19 +380,19 @@ class _Simulation:
             self.desk.moved(number, self.clock)
             self._launch(trial, seat)
 
-    def _release(self, trial: Trial, why: str) -> None:
+    def _release(self, trial: SimulatedTrial, why: str) -> None:
         """Note that a trial is no more on its devices; what was to happen to it there does not."""
         self._halt(trial)
         self.recorder.released(trial.number, self.clock, why)
 
-    def _halt(self, trial: Trial) -> None:
+    def _halt(self, trial: SimulatedTrial) -> None:
         trial.version += 1
         self.training -= trial.trains
         trial.trains = False
 
     # Training.
 
-    def _launch(self, trial: Trial, seat: Seat) -> None:
+    def _launch(self, trial: SimulatedTrial, seat: Seat) -> None:
         """Begin a run on the seat's block."""
         size = len(seat.block)
         trial.runs += 1
@@ -386,7 +416,7 @@ class _Simulation:
             life = self.drops.at(trial.number, trial.runs) / self.setting.drops_per_second
             self.agenda.push(self.clock + life, Kind.FAILED, trial.number, trial.runs)
 
-    def _train(self, trial: Trial, began: float) -> None:
+    def _train(self, trial: SimulatedTrial, began: float) -> None:
         """Train on from the checkpoint to the next epoch whose report may count."""
         epoch = max(trial.checkpoint, trial.reported)
         seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.best,), best_loss=trial.best)
@@ -397,44 +427,22 @@ class _Simulation:
             following = min(following, self.tells[told])
         self._go_to(trial, min(self.length, following), Kind.REPORTED)
 
-    def _stop_over(self, trial: Trial) -> None:
+    def _stop_over(self, trial: SimulatedTrial) -> None:
         """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
-        epoch = max(trial.checkpoint + 1, self._ahead(trial))
+        epoch = max(trial.checkpoint + 1, trial.ahead(self.clock))
         if epoch < trial.until:
             self._go_to(trial, epoch, Kind.CHECKPOINT)
 
-    def _go_to(self, trial: Trial, epoch: int, kind: Kind) -> None:
+    def _go_to(self, trial: SimulatedTrial, epoch: int, kind: Kind) -> None:
         self._halt(trial)
         trial.trains, trial.until = True, epoch
         self.training += 1
-        course = trial.course
-        seconds = (course.seconds(epoch) - course.seconds(trial.checkpoint)) / trial.pace
-        self.agenda.push(trial.began + seconds, kind, trial.number, trial.version)
+        self.agenda.push(trial.began + trial.seconds(epoch), kind, trial.number, trial.version)
 
-    def _trained(self, trial: Trial, epoch: int) -> None:
-        course, devices = trial.course, len(self.desk.seats[trial.number].block)
-        self.recorder.trained((course.seconds(epoch) - course.seconds(trial.checkpoint)) / trial.pace * devices)
+    def _trained(self, trial: SimulatedTrial, epoch: int) -> None:
+        self.recorder.trained(trial.seconds(epoch) * len(self.desk.seats[trial.number].block))
         trial.checkpoint = epoch
         self._halt(trial)
-
-    def _ahead(self, trial: Trial) -> int:
-        """Return the first epoch of a running trial whose end is not before now."""
-        course, spent = trial.course, (self.clock - trial.began) * trial.pace
-        low, high, base = trial.checkpoint, trial.until, course.seconds(trial.checkpoint)
-        while low < high:
-            middle = (low + high) // 2
-            if course.seconds(middle) - base >= spent - 1e-6:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _behind(self, trial: Trial) -> int:
-        """Return the last epoch of a running trial whose end is not after now."""
-        epoch, course = self._ahead(trial), trial.course
-        spent = (self.clock - trial.began) * trial.pace
-        over = course.seconds(epoch) - course.seconds(trial.checkpoint) > spent + 1e-6
-        return max(trial.checkpoint, epoch - over)
 
     # Small things.
 
@@ -442,7 +450,7 @@ class _Simulation:
         self.index, self.nothing = self.rule.fold(self.index, event), False
 
     def _view(self) -> View:
-        return View(remaining=self.budget - len(self.trials), seed=self.seed, at_seconds=self.clock)
+        return View(remaining=self.limits.remaining(len(self.trials)), seed=self.seed, at_seconds=self.clock)
 
     def _survival(self, seat: Seat) -> tuple[float, ...]:
         seen = TrialView(number=seat.trial, epoch=seat.epoch, losses=(seat.loss,), best_loss=seat.loss)
