@@ -80,8 +80,8 @@ class GaussianProcessSearcher:
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
-        # Losses of all rungs stay on one scale, as the process sees the rung itself. Laying the rungs over each other, as
-        # the forest does (`_level`), found less on learning curves (`benchmarks/search/rules.py`).
+        # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
+        # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
         targets = _penalised(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
         improvement.believe(view.pending)
