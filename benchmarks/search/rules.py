@@ -124,19 +124,17 @@ def _judged(regrets: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> d
 
 def _study(problem: CurveProblem, searcher: str, rule: str, workers: int, seed: int) -> list[float]:
     """Return the regret at each mark."""
-    until = MARKS[-1] * problem.length
     play = _optuna if searcher.startswith("optuna") else _ours
-    reports = play(problem, searcher, rule, workers, seed, until)
+    reports = play(problem, searcher, rule, workers, seed)
     return [
         problem.regret(min((loss for at, loss in reports if at <= mark * problem.length), default=math.inf))
         for mark in MARKS
     ]
 
 
-def _ours(
-    problem: CurveProblem, searcher: str, rule: str, workers: int, seed: int, until: float
-) -> list[tuple[float, float]]:
+def _ours(problem: CurveProblem, searcher: str, rule: str, workers: int, seed: int) -> list[tuple[float, float]]:
     """Return when which losses were reported in a study of ours."""
+    until = MARKS[-1] * problem.length
     watched = Watched(RULES[rule](problem.length), until=until, each_epoch=True)
     tw.Study(problem.space, "min loss", seed=seed).simulate(
         Scheduler(watched, Fixed(1)),
@@ -186,9 +184,7 @@ def _has_optuna() -> bool:
     return True
 
 
-def _optuna(
-    problem: CurveProblem, searcher: str, rule: str, workers: int, seed: int, until: float
-) -> list[tuple[float, float]]:
+def _optuna(problem: CurveProblem, searcher: str, rule: str, workers: int, seed: int) -> list[tuple[float, float]]:
     """Return when which losses were reported in a study of Optuna's: defaults, and the length where a pruner asks."""
     import optuna
 
@@ -211,7 +207,7 @@ def _optuna(
 
     for worker in range(workers):
         begin(0.0, worker)
-    while running and running[0][0] <= until:
+    while running and running[0][0] <= MARKS[-1] * problem.length:
         at, worker, trial, curve, epoch = heapq.heappop(running)
         loss = float(curve[epoch - 1])
         reports.append((at, loss))

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from trainwright.study import Study
+
 RULE = '[rule]\nname = "ASHA"\n'
 
 BAD = {
@@ -197,3 +199,16 @@ class TestFiles:
         made = "tw.Study(tw.Space(x=tw.Float(0, 1)), 'min val_loss')"
         (tmp_path / name).write_text(f"import trainwright as tw\n{code.replace('STUDY', made)}\n")
         refused(trainwright("run", tmp_path / name, *more), sentence)
+
+
+def test_a_study_keeps_its_searcher_from_the_command_line(tmp_path, trainwright, study_file):
+    """A study file without [searcher], and a worker, go on with the one that the study has."""
+    own = '[searcher]\nname = "EvolutionSearcher"\npopulation = 5\ninitial = 4\n'
+    for directory, searcher, trials in (("whole", own, 20), ("parts", own, 8), ("parts", "", 14)):
+        place = (f'"{tmp_path / "study"}"', f'"{tmp_path / directory}"')
+        path = study_file(place, ('[searcher]\nname = "RandomSearcher"\n', searcher))
+        assert trainwright("run", path, "--trials", trials, "--quiet").status == 0
+    assert trainwright("worker", tmp_path / "parts", "--trials", 20, "--workers", 0, "--quiet").status == 0
+    with Study.open(tmp_path / "whole") as whole, Study.open(tmp_path / "parts") as parts:
+        assert [(t.params, t.origin) for t in parts.trials] == [(t.params, t.origin) for t in whole.trials]
+        assert {t.origin["searcher"] for t in parts.trials} == {"evolution"}

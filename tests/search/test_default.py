@@ -45,13 +45,31 @@ def test_a_process_is_asked_while_little_is_known_of_few_columns():
 
 
 def test_the_forest_is_asked_for_what_only_it_was_measured_with():
-    assert asked(view_of(slot=3)) == "forest"  # one of a team
     assert asked(view_of(bounds=[math.inf, 0.5]), loss=lambda c, n: [*bowl(c, n), c["x0"]]) == "forest"
     assert asked(view_of(objectives=2), loss=lambda c, n: [*bowl(c, n), c["x0"]]) == "forest"
-    view = view_of(epochs=9)
-    view.propose(99, view.space.configuration_of({"x0": 0.5, "x1": 0.5}))
-    view.report(99, 3, [0.1])
-    assert asked(view) == "forest"
+
+
+def test_a_worker_asks_whom_a_laptop_asks():
+    view, alone = view_of(slot=3), view_of()
+    assert asked(view) == "gp"
+    assert asked(alone) == "gp"
+    assert DefaultSearcher().ask(view, [6]) == DefaultSearcher().ask(alone, [6])
+    for view in (view_of(slot=3), view_of()):
+        assert asked(view, 200) == "forest"
+
+
+@pytest.mark.parametrize("columns", [2, 21])
+def test_where_trials_report_a_process_of_few_rows_is_asked(columns):
+    """As long as the columns are few, and however many the trials."""
+    view = view_of(columns, epochs=9)
+    for number, configuration in enumerate(QuasiRandomSearcher().ask(view, range(230))):
+        view.propose(number, configuration)
+        for epoch in range(1, 10):
+            view.report(number, epoch, [bowl(configuration, number)[0] + 1 / epoch])
+        view.result(number, bowl(configuration, number), epoch=9, complete=True)
+    [found] = DefaultSearcher().ask(view, [230])
+    searcher = GaussianProcessSearcher(max_rows=200) if columns == 2 else ForestSearcher()
+    assert [found] == searcher.ask(view, [230])
 
 
 def test_open_trials_count():

@@ -38,7 +38,7 @@ class TestBestCuts(SearcherConformance):
 class TestBagging(SearcherConformance):
     def make_searcher(self):
         return ForestSearcher(
-            initial=5, kind="bagging", design="random", delta=0.0, acquisition="EI", scaler="minmaxlog",
+            initial=5, kind="bagging", design="random", acquisition="EI", scaler="minmaxlog",
             scalarisation="chebyshev", trees=4, candidates=100,
         )  # fmt: skip
 
@@ -380,7 +380,6 @@ def test_inactive_parameters_are_no_obstacle():
         ({"initial": -1}, "initial must be an integer >= 0, got -1"),
         ({"max_rows": 5}, "max_rows must be an integer >= 10, got 5"),
         ({"kappa": 0.001}, "0 < kappa_final <= kappa is needed, got 0.01 and 0.001"),
-        ({"delta": -1.0}, "delta must be a number >= 0, got -1.0"),
     ],
 )
 def test_settings_are_checked(settings, message):

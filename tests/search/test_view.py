@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from trainwright.search import ForestSearcher, RandomSearcher, View
+from trainwright.search._level import Level
 from trainwright.space import Choice, Float, Space, equals
 
 SPACE = Space(x=Float(0.0, 1.0), o=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("o", "b")))
@@ -44,6 +45,40 @@ def test_reports_become_rows_at_rungs_as_they_arrive():
         assert view.count == (epoch >= 1) + (epoch >= 3) + (epoch >= 9)
     view.result(0, [3.0], epoch=27, complete=True)
     assert rows_of(view) == [(0, z(1), 29.0), (0, z(3), 27.0), (0, z(9), 21.0), (0, 1.0, 3.0)]
+
+
+@pytest.mark.parametrize("rungs", [(), (1, 3, 9, 27), (2, 5), (1, 2, 4, 8, 16, 32), (40,)])
+def test_whoever_reached_a_rung_has_one_row_there(rungs):
+    """Stopped there, stopped later, paused and promoted, or complete: no rung holds losers alone, nor winners alone."""
+    view, generator = started(View(SPACE, 0, epochs=52, rungs=rungs), 60), np.random.default_rng(0)
+    last = {}
+    for number in range(60):
+        end = int(generator.choice([1, 2, 3, 5, 9, 17, 18, 27, 40, 52]))
+        pause = int(generator.integers(1, end + 1))
+        for epoch in range(1, end + 1):
+            view.report(number, epoch, [100.0 - epoch])
+            if epoch == pause < end:
+                view.result(number, [100.0 - epoch], epoch=epoch, complete=False)
+        view.result(number, [100.0 - end], epoch=end, complete=end == 52)
+        last[number] = pause, end
+    assert view.ladder == (rungs or (2, 6, 18))
+    for rung, epoch in enumerate(view.ladder):
+        here = view.rungs == rung
+        reached = [number for number, (_, end) in last.items() if end >= epoch or rung == 0]
+        assert sorted(view.numbers[here].tolist()) == reached
+        told = view.losses[here & np.isin(view.numbers, [n for n, (p, e) in last.items() if p >= epoch])]
+        assert np.all(told == 100.0 - epoch)
+    final = view.rungs == view.top
+    assert sorted(view.numbers[final].tolist()) == [number for number, (_, end) in last.items() if end == 52]
+    assert np.array_equal(final, view.complete)
+
+
+def test_a_trial_stopped_below_the_first_rung_is_told_as_if_there():
+    view = started(View(SPACE, 0, epochs=27, rungs=(9,)))
+    view.report(0, 4, [4.0])
+    view.result(0, [4.0], epoch=4, complete=False)
+    assert rows_of(view) == [(0, z(9), 4.0)]
+    assert view.rungs.tolist() == [0]
 
 
 def test_rare_reports_are_told_at_their_own_epochs():
@@ -180,3 +215,56 @@ def test_bounds_beyond_the_objectives_are_those_of_constraints():
     assert view.outcomes.tolist() == [[0.5, 2.0], [np.inf, np.inf]]
     assert view.bounds.tolist() == [np.inf, 3.0]
     assert View(SPACE, 0, 2).bounds.tolist() == [np.inf, np.inf]
+
+
+# Rungs on one scale.
+
+
+def leveled(trials, epochs=27, rungs=(1, 3, 9)):
+    """Return a view of trials, each a dict of losses by epoch, and its rows' values on one scale."""
+    view = started(View(SPACE, 0, epochs=epochs, rungs=rungs), len(trials))
+    for number, losses in enumerate(trials):
+        for epoch, loss in losses.items():
+            view.report(number, epoch, [loss])
+        end = max(losses)
+        view.result(number, [losses[end]], epoch=end, complete=end == epochs)
+    values = Level.of(view, view.count)(view.outcomes, view.rungs)[:, 0]
+    return view, {(int(n), int(r)): float(v) for n, r, v in zip(view.numbers, view.rungs, values, strict=True)}
+
+
+def test_a_rung_keeps_its_order_and_takes_its_values_from_below():
+    trials = [{1: 10.0, 3: 0.6}, {1: 20.0, 3: 0.5}, {1: 30.0}, {1: 40.0}, {1: 25.0, 3: 0.9, 9: 0.4, 27: 0.1}]
+    _, values = leveled(trials)
+    assert [values[number, 0] for number in range(5)] == [10.0, 20.0, 30.0, 40.0, 25.0]
+    assert values[1, 1] == 10.0  # the best at epoch 3
+    assert values[0, 1] == 20.0
+    assert values[4, 1] == values[4, 2] == values[4, 3] == 25.0  # the worst of those that went on, above who stopped
+
+
+def test_what_has_no_row_below_lies_between_those_that_have():
+    trials = [{1: 10.0, 9: 1.0}, {1: 20.0, 9: 2.0}, {1: 30.0, 9: 3.0}, {9: 1.5}]
+    _, values = leveled(trials, rungs=(1, 9))
+    assert values[3, 1] == 15.0
+
+
+def test_a_scale_is_monotone_within_each_rung():
+    generator = np.random.default_rng(0)
+    trials = []
+    for _ in range(80):
+        quality, end = generator.random(), int(generator.choice([1, 3, 9, 27]))
+        losses = {epoch: quality + 1 / epoch + 0.3 * generator.random() for epoch in (1, 3, 9, 27) if epoch <= end}
+        trials.append(losses)
+    view, _ = leveled(trials)
+    values = Level.of(view, view.count)(view.outcomes, view.rungs)[:, 0]
+    for rung in range(view.top + 1):
+        here = view.rungs == rung
+        order = np.argsort(view.losses[here, 0])
+        assert np.all(np.diff(values[here][order]) >= 0.0)
+
+
+def test_a_bound_is_kept_as_it_is():
+    view = started(View(SPACE, 0, epochs=9, rungs=(1,), bounds=[0.5]), 4)
+    for number in range(4):
+        view.report(number, 1, [2.0 + number])
+        view.result(number, [0.1 * number], epoch=9, complete=True)
+    assert np.array_equal(Level.of(view, view.count)(view.outcomes, view.rungs), view.outcomes)

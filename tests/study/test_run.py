@@ -107,7 +107,9 @@ def test_a_number_whose_trial_was_not_started_is_used_again():
     study = make()
     with pytest.raises(RuntimeError, match="no plan"):
         run(study, epochs, trials=2, scheduler=Broken())
-    run(study, epochs, trials=2)
+    with pytest.raises(StudyError, match="a policy of its user's own making"):
+        run(study, epochs, trials=2)
+    run(study, epochs, trials=2, scheduler=tw.FixedEpochs())
     assert [trial.number for trial in study.trials] == [0, 1]
 
 

@@ -22,7 +22,6 @@ Target = Literal["dominance", "linear", "chebyshev", "augmented", "pbi", "quadra
 
 _STEP = 1.1  # "grow" plants tree t afresh at the sizes floor(1.1^(k + t/T))
 _SCALES = 1.02  # and scales the targets afresh at the sizes floor(1.02^k); what comes between is placed among them
-_SHRINK = 0.2  # what a stuck search multiplies delta by
 _POISSON = np.cumsum([0.449329, 0.359463, 0.143785, 0.038343, 0.007669, 0.001227])  # of mean 0.8
 
 
@@ -37,8 +36,6 @@ class Growth:
     failures: Failures
     scalarisation: Target
     weights: tuple[float, ...] | None
-    delta: float
-    patience: int
     max_rows: int
     least_rows: int = 2  # of a node that is split
 
@@ -83,15 +80,12 @@ class Forest:
         self._level = Level.of(view, self._leveled) if self._leveled else None
         self._finite = 0
         self._scaled = 0  # rows whose targets are on the scale of the moment
-        self._least = np.full(view.objectives, np.inf)  # of each objective
-        self._stuck = 0
-        self._delta = growth.delta
+        self._objectives = view.objectives
 
         trees, outcomes, room = growth.trees, len(bounds), 64
         self._M = np.zeros((room, d))
         self._losses = np.zeros((room, outcomes))  # or one column: how many rows dominate each
         self._failed = np.zeros(room, np.bool_)
-        self._deltas = np.zeros(room)
         self._order = np.zeros((outcomes, room), np.int32)  # finite rows by loss
         self._targets = np.zeros((outcomes, room))  # on the scale of all rows
         self._bounds, self._limits = bounds, np.full(outcomes, np.inf)  # of losses, of targets
@@ -109,7 +103,6 @@ class Forest:
         self._heads = np.zeros((trees, 2 * room), np.int32)
         self._chain = np.zeros((trees, room), np.int32)
         self._sizes = np.ones(trees, np.int64)  # nodes of each tree
-        self._wholes = np.zeros(trees)  # summed weights of its rows
         self._bits = np.zeros((trees, 2 * room, 2), np.uint64)
         words = -(-int(self._codes.max()) // 64)
         self._masks = np.zeros((trees, 2 * room if words > 1 else 1, max(1, words)), np.uint64)
@@ -141,7 +134,6 @@ class Forest:
             self._dominance.take(outcomes, view.failed[start:], start)
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
-        self._anneal(view, start, count)
         born = self._born.copy()
         for t in np.flatnonzero(self._due <= count):
             born[t], self._due[t] = self._sizes_around(int(t), count)
@@ -163,8 +155,8 @@ class Forest:
             scale = self._scale_of_growth
             _trees.grow(
                 self._M, self._scalars(self._growth_targets, scale.limits, self._mix, stop, basis=size), start, stop,
-                born, self._w, self._key, self._deltas, self._codes, self._best, self._tried, self.growth.least_rows,
-                cuts, self._bits, self._masks, self._leaf_of, self._heads, self._chain, self._sizes, self._wholes,
+                born, self._w, self._key, self._codes, self._best, self._tried, self.growth.least_rows,
+                cuts, self._bits, self._masks, self._leaf_of, self._heads, self._chain, self._sizes,
             )  # fmt: skip
             start = stop
         self._born = born
@@ -302,8 +294,8 @@ class Forest:
         mix = np.ones(1)
         if self.growth.weights is not None:
             mix = np.array(self.growth.weights)
-        elif len(self._least) > 1:
-            mix = simplex(rng(self._seed, "tree-weights", size, t), len(self._least))
+        elif self._objectives > 1:
+            mix = simplex(rng(self._seed, "tree-weights", size, t), self._objectives)
         if self._mix.shape[1] > 1:
             self._mix[t] = mix
         members = self._w[t, :size] > 0.0
@@ -326,28 +318,12 @@ class Forest:
             old = self._recalled.shape[1]
             self._w[:, max(start, old) : count][:, self._failed[max(start, old) : count]] = 0.0
 
-    def _anneal(self, view: View, start: int, count: int) -> None:
-        """Note the delta that holds at each new row; a search that finds nothing better splits finer."""
-        ended = np.flatnonzero(view.complete[start:count] & ~view.failed[start:count])
-        losses = view.losses[start + ended]
-        least = np.minimum.accumulate(np.concatenate([self._least[None, :], losses]))
-        better = np.any(least[1:] < least[:-1], axis=1)
-        self._least = least[-1]
-        since = start
-        for row, is_better in zip((start + ended).tolist(), better.tolist(), strict=True):
-            self._stuck = 0 if is_better else self._stuck + 1
-            if self._stuck == self.growth.patience:
-                self._deltas[since:row] = self._delta
-                self._delta *= _SHRINK
-                self._stuck, since = 0, row
-        self._deltas[since:count] = self._delta
-
     def _reserve(self, count: int) -> None:
         """Make room for `count` rows, and twice as many nodes."""
         if count <= len(self._M):
             return
         more = max(count, 2 * len(self._M)) - len(self._M)
-        for name in ("_M", "_losses", "_failed", "_deltas"):
+        for name in ("_M", "_losses", "_failed"):
             setattr(self, name, _widen(getattr(self, name), 0, more))
         for name in ("_order", "_targets", "_growth_targets", "_w", "_leaf_of", "_chain"):
             setattr(self, name, _widen(getattr(self, name), 1, more))

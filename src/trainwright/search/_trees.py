@@ -211,14 +211,13 @@ def _subset_cut(
 
 @compiled
 def _split(
-    M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, delta: float, whole: float, codes: Ints,
-    best: bool, tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
+    M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, codes: Ints, best: bool,
+    tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
 ) -> int:  # fmt: skip
     """Grow the leaf `root`, which holds `rows` (ascending; reordered here), depth first; return the new node count.
 
     `best` False: one random cut per column and the best of these; True: the best cut of each column. `tried` columns
-    are looked at per node; one of fewer than `least_rows` rows stays whole. A split stands if (S_L^2/N_L + S_R^2/N_R -
-    S^2/N) / whole, the weighted drop of the variance, is at least `delta`.
+    are looked at per node; one of fewer than `least_rows` rows stays whole.
     """
     d = M.shape[1]
     low, high, tests = np.empty(d), np.empty(d), np.empty(d)
@@ -300,7 +299,7 @@ def _split(
                 gain = _gain(weight, total, weights[c], totals[c])
                 if gain > top:
                     chosen, top = c, gain
-        if chosen < 0 or max(0.0, top - total**2 / weight) / whole < delta:
+        if chosen < 0:
             continue
 
         bits[node, 1] = np.uint64(size) << np.uint64(32) | np.uint64(chosen)
@@ -332,9 +331,9 @@ def _split(
 
 @compiled
 def grow(
-    M: Floats, y: Floats, first: int, stop: int, born: Ints, w: Floats, key: U64, deltas: Floats, codes: Ints,
-    best: bool, tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, heads: Ints,
-    chain: Ints, sizes: Ints, wholes: Floats,
+    M: Floats, y: Floats, first: int, stop: int, born: Ints, w: Floats, key: U64, codes: Ints, best: bool,
+    tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, heads: Ints, chain: Ints,
+    sizes: Ints,
 ) -> None:  # fmt: skip
     """Give rows first to stop - 1, the latest, to every tree that is planted by then: when born[t] rows are there.
 
@@ -348,11 +347,9 @@ def grow(
             leaf = 0
             if row + 1 == born[t]:
                 sizes[t] = 1
-                wholes[t] = 0.0
                 heads[t, 0] = -1
                 for i in range(row + 1):
                     if leaf_of[t, i] == 0:
-                        wholes[t] += w[t, i]
                         chain[t, i] = heads[t, 0]
                         heads[t, 0] = i
             elif w[t, row] > 0.0:
@@ -361,7 +358,6 @@ def grow(
                     leaf = after
                     after = _step(M, row, leaf, cuts[t], bits[t], masks[t])
                 leaf_of[t, row] = leaf
-                wholes[t] += w[t, row]
                 chain[t, row] = heads[t, leaf]
                 heads[t, leaf] = row
             else:
@@ -379,8 +375,8 @@ def grow(
             stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
             before = sizes[t]
             sizes[t] = _split(
-                M, y[t % len(y)], w[t], rows, leaf, stamp, deltas[row], wholes[t], codes, best, tried,
-                least_rows, cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
+                M, y[t % len(y)], w[t], rows, leaf, stamp, codes, best, tried, least_rows,
+                cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
             )  # fmt: skip
             if sizes[t] > before:
                 for node in range(before, sizes[t]):

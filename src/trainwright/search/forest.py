@@ -80,8 +80,6 @@ class ForestSearcher:
     design: Design = "halton"  # of the first trials; sequences from the middle out
     points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
     candidates: int = 1000  # rows asked before the local search
-    delta: float = 0.0  # least weighted variance drop of a split, of targets in [0, 1]
-    patience: int = 10  # finished trials without a new best after which delta shrinks to a fifth
     scaler: Scaler = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
     failures: Failures = "worst"  # the target of a failed trial
     scalarisation: Target = "dominance"  # of several objectives: how many dominate a trial; or a weighted form
@@ -95,7 +93,7 @@ class ForestSearcher:
             if getattr(self, name) not in words:
                 allowed = ", ".join(map(repr, words))
                 raise SearchError(f"ForestSearcher: {name} must be one of {allowed}, got {getattr(self, name)!r}")
-        for name, least in (("trees", 1), ("period", 1), ("initial", 0), ("candidates", 8), ("patience", 1)):
+        for name, least in (("trees", 1), ("period", 1), ("initial", 0), ("candidates", 8)):
             value = getattr(self, name)
             if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
                 raise SearchError(f"ForestSearcher: {name} must be an integer >= {least}, got {value!r}")
@@ -107,8 +105,6 @@ class ForestSearcher:
                 f"ForestSearcher: 0 < kappa_final <= kappa is needed, got {final!r} and {start!r}; "
                 "for a kappa that stays write schedule='constant'"
             )
-        if not 0.0 <= self.delta < float("inf"):
-            raise SearchError(f"ForestSearcher: delta must be a number >= 0, got {self.delta!r}")
         if self.weights is not None:
             object.__setattr__(self, "weights", _checked(self.weights))
             if self.scalarisation == "dominance" and len(self.weights or ()) > 1:
@@ -245,8 +241,7 @@ class ForestSearcher:
         if not isinstance(forest, Forest) or forest.outdated(view):
             growth = Growth(
                 trees=self.trees, kind=self.kind, refit=self.refit, scaler=self.scaler, failures=self.failures,
-                scalarisation=self.scalarisation, weights=self.weights, delta=self.delta, patience=self.patience,
-                max_rows=self.max_rows,
+                scalarisation=self.scalarisation, weights=self.weights, max_rows=self.max_rows,
             )  # fmt: skip
             forest = view.memo[self] = Forest(growth, view, ranks)
         forest.update(view)

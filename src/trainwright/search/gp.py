@@ -19,7 +19,6 @@ from trainwright.randomness import rng
 from trainwright.search._candidates import Moves
 from trainwright.search._gaussian import Embedding, Posterior, fit
 from trainwright.search._improvement import Improvement
-from trainwright.search._level import Level
 from trainwright.search._scalarise import penalised, simplex
 from trainwright.search._searcher import draw_new, opening, propose
 from trainwright.search.quasirandom import from_the_middle, spread
@@ -81,7 +80,9 @@ class GaussianProcessSearcher:
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
-        targets = _targets(view, view.count, places)
+        # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
+        # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
+        targets = _penalised(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
         improvement.believe(view.pending)
         good = _good(view, places, improvement.means)
@@ -124,7 +125,7 @@ class GaussianProcessSearcher:
         places = np.concatenate([first, np.arange(size, view.count)])
         points = embedding(view.rows[places], view.progress[places])
         if known is None or not _begins(points, known.posteriors[0].points):
-            y = _targets(view, size, first)
+            y = _penalised(view.outcomes[first], view.bounds, view.objectives)
             generators = [rng(view.seed, "fit", size, j) for j in range(view.objectives)]
             begun = points[: len(first)]
             fitted = [fit(begun, embedding.owners, y[j], generator) for j, generator in enumerate(generators)]
@@ -158,14 +159,6 @@ class GaussianProcessSearcher:
                     found: Array = rows[place]
                     return found
         return draw_new(view, number, taken, "last")
-
-
-def _targets(view: View, count: int, places: Places) -> Array:
-    """Return the targets [objectives, rows] of rows at `places`, as the first `count` rows set the scale."""
-    outcomes = view.outcomes[:count]
-    if view.partial:
-        outcomes = Level.of(view, count)(outcomes, view.rungs[:count])
-    return _penalised(outcomes[places], view.bounds, view.objectives)
 
 
 def _penalised(losses: Array, bounds: Array, objectives: int) -> Array:

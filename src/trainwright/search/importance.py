@@ -32,8 +32,6 @@ _GROWTH = Growth(
     failures="ignore",
     scalarisation="linear",
     weights=None,
-    delta=0.0,
-    patience=2**31,
     max_rows=10_000,
 )
 

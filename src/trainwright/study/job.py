@@ -12,7 +12,7 @@ from trainwright.engine import FunctionReference, TrainFunction, load_reference
 from trainwright.errors import EngineError, StudyError
 from trainwright.ledger import State
 from trainwright.schedule import Scheduler
-from trainwright.search import ExpectedGain, Searcher
+from trainwright.search import ExpectedGain
 from trainwright.study.budget import Budget
 from trainwright.study.settings import built, described
 from trainwright.train import OptunaObjective
@@ -24,9 +24,9 @@ _NOTE = "job"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The training function by name and source, the budget in trials, searcher and scheduler as tables.
+    """The training function by name and source, the budget in trials, the scheduler as tables.
 
-    None stands for what has no name (a function typed into a session, a searcher of the user's own).
+    None stands for what has no name (a function typed into a session, a rule of the user's own).
     """
 
     module: str | None = None
@@ -36,7 +36,6 @@ class Job:
     digest: str | None = None  # of the source file
     optuna: str | None = None  # it takes Optuna's trials: as in `FunctionReference`
     trials: int | None = None
-    searcher: Mapping[str, Any] | None = None
     rule: Mapping[str, Any] | None = None
     policy: Mapping[str, Any] | None = None
     stop: Mapping[str, Any] | None = None
@@ -46,13 +45,11 @@ class Job:
         cls,
         train: TrainFunction,
         trials: int | None,
-        searcher: Searcher | None,
         scheduler: Scheduler,
         stop_when: ExpectedGain | None = None,
     ) -> Self:
         """Return the job of running `train` so."""
         parts: dict[str, Any] = {
-            "searcher": described("searcher", searcher),
             "rule": described("rule", scheduler.rule),
             "policy": described("policy", scheduler.policy),
             "stop": described("stop", stop_when),
@@ -109,10 +106,14 @@ class Job:
             FunctionReference(module=self.module, name=self.name, script=self.script, optuna=self.optuna)
         )
 
-    def scheduler(self) -> Scheduler | None:
-        """Return the scheduler; None if a part of it is of the user's own making."""
+    def scheduler(self, how: str) -> Scheduler:
+        """Return the scheduler; raises `StudyError` that says `how` to give one of which a part is the user's own."""
         if self.rule is None or self.policy is None:
-            return None
+            part = "rule" if self.rule is None else "policy"
+            raise StudyError(
+                f"the study runs under a {part} of its user's own making, which cannot be made from its records; "
+                f"give it: {how}"
+            )
         return Scheduler(built("rule", self.rule), built("policy", self.policy))
 
     def complete(self, budget: Budget) -> Budget:

@@ -3,8 +3,11 @@
 import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 from trainwright.errors import InputError, closest
 
@@ -65,31 +68,39 @@ def built(kind: str, table: Mapping[str, Any]) -> Any:
 
 def described(kind: str, given: Any) -> dict[str, Any] | None:
     """Return the table from which `built` makes an equal object; None for one that no table can say."""
-    names = _NAMES[kind]
-    name = type(given).__name__
-    if name not in names or not dataclasses.is_dataclass(given):
+    try:
+        return _described(_NAMES[kind], given)
+    except TypeError:
         return None
+
+
+def _described(names: tuple[str, ...], given: Any) -> dict[str, Any]:
+    name, ours = type(given).__name__, type(given).__module__.startswith("trainwright.")
+    if name not in names or not ours or not dataclasses.is_dataclass(given):
+        raise TypeError(name)
     table: dict[str, Any] = {"name": name}
     for field in dataclasses.fields(given):
         value = getattr(given, field.name)
-        if field.default is not dataclasses.MISSING and value == field.default:
-            continue
-        if type(value).__name__ in names:
-            value = described(kind, value)
-        if hasattr(value, "to_json"):  # what an earlier study taught
-            value = value.to_json()
-        if value is None or not _plain(value):
-            return None
-        table[field.name] = list(value) if isinstance(value, tuple) else value
+        if field.default is dataclasses.MISSING or value != field.default:
+            table[field.name] = _plain(names, value)
     return table
 
 
-def _plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
+def _plain(names: tuple[str, ...], value: Any) -> Any:
+    """Return a value as JSON keeps it, or raise TypeError."""
+    if hasattr(value, "to_json"):  # what an earlier study taught
+        value = value.to_json()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Fraction):
+        value = float(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(names, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return all(map(_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+        return [_plain(names, item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return _described(names, value)
 
 
 def only_known(given: Iterable[str], allowed: "tuple[str, ...] | list[str]", where: str) -> None:

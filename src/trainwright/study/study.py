@@ -25,7 +25,7 @@ from trainwright.ledger import (
     under_way,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
+from trainwright.search import ExpectedGain, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.book import ENQUEUED, Book
@@ -41,6 +41,7 @@ from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
 from trainwright.study.results import By, Results, recommended
+from trainwright.study.searching import Searching
 from trainwright.study.simulating import Simulating
 from trainwright.study.telling import checked_metrics, told_before
 
@@ -56,7 +57,8 @@ class Study(Simulating):
     `constraints` ("peak_bytes <= 8e9") limit further metrics: a trial that breaks one has a result, but is infeasible.
     `ledger` keeps the records elsewhere than in the directory: redis://HOST:PORT/0?study=NAME, for many workers.
     On a directory that holds the same study it resumes; if space, objectives, constraints or seed differ it raises
-    `StudyError` naming the first difference. `searcher` is the one of `ask`, and of `run` unless that is given another.
+    `StudyError` naming the first difference. `searcher` proposes, in `ask` and in `run`; left out, it is the one that
+    the study was searched by last, with all its settings, or at first the default. Another one takes its place.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Study(Simulating):
         """Open the study in directory `where`, or at a Redis URL, to look at it, to export it, or to run on.
 
         A directory knows its study's `ledger`. Opened by its URL alone, a study has no place for checkpoints and logs.
+        `searcher` left out is the one that the study was searched by last; one of a user's own class has to be given.
         """
         study = cls.__new__(cls)
         study.directory = None if is_url(where) else Path(where)
@@ -103,7 +106,7 @@ class Study(Simulating):
     def _take(self, book: Book, space: Space, searcher: Searcher | None) -> None:
         self.space = space
         self._book = book
-        self._searcher: Searcher = searcher if searcher is not None else DefaultSearcher()
+        self.searching = Searching(book, searcher)
         self._view: SearchView | None = None
 
     # Ask and tell.
@@ -120,12 +123,14 @@ class Study(Simulating):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise StudyError(f"ask: count must be >= 1, got {count!r}")
         view = self._searching()
+        searcher = self.searching.choose(None, "Study.open(..., searcher=...)")
         wanted = count or 1
         asked = list(itertools.islice(self._book.take_orphans(), wanted))
         numbers = [self._number() for _ in range(wanted - len(asked))]
         if numbers:
             try:
-                proposals = self._searcher.ask(view, numbers)
+                self.searching.note(searcher)
+                proposals = searcher.ask(view, numbers)
                 proposals = [replace(proposal, number=n) for n, proposal in zip(numbers, proposals, strict=True)]
                 self._book.append(*itertools.starmap(self._book.proposal, zip(numbers, proposals, strict=True)))
             except BaseException:  # Ctrl-C, too: a number that is kept for nothing is missing in the end
@@ -231,14 +236,15 @@ class Study(Simulating):
         """Run `train(trial)` until `trials` trials have a result, over the whole life of the study.
 
         A trial that is paused at a rung has one: with such a rule the run ends when it promotes nobody any more.
-        `wall_seconds` ends this call, `device_seconds` (wall seconds times devices, over the whole life) likewise; so
-        do SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, with KeyboardInterrupt, where the program does not handle them itself.
-        What runs then has `grace_seconds` to end its epoch (the last ones of the `wall_seconds`), is paused, and goes
-        on from its checkpoint in the next call. A second signal ends it at once. With `stop_when`, such as
-        `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
-        space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
-        10 without one success; in a team that runs more trials than that at once, after as many as it runs. Two
-        failures of one type, file and line without one success are enough, unless `max_failures` is given.
+        `searcher` and `scheduler` left out are those that the study was run with last. `wall_seconds` ends this call,
+        `device_seconds` (wall seconds times devices, over the whole life) likewise; so do SIGTERM, SIGINT, SIGUSR1 and
+        SIGUSR2, with KeyboardInterrupt, where the program does not handle them itself. What runs then has
+        `grace_seconds` to end its epoch (the last ones of the `wall_seconds`), is paused, and goes on from its
+        checkpoint in the next call. A second signal ends it at once. With `stop_when`, such as `tw.ExpectedGain(0.001)`,
+        no new trial starts once none is worth it. Without `trials` the other budgets or the space's last configuration
+        end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after 10 without one success; in
+        a team that runs more trials than that at once, after as many as it runs. Two failures of one type, file and
+        line without one success are enough, unless `max_failures` is given.
         """
         script_boundary()
         budget = Budget(
@@ -251,14 +257,18 @@ class Study(Simulating):
         )
         if budget.endless and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
+        job = Job.last(self._book.state)
+        if scheduler is None and job is not None:
+            scheduler = job.scheduler("study.run(..., scheduler=...)")
+        chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
         with Heart(self._book.ledger) as heart:
-            self._drive(train, budget, searcher, Scheduler.of(scheduler), engine, heart=heart, progress=progress)
+            self._drive(train, budget, chosen, Scheduler.of(scheduler), engine, heart=heart, progress=progress)
 
     def join(
         self,
         train: TrainFunction,
         budget: Budget,
-        searcher: Searcher | None,
+        searcher: Searcher,
         scheduler: Scheduler,
         engine: Engine,
         *,
@@ -277,7 +287,7 @@ class Study(Simulating):
         self,
         train: TrainFunction,
         budget: Budget,
-        searcher: Searcher | None,
+        searcher: Searcher,
         scheduler: Scheduler,
         engine: Engine | None,
         *,
@@ -303,10 +313,10 @@ class Study(Simulating):
         for record in self._book.replay(rule.kinds):
             rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
         rule.open()
-        chosen = searcher if searcher is not None else self._searcher
-        job = Job.of(train, budget.trials, chosen, scheduler, budget.stop_when)
+        job = Job.of(train, budget.trials, scheduler, budget.stop_when)
         if Job.last(self._book.state) != job and (member is None or Job.last(self._book.state) is None):
             self._book.append(facts.note(*job.note(self._book.state.sessions)))
+        self.searching.note(searcher, again=member is None)
         followers = list(self._book.followers)
         self._book.followers.append(rule)
         self._follow(view)
@@ -324,7 +334,7 @@ class Study(Simulating):
                 Proposals(
                     self._book,
                     view,
-                    chosen,
+                    searcher,
                     worker=member is not None,
                     say=shown.say,
                     stop_when=budget.stop_when,

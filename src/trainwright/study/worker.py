@@ -13,6 +13,7 @@ from trainwright.search import ExpectedGain, Searcher
 from trainwright.study.budget import Budget
 from trainwright.study.job import Job
 from trainwright.study.member import Member, Share
+from trainwright.study.searching import SearcherFact
 from trainwright.study.study import Study
 
 __all__ = ["Worker"]
@@ -24,10 +25,10 @@ class Worker:
 
     What is left out (`train`, `searcher`, `scheduler`) is what the study was last run with. Workers may come and go at
     any time and be started by anything; `rank` is a hint at which slot to take (default: what the launcher says).
-    Each slot has an exploration (kappa) of its own. A worker whose training function or rule differs from the study's
-    is refused unless `other_job`. Without work of its own it waits for what others run, to take it over if they die,
-    unless `wait` is False. Told to leave (by SIGTERM, SIGINT, SIGUSR1 or SIGUSR2, or by the end of its wall time), it
-    gives its trials `grace_seconds` for their epoch. While the ledger has no room (a full disk) it stands still and
+    Each slot has an exploration (kappa) of its own. A worker whose training function, searcher or rule differs from the
+    study's is refused unless `other_job`. Without work of its own it waits for what others run, to take it over if they
+    die, unless `wait` is False. Told to leave (by SIGTERM, SIGINT, SIGUSR1 or SIGUSR2, or by the end of its wall time),
+    it gives its trials `grace_seconds` for their epoch. While the ledger has no room (a full disk) it stands still and
     tries again, and ends after `give_up_seconds`; other losses of the ledger end it at once. Workers of another version
     work together as long as they know the records' format.
     """
@@ -83,14 +84,16 @@ class Worker:
         try:
             study.refresh()
             known = Job.last(study.state)
-            train, scheduler, searcher = self._parts(known)
+            train, scheduler = self._parts(known)
+            searcher = study.searching.choose(self.searcher, "Worker(..., searcher=...)")
             budget = given if known is None else known.complete(given)
             if budget.endless:
                 raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
-            if known is not None and not self.other_job:
-                different = known.difference(Job.of(train, budget.trials, searcher, scheduler))
-                if different is not None:
-                    raise StudyError(f"worker: {different}; start it with the same, or say that it may (--other-job)")
+            different = None if known is None else known.difference(Job.of(train, budget.trials, scheduler))
+            if (fact := SearcherFact.last(study.state)) is not None and different is None:
+                different = fact.difference(SearcherFact.of(searcher))
+            if different is not None and not self.other_job:
+                raise StudyError(f"worker: {different}; start it with the same, or say that it may (--other-job)")
             return study.join(
                 train,
                 budget,
@@ -105,7 +108,7 @@ class Worker:
             if study is not self.where:
                 study.close()
 
-    def _parts(self, known: Job | None) -> tuple[TrainFunction, Scheduler, Searcher | None]:
+    def _parts(self, known: Job | None) -> tuple[TrainFunction, Scheduler]:
         if isinstance(self.train, str):
             train = load_function(self.train)
         elif self.train is not None:
@@ -115,17 +118,5 @@ class Worker:
         else:
             raise StudyError("worker: nobody has run this study yet; say what to run: --train module:function")
         if self.scheduler is not None or known is None:
-            return train, Scheduler.of(self.scheduler), self._searcher(known)
-        scheduler = known.scheduler()
-        if scheduler is None:
-            raise StudyError(
-                "worker: the study's rule or policy is of its user's own making; give it: Worker(..., scheduler=...)"
-            )
-        return train, scheduler, self._searcher(known)
-
-    def _searcher(self, known: Job | None) -> Searcher | None:
-        from trainwright.study.settings import built
-
-        if self.searcher is not None or known is None or known.searcher is None:
-            return self.searcher
-        return built("searcher", known.searcher)  # type: ignore[no-any-return]
+            return train, Scheduler.of(self.scheduler)
+        return train, known.scheduler("Worker(..., scheduler=...)")
