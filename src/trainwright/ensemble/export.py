@@ -5,7 +5,6 @@ and, over all the rest of itself, its own.
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,7 @@ from trainwright.ensemble.program import exported
 from trainwright.ensemble.weights import built
 from trainwright.errors import EnsembleError, ExportError
 from trainwright.files import read_json
+from trainwright.publishing import publish
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def write_export(
 ) -> Path:
     """Write members and manifest into a new folder, which appears whole or not at all; returns it.
 
-    With `replace` it takes the place of an earlier export there; killed between the two, it leaves none.
+    With `replace` it takes the place of an earlier export there.
     """
     if directory.exists() and not (replace and (directory / MANIFEST_FILE).is_file()):
         what = "is no exported ensemble" if replace else "exists already"
@@ -63,14 +63,8 @@ def write_export(
     parent, name = directory.absolute().parent, directory.name
     if not replace:
         return write_folder(parent, name, files)[0]
-    next_one, earlier = f"{name}.next", parent / f".{name}.earlier"
-    for left in (earlier, parent / next_one, *parent.glob(f".{next_one}.*")):  # by a call that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    written, _ = write_folder(parent, next_one, files)
-    if directory.exists():
-        directory.rename(earlier)
-    written.rename(directory)
-    shutil.rmtree(earlier, ignore_errors=True)
+    with publish(directory) as temporary:
+        write_folder(parent, temporary.name, files)
     return directory
 
 

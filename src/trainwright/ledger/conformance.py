@@ -124,7 +124,9 @@ class LedgerConformance:
     def test_what_does_not_fit_is_left_out_and_named(self) -> None:
         """A record of a known kind with a wrong body costs itself, and hides nothing."""
         ledger = self.make()
-        ledger.append([Record(kind="a"), Record("reported", {"epoch": "1"}, 0, 1), Record("lost", {}), Record(kind="b")])
+        ledger.append(
+            [Record(kind="a"), Record("reported", {"epoch": "1"}, 0, 1), Record("lost", {}), Record(kind="b")]
+        )
         for reader in (ledger, self.another(ledger)):
             assert [record.kind for record in reader.read(None)[0]] == ["a", "b"]
             assert [dropped.why for dropped in reader.dropped()] == [

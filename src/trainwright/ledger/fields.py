@@ -368,7 +368,7 @@ def _all_flat_enough(values: Sequence[Any], depth: int = DEEPEST) -> bool:
     if not kinds <= _SCALARS:
         return all(_flat_enough(value, depth) for value in values)
     whole = [value for value in values if type(value) is int] if int in kinds else ()
-    return not whole or bool(-_WIDEST <= min(whole) and max(whole) <= _WIDEST)
+    return not whole or bool(min(whole) >= -_WIDEST and max(whole) <= _WIDEST)
 
 
 def _flat_enough(value: Any, depth: int = DEEPEST) -> bool:

@@ -188,8 +188,8 @@ class JournalReader:
         following = 0
         for name, start, lines in chunks:
             found = parsed[following : (following := following + len(lines))]
-            if whole and {record[4] for record in found} == {writer_of(name)}:  # type: ignore[index]  # none is a text
-                records += found  # type: ignore[arg-type]
+            if whole and {record[4] for record in found} == {writer_of(name)}:
+                records += found  # type: ignore[arg-type]  # no text is among them
             else:
                 self._sort_out(name, start, lines, found, records)
         chunks.clear()
