@@ -109,10 +109,12 @@ def publish(path: str | Path, *, replace: bool = True) -> Iterator[Path]:
         _sync_all(temporary)
         if not replace and os.path.lexists(target):
             raise FileExistsError(f"{path} exists")
-        if temporary.is_dir() and target.is_dir():
+        if not temporary.is_dir():
+            temporary.replace(target)
+        elif target.is_dir():
             _exchange(temporary, target)
         else:
-            temporary.replace(target)
+            temporary.rename(target)
         sync_folder(target.parent)
 
 

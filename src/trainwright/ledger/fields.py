@@ -339,8 +339,9 @@ class Shape:
                 if field.required:
                     return f"{field.name} is missing"
             elif not field.type.fits([value[field.name]]):
-                inner = f" ({field.type.why(value[field.name])})" if isinstance(field.type, Shape) else ""
-                return f"{field.name} is no {field.type.text}{inner}"
+                if isinstance(field.type, Shape):
+                    return f"{field.name}: {field.type.why(value[field.name])}"
+                return f"{field.name} is no {field.type.text}"
         return "it does not fit"
 
     def made(self, value: Mapping[str, Any]) -> dict[str, Any]:

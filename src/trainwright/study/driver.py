@@ -128,6 +128,7 @@ class Driver:
                 self.works.adopt(self.book.state.open)
                 while not self._out_of_time():
                     if self._step():
+                        self.progress.say_if(self.works.shortfall())
                         break
                     self.heart.check()
             except KeyboardInterrupt:

@@ -305,6 +305,7 @@ class Study(Simulating):
                 self._book.patience = Patience(member.give_up_seconds, shown.say)
             if (made_by := self._book.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
                 shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
+            shown.warn_of(self._book.ledger.dropped())
             if self._book.state.trials:
                 shown.resume(self._book.state)
                 shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")
