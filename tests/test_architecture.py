@@ -23,7 +23,18 @@ FLOORS = {
     "ui": 8,
     "cli": 9,  # a command above the page that it starts
 }
-BELOW_ALL = ("errors", "files", "highs", "kernels", "listening", "pareto", "randomness", "signals", "strict_json")
+BELOW_ALL = (
+    "errors",
+    "files",
+    "highs",
+    "kernels",
+    "listening",
+    "pareto",
+    "publishing",
+    "randomness",
+    "signals",
+    "strict_json",
+)
 WITHOUT_TORCH = [
     name for name, floor in FLOORS.items() if floor <= 2 and name not in {"profile", "checkpoint", "memory"}
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import InputError
+from trainwright.publishing import write_file
 
 __all__ = ["read_json", "read_text", "read_toml", "write_text"]
 
@@ -48,9 +49,9 @@ def read_toml(path: str | Path, what: str, *, allowed: str) -> dict[str, Any]:
 
 
 def write_text(path: str | Path, what: str, text: str, *, error: type[InputError] = InputError) -> None:
-    """Write a file; raise `error` where it cannot be: what the file is to be, its path, the reason."""
+    """Publish a file; raise `error` where it cannot be written: what the file is to be, its path, the reason."""
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_file(path, text)
     except OSError as failure:
         raise error(f"{what} {str(path)!r}: it cannot be written ({_of(failure)}); give another place") from None
 

@@ -7,7 +7,7 @@ import random
 import shutil
 import threading
 
-from trainwright.checkpoint.files import FileLayer
+from trainwright.publishing import FileLayer
 
 __all__ = ["FailingFiles", "Killed", "StallingFiles", "VolatileFiles", "flip_bit"]
 

@@ -27,9 +27,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Tier
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.formats.tensors import equal_bits
 from trainwright.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from trainwright.publishing import FileLayer
 
 LAYOUTS = ("ddp", "fsdp", "shard1", "replicate")
 QUIET = CheckpointConfig(writer="sync", interval=1_000_000, timeout_seconds=60.0)

@@ -8,10 +8,10 @@ import torch
 from faulty_files import FailingFiles, Killed, VolatileFiles
 
 from trainwright.checkpoint import CheckpointConfig, Manager
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.publish import found, publish, step_name, write_file
+from trainwright.checkpoint.publish import found, publish, step_name
 from trainwright.errors import CheckpointError, CheckpointSpaceError
+from trainwright.publishing import FileLayer, write_new
 
 SYNC = CheckpointConfig(writer="sync", on_error="raise")
 
@@ -79,9 +79,9 @@ def test_two_writers_of_one_step(tmp_path):
     layer = FileLayer()
 
     def write(folder):
-        write_file(layer, folder / "file", [memoryview(b"mine")])
+        write_new(layer, folder / "file", [memoryview(b"mine")])
         if not (tmp_path / step_name(5)).exists():  # another publishes while we write
-            publish(layer, tmp_path, 5, 0, lambda inner: (write_file(layer, inner / "file", []), Manifest(step=5))[1])
+            publish(layer, tmp_path, 5, 0, lambda inner: (write_new(layer, inner / "file", []), Manifest(step=5))[1])
         return Manifest(step=5)
 
     assert publish(layer, tmp_path, 5, 0, write).path.name == "step-000000000005.2"

@@ -13,10 +13,10 @@ import torch
 from faulty_files import flip_bit
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Manifest, Retention, Tier, verify
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.publish import Published
 from trainwright.checkpoint.tiers import copied, refuse_several_nodes
 from trainwright.errors import CheckpointConfigError, CheckpointCorruptError, CheckpointError, CheckpointSpaceError
+from trainwright.publishing import FileLayer
 
 
 class Layer(FileLayer):

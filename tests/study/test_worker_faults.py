@@ -20,9 +20,9 @@ import small_study
 from scripts import Forked, check_study, log_of, wait_until
 
 import trainwright as tw
-from trainwright.checkpoint.files import FileLayer
 from trainwright.errors import LedgerFull, LedgerTooNew, TrainwrightError
 from trainwright.ledger import DirectoryLedger, Record, Status, Writer, facts
+from trainwright.publishing import FileLayer
 
 sys.path.append(str(Path(__file__).parents[1] / "ledger"))  # where the tests of ledgers keep their servers
 from servers import Server

@@ -1,9 +1,6 @@
 """A checkpoint in another format: written tensor by tensor, read back and compared, then there by one rename."""
 
 import errno
-import os
-import secrets
-import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from trainwright.checkpoint.formats import Format, Stored, format_named
 from trainwright.checkpoint.formats.tensors import equal_bits
 from trainwright.checkpoint.sources import open_source
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointSpaceError
+from trainwright.publishing import publish
 
 __all__ = ["Conversion", "convert"]
 
@@ -48,23 +46,17 @@ def convert(
     target = Path(target)
     if target.exists():
         raise CheckpointFormatError(f"convert, target: got {target}, which exists; allowed: a path where nothing is")
-    temporary = target.with_name(f".{target.name}.tmp-{secrets.token_hex(4)}")
     with open_source(source, trust=trust) as opened:
         kept, lost = _kept(opened.stored, kind, allow_lossy=allow_lossy)
         try:
-            files = kind.write(temporary, kept, kept.metadata)
-            size = sum(file.stat().st_size for file in files)
-            _compare(kept, temporary, kind)
-            temporary.rename(target)
-            _sync_folder(target.parent)
+            with publish(target, replace=False) as temporary:
+                files = kind.write(temporary, kept, kept.metadata)
+                size = sum(file.stat().st_size for file in files)
+                _compare(kept, temporary, kind)
         except OSError as error:
-            _remove(temporary)
             reason = (error.strerror or str(error)).lower()
             mend = "free some" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "give another path"
             raise CheckpointSpaceError(f"convert, target: cannot write {target}: {reason}; {mend}") from error
-        except BaseException:
-            _remove(temporary)
-            raise
     return Conversion(
         source=str(source), target=str(target), format=kind.name, tensors=len(kept), bytes=size, lost=lost
     )
@@ -94,18 +86,3 @@ def _compare(stored: Stored, path: Path, kind: Format) -> None:
         raise CheckpointCorruptError(
             f"convert: {wrong or 'names or metadata'} in the {kind.name} file came out differently; nothing was kept"
         )
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

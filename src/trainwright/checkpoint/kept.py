@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trainwright.checkpoint.config import CheckpointConfig, Retention
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.owner import Owner
 from trainwright.checkpoint.publish import Published, set_aside
 from trainwright.checkpoint.retention import retain
+from trainwright.publishing import FileLayer
 
 __all__ = ["NO_ROOM", "Kept"]
 

@@ -13,7 +13,6 @@ from typing import Any, NoReturn, Self
 
 from trainwright.checkpoint.config import CheckpointConfig, Tier
 from trainwright.checkpoint.differences import Difference, Mode, settle
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
 from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
 from trainwright.checkpoint.kept import NO_ROOM, Kept
@@ -47,6 +46,7 @@ from trainwright.errors import (
     CheckpointSpaceError,
     CheckpointStateError,
 )
+from trainwright.publishing import FileLayer
 
 __all__ = ["Manager"]
 

@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import FileRecord, TensorRecord
 from trainwright.checkpoint.shards import Layout
 from trainwright.checkpoint.writer import write_data
 from trainwright.errors import CheckpointError
+from trainwright.publishing import FileLayer
 from trainwright.signals import ignore_launcher, signals_held
 
 __all__ = ["WriterProcess", "main"]

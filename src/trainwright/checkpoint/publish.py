@@ -12,14 +12,14 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import MANIFEST, Manifest
 from trainwright.errors import CheckpointError, CheckpointSpaceError
+from trainwright.publishing import FileLayer, write_new
 
 __all__ = [
     "Published",
@@ -29,7 +29,6 @@ __all__ = [
     "remove_leftovers",
     "set_aside",
     "step_name",
-    "write_file",
 ]
 
 _NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?\Z")
@@ -73,7 +72,7 @@ def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable
     try:
         layer.make_folder(temporary)
         manifest = write(temporary)
-        write_file(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.encoded())])
+        write_new(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.encoded())])
         layer.rename(temporary / f"{MANIFEST}.tmp", temporary / MANIFEST)
         layer.sync_folder(temporary)
         path = _renamed(layer, temporary, home / step_name(step))
@@ -82,17 +81,6 @@ def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable
         layer.remove(temporary)
         raise
     return Published(path=path, manifest=manifest)
-
-
-def write_file(layer: FileLayer, path: Path, pieces: Iterable[memoryview]) -> None:
-    """Write and sync a new file."""
-    handle = layer.create(path)
-    try:
-        for piece in pieces:
-            layer.write(handle, piece)
-        layer.sync(handle)
-    finally:
-        layer.close(handle)
 
 
 def refuse_unwritable(layer: FileLayer, home: Path) -> None:

@@ -20,7 +20,6 @@ import numpy as np
 from trainwright.checkpoint.agreement import Agreement
 from trainwright.checkpoint.differences import Difference
 from trainwright.checkpoint.digest import digest
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.merging import Report, merged, names_of_others, placed, tree_of_rank
 from trainwright.checkpoint.parts import Parts
@@ -31,6 +30,7 @@ from trainwright.checkpoint.shards import Layout, Place, layout_of
 from trainwright.checkpoint.state import Captured
 from trainwright.checkpoint.writer import Job, write_checkpoint, write_tree
 from trainwright.errors import CheckpointError
+from trainwright.publishing import FileLayer
 
 if TYPE_CHECKING:
     import torch

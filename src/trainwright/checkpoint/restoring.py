@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.differences import Difference
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.integrity import damages
 from trainwright.checkpoint.manifest import Manifest, TensorRecord
-from trainwright.checkpoint.publish import Published, found, set_aside, write_file
+from trainwright.checkpoint.publish import Published, found, set_aside
 from trainwright.checkpoint.shards import read_into
 from trainwright.checkpoint.writer import STATE
 from trainwright.errors import CheckpointCorruptError
+from trainwright.publishing import FileLayer, write_new
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
     temporary = home / f".{_START}.{secrets.token_hex(4)}"
     content = json.dumps({"lease": came_from[0], "serial": came_from[1]}).encode()
     try:
-        write_file(layer, temporary, [memoryview(content)])
+        write_new(layer, temporary, [memoryview(content)])
         layer.rename(temporary, home / _START)
     except OSError:  # no room: then more than the line may be seen, and nothing less
         temporary.unlink(missing_ok=True)

@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from trainwright.checkpoint.config import Tier
 from trainwright.checkpoint.digest import CHUNK_BYTES, cuts, digest, kind_of, read_at
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import FileRecord, Manifest
-from trainwright.checkpoint.publish import Published, publish, set_aside, write_file
+from trainwright.checkpoint.publish import Published, publish, set_aside
 from trainwright.checkpoint.restoring import homes
 from trainwright.checkpoint.retention import retain
 from trainwright.checkpoint.saving import SaveHandle
 from trainwright.errors import CheckpointConfigError, CheckpointCorruptError, CheckpointError, CheckpointSpaceError
+from trainwright.publishing import FileLayer, write_new
 
 __all__ = ["Tiers", "copied", "name_in_tiers", "refuse_several_nodes"]
 
@@ -261,7 +261,7 @@ def name_in_tiers(layer: FileLayer, folder: Path) -> str:
         return str(json.loads(path.read_bytes())["name"])
     temporary = folder / f"{_NAME}.{secrets.token_hex(4)}"
     name = secrets.token_hex(8)
-    write_file(layer, temporary, [memoryview(json.dumps({"name": name}).encode())])
+    write_new(layer, temporary, [memoryview(json.dumps({"name": name}).encode())])
     layer.rename(temporary, path)
     layer.sync_folder(folder)
     return name

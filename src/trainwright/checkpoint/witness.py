@@ -28,6 +28,7 @@ from trainwright.checkpoint.rng import capture_random, restore_random
 from trainwright.checkpoint.saving import SaveHandle
 from trainwright.checkpoint.state import capture
 from trainwright.errors import CheckpointStateError
+from trainwright.publishing import write_file
 
 __all__ = ["Plan", "main", "taking_part"]
 
@@ -58,7 +59,7 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Keep the plan as JSON."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        write_file(path, json.dumps(asdict(self)))
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.digest import cuts, digest
-from trainwright.checkpoint.files import FileLayer
 from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
-from trainwright.checkpoint.publish import Published, publish, write_file
+from trainwright.checkpoint.publish import Published, publish
 from trainwright.checkpoint.reshard import Share
 from trainwright.checkpoint.shards import Layout, write_shard
+from trainwright.publishing import FileLayer, write_new
 
 __all__ = ["STATE", "Job", "Written", "shard_name", "write_checkpoint", "write_data", "write_tree"]
 
@@ -76,6 +76,6 @@ def write_data(layer: FileLayer, folder: Path, layout: Layout, memory: memoryvie
 def write_tree(layer: FileLayer, folder: Path, tree: Mapping[str, Any]) -> FileRecord:
     """Write and sync the file of all that is no tensor; return its record. Raises `OSError`."""
     content = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
-    write_file(layer, folder / STATE, [memoryview(content)])
+    write_new(layer, folder / STATE, [memoryview(content)])
     chunks = tuple(digest(content[start:stop]) for start, stop in cuts(0, len(content)))
     return FileRecord(name=STATE, bytes=len(content), chunks=chunks)

@@ -37,9 +37,7 @@ def laptop() -> Cluster:
     found = _cluster(_figures())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
-        found.save(part)
-        part.replace(path)
+        found.save(path)
     except (OSError, InputError):  # no cache, then: it is measured again next time
         pass
     return found

@@ -8,9 +8,6 @@
 import hashlib
 import json
 import math
-import os
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +19,7 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.predictions import Output
 from trainwright.errors import EnsembleError
+from trainwright.publishing import FileLayer, make_folder, publish, write_new
 
 __all__ = [
     "MEMBER_FILE",
@@ -174,50 +172,24 @@ def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) ->
     Returns the folder and the BLAKE2b-128 of each file. A folder that already lies there may be what the ledger points
     to, so it stays and the new one gets the next free name: `name-2`, `name-3`.
     """
-    _make_lasting(parent)
-    scratch = parent / f".{name}.{uuid.uuid4().hex}"
-    scratch.mkdir()
-    try:
+    make_folder(parent)
+    target, copy = parent / name, 1
+    while target.exists():
+        copy += 1
+        target = parent / f"{name}-{copy}"
+    with publish(target, replace=False) as scratch:
+        scratch.mkdir()
         digests = {file: _write(scratch / file, content) for file, content in files.items()}
-        _sync(scratch)
-        target, copy = parent / name, 1
-        while target.exists():
-            copy += 1
-            target = parent / f"{name}-{copy}"
-        scratch.rename(target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    _sync(parent)
     return target, digests
 
 
 def _write(path: Path, content: Array | bytes) -> str:
     buffer = content if isinstance(content, bytes) else np.ascontiguousarray(content).reshape(-1).data
-    _make_lasting(path.parent)
-    with path.open("wb") as file:
-        file.write(buffer)
-        file.flush()
-        os.fsync(file.fileno())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_new(FileLayer(), path, [memoryview(buffer).cast("B")])
     digest = _digest()
     digest.update(buffer)
     return digest.hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _make_lasting(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_lasting(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync(folder.parent)
 
 
 def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: bool = False) -> Member:

@@ -6,7 +6,6 @@ and, over all the rest of itself, its own.
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from trainwright.ensemble.program import exported, refuse_unknown
 from trainwright.ensemble.weights import built
 from trainwright.errors import EnsembleError, ExportError
 from trainwright.files import read_json
+from trainwright.publishing import publish
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ def write_export(
 ) -> Path:
     """Write members and manifest into a new folder, which appears whole or not at all; returns it.
 
-    With `replace` it takes the place of an earlier export there; killed between the two, it leaves none.
+    With `replace` it takes the place of an earlier export there.
     """
     if directory.exists() and not (replace and (directory / MANIFEST_FILE).is_file()):
         what = "is no exported ensemble" if replace else "exists already"
@@ -64,14 +64,8 @@ def write_export(
     parent, name = directory.absolute().parent, directory.name
     if not replace:
         return write_folder(parent, name, files)[0]
-    next_one, earlier = f"{name}.next", parent / f".{name}.earlier"
-    for left in (earlier, parent / next_one, *parent.glob(f".{next_one}.*")):  # by a call that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    written, _ = write_folder(parent, next_one, files)
-    if directory.exists():
-        directory.rename(earlier)
-    written.rename(directory)
-    shutil.rmtree(earlier, ignore_errors=True)
+    with publish(directory) as temporary:
+        write_folder(parent, temporary.name, files)
     return directory
 
 

@@ -56,7 +56,8 @@ def joined(writer: Writer, *, session: int) -> Record:
 
 def left(also: Sequence[str] = ()) -> Record:
     """Return the record by which a writer says that it appends no more, nor as any of those that it was before."""
-    return _record("left", **({"also": also} if also else {}))
+    fields: dict[str, Any] = {"also": also} if also else {}
+    return _record("left", **fields)
 
 
 def proposed(

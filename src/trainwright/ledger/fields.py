@@ -339,8 +339,9 @@ class Shape:
                 if field.required:
                     return f"{field.name} is missing"
             elif not field.type.fits([value[field.name]]):
-                inner = f" ({field.type.why(value[field.name])})" if isinstance(field.type, Shape) else ""
-                return f"{field.name} is no {field.type.text}{inner}"
+                if isinstance(field.type, Shape):
+                    return f"{field.name}: {field.type.why(value[field.name])}"
+                return f"{field.name} is no {field.type.text}"
         return "it does not fit"
 
     def made(self, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,7 +369,7 @@ def _all_flat_enough(values: Sequence[Any], depth: int = DEEPEST) -> bool:
     if not kinds <= _SCALARS:
         return all(_flat_enough(value, depth) for value in values)
     whole = [value for value in values if type(value) is int] if int in kinds else ()
-    return not whole or bool(-_WIDEST <= min(whole) and max(whole) <= _WIDEST)
+    return not whole or bool(min(whole) >= -_WIDEST and max(whole) <= _WIDEST)
 
 
 def _flat_enough(value: Any, depth: int = DEEPEST) -> bool:

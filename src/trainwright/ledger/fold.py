@@ -305,15 +305,12 @@ def _reported(trial: TrialState, record: Record) -> None:
     before = trial.reports.get(epoch)
     if before is None or lease > before.lease:
         trial.reports[epoch] = _report((epoch, body["step"], _metrics(body["metrics"]), seconds, lease, at))
-        if epoch > trial.epoch:
-            trial.epoch = epoch
+        trial.epoch = max(trial.epoch, epoch)
     held = trial.leases.get(lease) or _lease(trial, record)
     if not held.writer:  # its `started` may be damaged
         held.writer = writer
-    if seconds > held.seconds:
-        held.seconds = seconds
-    if epoch > held.epoch:
-        held.epoch = epoch
+    held.seconds = max(held.seconds, seconds)
+    held.epoch = max(held.epoch, epoch)
 
 
 def _checkpointed(trial: TrialState, record: Record) -> None:
@@ -347,8 +344,7 @@ def _ended(trial: TrialState, record: Record) -> None:
     order = (_RANKS.get(reason, 0), writer, seq)
     if lease.end is None or order < lease.end.order:
         lease.end = _end((kind, reason, values, failure, seconds, at, order))
-    if seconds > lease.seconds:
-        lease.seconds = seconds
+    lease.seconds = max(lease.seconds, seconds)
     lease.why = max(lease.why, body.get("why", ""))
 
 

@@ -16,8 +16,9 @@ from typing import Literal
 
 from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
+from trainwright.publishing import sync_folder
 
-__all__ = ["END", "Fsync", "JournalRemoved", "JournalWriter", "failed", "predecessor", "sync_directory", "writer_of"]
+__all__ = ["END", "Fsync", "JournalRemoved", "JournalWriter", "failed", "predecessor", "writer_of"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
@@ -72,7 +73,7 @@ class JournalWriter:
             if self._file is None:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
                 if self._fsync != "never":
-                    sync_directory(self._folder)
+                    sync_folder(self._folder)
             written = os.write(self._file, data)
             if written != len(data):
                 raise OSError(errno.ENOSPC, "no space left on device")  # what a short write on a regular file means
@@ -137,15 +138,6 @@ def predecessor(name: str) -> str | None:
 def writer_of(name: str) -> str:
     """Return whose journal `name` is."""
     return name.removesuffix(".jsonl").partition("~")[0]
-
-
-def sync_directory(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def failed(what: str, where: Path, error: OSError) -> LedgerError:

@@ -1,11 +1,11 @@
 """Ledgers by what a person writes: a study's directory, or the URL of a study in a Redis server."""
 
-import os
 from pathlib import Path
 
 from trainwright.errors import StudyError
 from trainwright.ledger.directory import DirectoryLedger
 from trainwright.ledger.redis import RedisLedger
+from trainwright.publishing import make_folder, write_file
 
 __all__ = ["is_url", "open_ledger"]
 
@@ -55,10 +55,5 @@ def _noted(folder: Path) -> str | None:
 
 def _note(folder: Path, url: str) -> None:
     """Write where the ledger is, for this user's eyes only: the URL may hold a password."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"url.{os.getpid()}"
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(f"{url}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / "url")
+    make_folder(folder)
+    write_file(folder / "url", f"{url}\n", mode=0o600)

@@ -5,7 +5,10 @@ from typing import Any, NamedTuple, Protocol
 
 from trainwright.ledger.record import Record
 
-__all__ = ["Cursor", "Dropped", "Ledger"]
+__all__ = ["TORN", "Cursor", "Dropped", "Ledger"]
+
+TORN = "its end is missing"
+"""Why the last line of a killed writer's journal is left out."""
 
 Cursor = Any
 """Where a reader stands: opaque to everybody but the ledger that gave it; None is the beginning."""
@@ -18,6 +21,11 @@ class Dropped(NamedTuple):
     offset: int
     size: int
     why: str
+
+    @property
+    def torn(self) -> bool:
+        """Whether it is the unfinished end of a journal, as a killed writer leaves it: nothing acknowledged."""
+        return self.why == TORN
 
     def __str__(self) -> str:
         return f"{self.path}: {self.size} bytes at {self.offset} dropped ({self.why})"

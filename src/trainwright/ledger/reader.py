@@ -16,7 +16,7 @@ from stat import S_ISREG
 
 from trainwright.errors import LedgerError
 from trainwright.ledger.journal import END, predecessor, writer_of
-from trainwright.ledger.protocol import Dropped
+from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
 from trainwright.ledger.snapshots import DAY_SECONDS, Place, Snapshots, is_snapshot
 from trainwright.ledger.writers import Writer
@@ -188,8 +188,8 @@ class JournalReader:
         following = 0
         for name, start, lines in chunks:
             found = parsed[following : (following := following + len(lines))]
-            if whole and {record[4] for record in found} == {writer_of(name)}:  # type: ignore[index]  # none is a text
-                records += found  # type: ignore[arg-type]
+            if whole and {record[4] for record in found} == {writer_of(name)}:
+                records += found  # type: ignore[arg-type]  # no text is among them
             else:
                 self._sort_out(name, start, lines, found, records)
         chunks.clear()
@@ -227,7 +227,7 @@ class JournalReader:
                 journal.torn = _WHOLE
                 lines = data[: whole - 1].split(b"\n")
                 start, place = place, place + whole
-                if data.endswith(END, 0, whole) and place == journal.size:
+                if place == journal.size and lines[-1] == END[:-1]:
                     lines.pop()
                     place, journal.ended = _DONE, True
                 after[name] = place
@@ -331,7 +331,7 @@ class JournalReader:
             found += journal.bad.values()
             place, size, hole = journal.torn
             if size > place and size == journal.size and not is_snapshot(name):
-                why = "zeros, until it is sure that nothing comes in their place" if hole else "its end is missing"
+                why = "zeros, until it is sure that nothing comes in their place" if hole else TORN
                 found.append(Dropped(name, place, size - place, why))
         return found
 

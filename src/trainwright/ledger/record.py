@@ -2,11 +2,10 @@
 
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from struct import error as StructError
-from struct import unpack
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -69,8 +68,8 @@ class Record(NamedTuple):
         data = text.encode()
         if len(data) > LONGEST - 10:
             raise LedgerError(
-                f"a record {self.kind!r} of {len(data):,} bytes is too long; allowed: {LONGEST:,}; keep large values in "
-                "files"
+                f"a record {self.kind!r} of {len(data):,} bytes is too long; allowed: {LONGEST:,}; keep large values "
+                "in files"
             )
         return b"%08x %b\n" % (crc32(data), data)
 
@@ -83,8 +82,8 @@ class Record(NamedTuple):
         texts = [line[9:] for line in lines]
         sums = [line[:8] for line in lines]
         try:  # all at once: a fifth of the time
-            whole = unpack(f">{len(lines)}I", bytes.fromhex(b"".join(sums).decode())) == (*map(crc32, texts),)
-        except (ValueError, StructError):  # something that is no number in the place of a checksum
+            whole = struct.unpack(f">{len(lines)}I", bytes.fromhex(b"".join(sums).decode())) == (*map(crc32, texts),)
+        except (ValueError, struct.error):  # something that is no number in the place of a checksum
             whole = False
         if whole:
             return _parsed(texts)
@@ -111,7 +110,7 @@ _made = partial(tuple.__new__, Record)  # as `Record._make`, without its call of
 def _records(contents: Sequence[Any]) -> "list[Record | str]":
     """Return the records that JSON values stand for; for a value that stands for none, why not."""
     try:
-        records: list[Record | str] = [*map(_made, map(_fields, contents))]
+        records: list[Record] = [*map(_made, map(_fields, contents))]
     except (KeyError, TypeError):  # sound JSON, but no record: nothing that we wrote
         return [one for content in contents for one in (_records([content]) if len(contents) > 1 else [_lack(content)])]
     newest = max([record.v for record in records if type(record.v) is int], default=FORMAT)
@@ -119,9 +118,8 @@ def _records(contents: Sequence[Any]) -> "list[Record | str]":
         raise LedgerTooNew(
             f"the ledger holds records of format {newest}; this version reads up to {FORMAT}; upgrade trainwright"
         )
-    for place, why in misfits(records).items():
-        records[place] = why
-    return records
+    wrong = misfits(records)
+    return [wrong.get(place, record) for place, record in enumerate(records)] if wrong else [*records]
 
 
 def _lack(content: Any) -> str:

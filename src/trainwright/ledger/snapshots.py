@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainwright.errors import LedgerError, LedgerTooNew
-from trainwright.ledger.journal import END, sync_directory, writer_of
+from trainwright.ledger.journal import END, writer_of
 from trainwright.ledger.protocol import Dropped
 from trainwright.ledger.record import FORMAT
+from trainwright.publishing import sync_folder
 
 __all__ = ["DAY_SECONDS", "Packer", "Place", "Snapshots", "is_snapshot"]
 
@@ -176,7 +177,7 @@ class Packer:
             if moved:
                 os.fsync(handle)
                 temporary.rename(folder / name)
-                sync_directory(folder)
+                sync_folder(folder)
             return moved
         finally:
             os.close(handle)

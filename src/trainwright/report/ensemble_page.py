@@ -11,7 +11,7 @@ from trainwright.report.figures.disagreement import disagreement_figure
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.reliability import reliability_figure
-from trainwright.report.files import replacing
+from trainwright.report.files import write
 from trainwright.report.page import figure_html, page_html
 from trainwright.report.tables import pick
 from trainwright.report.words import escape
@@ -50,8 +50,7 @@ def write_ensemble_page(front: Front, ensemble: Ensemble, report: Report, path: 
         figures=[figure for figures in drawn.values() for figure in figures],
         footer="",
     )
-    with replacing(where) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write(where, page)
     return where
 
 

@@ -1,13 +1,13 @@
 """Where a report or an export goes: refused in one sentence, or replaced as a whole."""
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from trainwright.errors import InputError
+from trainwright.publishing import publish, write_file
 
-__all__ = ["folder", "replacing", "target"]
+__all__ = ["folder", "replacing", "target", "write"]
 
 
 def target(directory: str | Path, file: str | Path, endings: tuple[str, ...] = ()) -> Path:
@@ -31,15 +31,23 @@ def target(directory: str | Path, file: str | Path, endings: tuple[str, ...] = (
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that takes its place at the end; after an error nothing is left of it."""
-    temporary = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
-    try:
+    """Give a temporary path that takes the place of `path` at the end; raises `InputError` where it cannot be."""
+    with _told(path), publish(path) as temporary:
         yield temporary
-        temporary.replace(path)
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file as a whole, in place of what is there; raises `InputError` where it cannot be."""
+    with _told(path):
+        write_file(path, content)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def folder(directory: str | Path, path: str | Path) -> Path:

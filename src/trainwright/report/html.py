@@ -20,7 +20,7 @@ from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.trade_off import trade_offs
 from trainwright.report.figures.utilisation import utilisation
-from trainwright.report.files import replacing, target
+from trainwright.report.files import target, write
 from trainwright.report.header import footer_html, header_html
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
@@ -50,8 +50,7 @@ def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
         study_id=ledger.study_id,
         words=under_way(ledger, state),
     )
-    with replacing(where) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write(where, text)
     return where
 
 

@@ -16,7 +16,7 @@ from trainwright.errors import InputError
 from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
 from trainwright.report.endings import Endings
-from trainwright.report.files import replacing, target
+from trainwright.report.files import target, write
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
 
 __all__ = ["OptunaJournal", "export_optuna_journal"]
@@ -55,8 +55,7 @@ class OptunaJournal:
         _refuse_foreign(self.path)
         self._parameters = _parameters(self.endings.state)
         lines = [*self._head(self.endings.name), *map(self._trial, self.endings.news())]
-        with replacing(self.path) as temporary:
-            temporary.write_text("".join(lines), encoding="utf-8")
+        write(self.path, "".join(lines))
 
     def update(self) -> int:
         """Append the trials that have ended since the last call, in the order of their numbers; returns how many."""

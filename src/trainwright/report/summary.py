@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.errors import StudyError
 from trainwright.ledger import State, open_ledger, state_of
-from trainwright.report.files import replacing
+from trainwright.report.files import write
 from trainwright.study.results import Results
 
 __all__ = ["write_summary"]
@@ -31,8 +31,7 @@ def write_summary(directory: str | Path, *, also: Mapping[str, Any] | None = Non
         **_outcome(state),
         **(also or {}),
     }
-    with replacing(folder / "summary.json") as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write(folder / "summary.json", json.dumps(content, indent=2) + "\n")
     return content
 
 

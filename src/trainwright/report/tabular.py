@@ -1,6 +1,7 @@
 """The trials of a study as CSV or Parquet: one row each, with the columns of `trainwright.ledger.rows`."""
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from trainwright.errors import MissingExtra
 from trainwright.ledger import State, open_ledger, state_of
 from trainwright.ledger.rows import columns, rows
-from trainwright.report.files import replacing, target
+from trainwright.report.files import replacing, target, write
 
 __all__ = ["export_csv", "export_parquet", "read_state"]
 
@@ -25,10 +26,11 @@ def export_csv(directory: str | Path, file: str | Path) -> Path:
     """
     path = target(directory, file, (".csv",))
     state = read_state(directory)
-    with replacing(path) as temporary, temporary.open("x", encoding="utf-8", newline="") as out:
-        writer = csv.writer(out)
-        writer.writerow(columns(state))
-        writer.writerows([[_cell(value) for value in row.values()] for row in rows(state)])
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerow(columns(state))
+    writer.writerows([[_cell(value) for value in row.values()] for row in rows(state)])
+    write(path, out.getvalue())
     return path
 
 

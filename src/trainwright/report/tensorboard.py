@@ -14,6 +14,7 @@ from typing import Any
 from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
+from trainwright.publishing import write_file
 from trainwright.report.endings import Endings
 from trainwright.report.files import folder
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
@@ -77,9 +78,8 @@ class TensorBoardLog:
                 raise InputError(
                     f"cannot write to {run}: it holds {others[0]}, which is not of this study; choose another folder"
                 )
-            # No temporary file: TensorBoard would read it if it runs.
             if not path.exists() or path.read_bytes() != content.getvalue():
-                path.write_bytes(content.getvalue())
+                write_file(path, content.getvalue())
         except OSError as error:
             raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
 

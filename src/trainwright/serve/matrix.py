@@ -11,6 +11,7 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.entry import PROGRAM_FILE, WEIGHTS_FILE
 from trainwright.errors import AllocationError
 from trainwright.files import read_json
+from trainwright.publishing import write_file
 from trainwright.serve.devices import Device, parse_devices
 from trainwright.serve.memory import MemoryModel
 from trainwright.serve.placement import Matrix
@@ -163,10 +164,8 @@ class Plan:
     def save(self, path: str | Path) -> Path:
         """Write the plan to a JSON file, in place of what is there; returns it."""
         target = Path(path)
-        part = target.with_name(f".{target.name}.part")
         try:
-            part.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            part.replace(target)
+            write_file(target, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
         except OSError as error:
             raise AllocationError(
                 f"{path}: the plan cannot be written ({error.strerror}); give another path"

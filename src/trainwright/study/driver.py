@@ -136,6 +136,7 @@ class Driver:
             self.works.adopt(self.book.state.open)
             while not (why := self.leaving.due()):
                 if self._step():
+                    self.progress.say_if(self.works.shortfall())
                     return
                 self.heart.check()
         except KeyboardInterrupt:  # a further signal, or a handler of the program's own

@@ -2,9 +2,11 @@
 
 import sys
 import time
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self, TextIO
 
-from trainwright.ledger import Objective, State, Status, TrialState, keeps
+from trainwright.ledger import Dropped, Objective, State, Status, TrialState, keeps
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -54,10 +56,26 @@ class Progress:
         elif self._shown:
             print(text, file=self._stream, flush=True)
 
+    def say_if(self, text: str | None) -> None:
+        """Print a line, if there is one to print."""
+        if text is not None:
+            self.say(text)
+
     def resume(self, state: State) -> None:
         """Take the best of earlier runs for the best so far."""
         for trial in state.trials.values():
             self._note_best(state, trial)
+
+    def warn_of(self, dropped: Sequence[Dropped]) -> None:
+        """Warn that records are damaged, so that work may be missing that was finished; torn ends are none."""
+        damaged = [each for each in dropped if not each.torn]
+        if damaged:
+            more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            warnings.warn(
+                f"the ledger cannot be read as a whole: {damaged[0]}{more}; "
+                "a trial whose end was there is trained again",
+                stacklevel=4,
+            )
 
     def tick(self, state: State, running: int) -> None:
         """Bring the live line up to date."""

@@ -6,14 +6,13 @@ said. A stage is unchanged while all of them are the same; one that was killed h
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import StudyError
+from trainwright.publishing import write_file
 from trainwright.strict_json import plain
 
 __all__ = ["FOLDER", "StageRecord", "Stages", "digest_of"]
@@ -68,18 +67,11 @@ class Stages:
             content=plain(content),
         )
         path = self.directory / FOLDER / f"{name}.json"
-        part = path.with_name(f".{name}.{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("w", encoding="utf-8") as file:
-                json.dump(asdict(record), file, indent=1, allow_nan=False, default=str)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
+            write_file(path, json.dumps(asdict(record), indent=1, allow_nan=False, default=str))
         except OSError as error:
             raise StudyError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
-        finally:
-            part.unlink(missing_ok=True)
         return record
 
 

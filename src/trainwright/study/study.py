@@ -240,11 +240,11 @@ class Study(Simulating):
         `device_seconds` (wall seconds times devices, over the whole life) likewise; so do SIGTERM, SIGINT, SIGUSR1 and
         SIGUSR2, with KeyboardInterrupt, where the program does not handle them itself. What runs then has
         `grace_seconds` to end its epoch (the last ones of the `wall_seconds`), is paused, and goes on from its
-        checkpoint in the next call. A second signal ends it at once. With `stop_when`, such as `tw.ExpectedGain(0.001)`,
-        no new trial starts once none is worth it. Without `trials` the other budgets or the space's last configuration
-        end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after 10 without one success; in
-        a team that runs more trials than that at once, after as many as it runs. Two failures of one type, file and
-        line without one success are enough, unless `max_failures` is given.
+        checkpoint in the next call. A second signal ends it at once. With `stop_when`, such as
+        `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
+        space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
+        10 without one success; in a team that runs more trials than that at once, after as many as it runs. Two
+        failures of one type, file and line without one success are enough, unless `max_failures` is given.
         """
         script_boundary()
         budget = Budget(
@@ -325,6 +325,7 @@ class Study(Simulating):
                 self._book.patience = Patience(member.give_up_seconds, shown.say)
             if (made_by := self._book.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
                 shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
+            shown.warn_of(self._book.ledger.dropped())
             if self._book.state.trials:
                 shown.resume(self._book.state)
                 shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")

@@ -137,6 +137,24 @@ class Works:
         expected = self._book.state.results + len(self._running) + self.granted
         return self._budget.trials is not None and expected >= self._budget.trials
 
+    def shortfall(self) -> str | None:
+        """Return why a run that is done ends with fewer results than its budget, or None if it has them."""
+        trials, state = self._budget.trials, self._book.state
+        if trials is None or state.results >= trials:
+            return None
+        reasons = []
+        if self._proposals.exhausted:
+            reasons.append("nothing new is proposed any more")
+        if held := [number for number in state.open if not state.trials[number].at_rung]:
+            reasons.append(f"{len(held)} trials wait, or are held by others")
+        missing = sum(number not in state.trials for number in range(self.allowed() or 0))
+        if missing and not self._proposals.exhausted:
+            reasons.append(f"{missing} numbers of trials are claimed of which nothing was read")
+        if damaged := sum(not each.torn for each in self._book.ledger.dropped()):
+            reasons.append(f"{damaged} places of the ledger are damaged")
+        why = "; ".join(reasons) or "the rule starts no more"
+        return f"the run ends with {state.results} of {trials} results: {why}"
+
     def allowed(self) -> int | None:
         """Return how many numbers the budget allows, None if any."""
         trials = self._budget.trials

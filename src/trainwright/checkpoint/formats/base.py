@@ -1,7 +1,6 @@
 """The part of a format that does not depend on its bytes: reading through `open`, refusals, syncing."""
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trainwright.checkpoint.formats.protocol import Capabilities, Slices, Stored, TensorInfo
 from trainwright.checkpoint.formats.tensors import infos_of
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointNotFoundError, TrainwrightError
+from trainwright.publishing import publish
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +50,10 @@ class BaseFormat(ABC):
         """Write and fsync a checkpoint at a path where nothing is; return its files."""
         if path.exists():
             raise CheckpointFormatError(f"write: got {path}, which exists; allowed: a path where nothing is")
-        files = self._write(path, tensors, infos_of(tensors, self.capabilities, self.name), metadata or {})
-        for file in [*files, path.parent]:
-            _sync(file)
-        return files
+        infos = infos_of(tensors, self.capabilities, self.name)
+        with publish(path, replace=False) as temporary:
+            files = [file.relative_to(temporary) for file in self._write(temporary, tensors, infos, metadata or {})]
+        return [path / file for file in files]
 
     @contextmanager
     def open(self, path: Path) -> Iterator[Stored]:
@@ -147,11 +147,3 @@ def read_document(content: bytes) -> tuple[dict[str, TensorInfo], dict[str, str]
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -50,7 +50,8 @@ class TorchZip(BaseFormat):
             state[escape(name)] = plain(tensors[name]) if info.tied is None else state[escape(info.tied)]
         if metadata:
             state[_METADATA] = dict(metadata)
-        torch.save(state, path)
+        with path.open("xb") as file:  # given a path, torch would write the file's name into it
+            torch.save(state, file)
         return [path]
 
     @contextmanager

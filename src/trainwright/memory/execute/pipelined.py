@@ -28,6 +28,7 @@ from trainwright.memory.persistent import lowest_plan, solve_persistent
 from trainwright.memory.pipelines.memory import PATTERNS, in_flight, input_bytes, weight_bytes
 from trainwright.memory.pipelines.planning import PipelinePlan
 from trainwright.memory.simulate import simulate
+from trainwright.publishing import write_file
 
 __all__ = ["part_operations", "scheduled", "staged"]
 
@@ -82,7 +83,7 @@ def scheduled(
     made = _PipelineScheduleRuntime(own, n_microbatches=plan.microbatches, loss_fn=loss)
     with TemporaryDirectory() as folder:
         order = Path(folder) / "order.csv"
-        order.write_text(plan.to_csv(), encoding="utf-8")
+        write_file(order, plan.to_csv())
         made._load_csv(str(order))  # noqa: SLF001  torch has no public loader; the test of two ranks pins it
     return made
 
