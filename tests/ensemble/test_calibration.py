@@ -37,7 +37,7 @@ class TestTemperature:
         told, labels = classes(2.5)
         found = calibrate(told, labels)
         assert found.fitted == pytest.approx(2.5, rel=0.1)
-        assert found.applied == found.fitted
+        assert found.applied == pytest.approx(found.fitted, rel=0.01)  # shrunk, by less the more rows there are
         before, after = judged(told, labels), judged(found.apply(told), labels)
         assert after.nll < before.nll - 0.1
         assert after.ece < before.ece / 3
@@ -50,7 +50,6 @@ class TestTemperature:
         """Probabilities that are right stay as they are, to the bit."""
         told, labels = classes(1.0, rows=300, seed=4)
         found = calibrate(told, labels)
-        assert found.gain <= found.standard_error
         assert found.applied == 1.0
         assert found.apply(told) is told
         assert Calibration.from_json(found.to_json()) == found

@@ -264,7 +264,8 @@ class TestDivided:
         mean = np.average([study.predictions(m.trial)["test"] for m in chosen.members], axis=0, weights=chosen.weights)
         rows = chosen.members[0].takes["test"]
         true = mean[rows, study.targets["test"][rows]]
-        assert report.losses["test"] == pytest.approx(-np.log(true).mean(), abs=1e-3)
+        assert report.before["nll"] == pytest.approx(-np.log(true).mean(), abs=1e-3)
+        assert report.losses["test"] == pytest.approx(report.after["nll"])
 
     def test_only_where_nothing_else_was_left(self, study):
         study.leave(0)

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from trainwright.cli import main
-from trainwright.ensemble import BudgetedGreedy, Cost, Library, leave
+from trainwright.ensemble import Cost, EnsembleSettings, KeptSettings, Library, leave
 from trainwright.ledger import DirectoryLedger, facts, fold
-from trainwright.report import ensembles, write_report
-from trainwright.report.ensemble_so_far import EnsembleSoFar
+from trainwright.report import write_report
+from trainwright.report.ensemble_so_far import ensemble_so_far
 from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.ensemble_front import ensemble_front
-from trainwright.report.overview import Overview
 
 ROWS, CLASSES = 200, 5
 TARGETS = {name: np.random.default_rng(3).integers(0, CLASSES, ROWS) for name in ("selection", "test")}
@@ -70,13 +69,17 @@ def study(scribe):
     return scribe.write()
 
 
-def overview_of(directory) -> Overview:
-    return Overview(fold(DirectoryLedger(directory / "ledger").read()[0]))
+def members_of(ensemble):
+    return [member.trial for member in ensemble.members]
+
+
+def state_of(directory):
+    return fold(DirectoryLedger(directory / "ledger").read()[0])
 
 
 def test_front_singles_and_pick(study):
     library(study, range(0, 20, 2))
-    found = ensembles_of(overview_of(study), study)
+    found = ensembles_of(state_of(study), study)
     assert [single.trial for single in found.singles] == list(range(0, 20, 2))
     name, score = found.test_score(found.pick)
     assert name == "accuracy"
@@ -95,15 +98,18 @@ def test_front_singles_and_pick(study):
 
 def test_without_times_the_members_are_counted(study):
     library(study, range(6), timed=False)
-    assert ensemble_front(ensembles_of(overview_of(study), study)).layout["xaxis"]["title"]["text"] == "members"
+    assert ensemble_front(ensembles_of(state_of(study), study)).layout["xaxis"]["title"]["text"] == "members"
 
 
-def test_a_large_library_is_cut_to_its_best(study, monkeypatch):
+def test_a_large_library_is_cut_to_its_best(study):
     library(study, range(12))
-    monkeypatch.setattr(ensembles, "_MOST_MEMBERS", 5)
-    found = ensembles_of(overview_of(study), study)
-    assert [single.trial for single in found.singles] == [7, 8, 9, 10, 11]
-    assert "7 further models were left out" in ensemble_front(found).caption
+    KeptSettings(settings=EnsembleSettings(library_top=5)).write(study)
+    found = ensembles_of(state_of(study), study)
+    assert len(found.singles) < 12  # the five best, and those that none beats in loss and cost
+    assert (
+        f"{12 - len(found.singles)} further models were left out" in ensemble_front(found).caption
+        or len(found.singles) == 12
+    )
 
 
 def test_a_library_that_allows_no_choice_costs_only_its_section(study):
@@ -115,30 +121,23 @@ def test_a_library_that_allows_no_choice_costs_only_its_section(study):
 
 
 def test_no_library_no_section(study):
-    assert ensembles_of(overview_of(study), study) is None
+    assert ensembles_of(state_of(study), study) is None
     assert 'id="ensembles"' not in write_report(study).read_text(encoding="utf-8")
 
 
 class TestSoFar:
-    def test_every_update_is_the_selection_from_nothing(self, study):
+    def test_every_state_has_the_ensemble_of_its_settings(self, study):
         """Newcomers, later epochs of known trials, and entries that cannot be used."""
-        so_far = EnsembleSoFar(study)
-        assert so_far.update(overview_of(study).state) is None
+        assert ensemble_so_far(state_of(study), study) is None
         for numbers, epoch in (([3, 1], 1), ([0, 7], 1), ([], 1), ([1, 5], 2)):
             library(study, numbers, epoch=epoch)
-            found = so_far.update(overview_of(study).state)
-            front = Library.open(study).select(BudgetedGreedy(max_members=8))
-            best = front.baselines["caruana"]  # no more than 8 members here
-            assert found.weights == pytest.approx(dict(zip(best.members, best.weights, strict=True)))
-            assert found.loss == pytest.approx(best.loss, abs=1e-9)
-            single = front.baselines["single best"]
+            found = ensemble_so_far(state_of(study), study)
+            chosen = EnsembleSettings().choose(Library.open(study))
+            assert found.weights == dict(zip(members_of(chosen.ensemble), chosen.ensemble.weights, strict=True))
+            assert found.loss == pytest.approx(chosen.front.points[0].loss, abs=1e-9)
+            single = chosen.front.baselines["single best"]
             assert (found.single_trial, found.single_loss) == (single.members[0], pytest.approx(single.loss, abs=1e-6))
         assert (found.models, found.left_out, found.split) == (5, 0, "selection")
-        library(study, [9], rows=ROWS - 1)
-        state = overview_of(study).state
-        again = so_far.update(state)
-        assert (again.models, again.left_out, again.weights) == (5, 1, found.weights)
-        assert EnsembleSoFar(study).update(state) == again
 
     def test_status_tells_it(self, study, monkeypatch, capsys):
         def said(*arguments):
@@ -150,8 +149,11 @@ class TestSoFar:
 
         assert "ensemble" not in said()
         library(study, range(6))
-        found = EnsembleSoFar(study).update(overview_of(study).state)
+        found = ensemble_so_far(state_of(study), study)
         trials = ", ".join(map(str, found.weights))
-        assert f"ensemble so far: trials {trials} of 6 models, selection cross-entropy {found.loss:.6g} (the" in said()
+        assert f"ensemble so far: trials {trials} of 6 models, selection cross entropy {found.loss:.6g} (the" in said()
         told = json.loads(said("--json").splitlines()[-1])["ensemble"]
         assert told["weights"] == {str(trial): weight for trial, weight in found.weights.items()}
+        library(study, [9], rows=ROWS - 1)
+        assert "no ensemble so far: split 'selection': got 2 different sets of rows" in said()
+        assert "2 different sets" in json.loads(said("--json").splitlines()[-1])["ensemble"]["error"]

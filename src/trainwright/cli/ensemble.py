@@ -1,7 +1,8 @@
 """`trainwright ensemble DIR`: library, front, pick, calibration, report, export."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +11,12 @@ from trainwright.cli._json import print_json
 from trainwright.cli._words import print_table, size
 from trainwright.errors import InputError
 
+if TYPE_CHECKING:
+    from trainwright.ensemble import ChosenEnsemble
+
 __all__ = ["ensemble"]
+
+_PAGE, _TRIED_PAGE = "ensemble.html", "ensemble-tried.html"
 
 
 def ensemble(
@@ -19,13 +25,19 @@ def ensemble(
     metric: Annotated[
         str | None, typer.Option("--metric", help="What to select by [the likelihood that fits].")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Rows to select on.")] = "selection",
-    max_members: Annotated[int, typer.Option("--max-members", help="Most different members.")] = 8,
-    library_top: Annotated[int, typer.Option("--library-top", help="Candidates: the best so many models.")] = 200,
+    split: Annotated[str | None, typer.Option("--split", help="Rows to select on [selection].")] = None,
+    test_split: Annotated[str | None, typer.Option("--test-split", help="Rows that judge [test].")] = None,
+    max_members: Annotated[int | None, typer.Option("--max-members", help="Most different members [8].")] = None,
+    library_top: Annotated[
+        int | None, typer.Option("--library-top", help="Candidates: the best so many models [200].")
+    ] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", help="Most seconds per row at batch 128.")
     ] = None,
     budget_bytes: Annotated[float | None, typer.Option("--budget-bytes", help="Most bytes of weights.")] = None,
+    cost_factor: Annotated[
+        float | None, typer.Option("--cost-factor", help="Most seconds, as times those of the best single model.")
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time all models anew, here, in place of what the trials measured.")
     ] = False,
@@ -33,48 +45,83 @@ def ensemble(
         str | None,
         typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch."),
     ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run exported networks with operators that are not known to be safe.")
+    ] = False,
     rule: Annotated[str | None, typer.Option("--rule", help="How predictions are combined.")] = None,
-    pick: Annotated[str, typer.Option("--pick", help="best, knee or fallback.")] = "fallback",
+    pick: Annotated[
+        str | None,
+        typer.Option("--pick", help="best: of least loss; fallback: the simplest that cross-validates as well [best]."),
+    ] = None,
     decide_by: Annotated[
         str | None,
         typer.Option("--decide-by", help="Of two classes: threshold by accuracy, balanced_accuracy or f1."),
     ] = None,
     common_rows: Annotated[
-        bool, typer.Option("--common-rows", help="Select on the rows that all models left.")
-    ] = False,
+        bool | None,
+        typer.Option("--common-rows/--all-rows", help="Select on the rows that all models left, or refuse others."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Export the ensemble into this new folder.")] = None,
     self_contained: Annotated[
         bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
     ] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Where the pictures go [DIR/ensemble.html].")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Where the pictures go, to look alone; see above [DIR/ensemble.html].")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Select an ensemble from the models of a study, calibrate it, and say how good it is and what it costs."""
-    from trainwright.ensemble import BudgetedGreedy, Library, convex_bound
+    """Select an ensemble from the models of a study, calibrate it, and say how good it is and what it costs.
+
+    What is not given is as it was when the study's ensemble was chosen: by `trainwright run` with [ensemble], or else
+    by this command. It is kept for the report and the live page, which show the same ensemble, unless it is only to
+    be looked at: with --html, or other than a run chose (then the pictures go to DIR/ensemble-tried.html).
+    """
+    from trainwright.ensemble import KeptSettings
     from trainwright.report.ensemble_page import write_ensemble_page
 
-    strategy = BudgetedGreedy(max_members=max_members, budget_seconds=budget_seconds, budget_bytes=budget_bytes)
     if sample is not None and not measure:
         raise InputError(f"--sample: got {sample} without --measure; allowed: both; the batch is for timing")
-    library = Library.open(directory, common_rows=common_rows)
-    dropped = dict(library.dropped_rows)
+    given = {
+        "metric": metric,
+        "split": split,
+        "test_split": test_split,
+        "max_members": max_members,
+        "library_top": library_top,
+        "budget_seconds": budget_seconds,
+        "budget_bytes": budget_bytes,
+        "cost_factor": cost_factor,
+        "rule": rule,
+        "pick": pick,
+        "decide_by": decide_by,
+        "common_rows": common_rows,
+    }
+    kept = KeptSettings.read(directory)
+    settings = replace(
+        KeptSettings.settings_of(directory), **{name: value for name, value in given.items() if value is not None}
+    )
+    library = settings.open_library(directory, trust=trust)
     if measure:
         library = library.measured(
             None if sample is None else made_by("--sample", sample, function_of("--sample", sample))
         )
-    library = library.top(library_top, metric, split)
-    front = library.select(strategy, metric, split)
-    chosen = front.pick(pick)
-    if rule is not None:
-        chosen = chosen.with_rule(rule, split)
-    if "calibration" in chosen.members[0].splits:
-        chosen = chosen.calibrated()
-    if decide_by is not None:
-        chosen = chosen.decided(decide_by)
-    report = chosen.report(selection=split)
-    page = write_ensemble_page(front, chosen, report, directory / "ensemble.html" if html is None else html)
-    exported = None if out is None else chosen.save(out, self_contained=self_contained)
+    choice = settings.choose(library)
+    tried = measure or (kept is not None and kept.by_run and kept.settings != settings)
+    page = write_ensemble_page(choice, html or directory / (_TRIED_PAGE if tried else _PAGE))
+    if html is None and not tried:
+        KeptSettings(settings=settings, by_run=kept is not None and kept.by_run).write(directory)
+    exported = None if out is None else choice.ensemble.save(out, self_contained=self_contained)
 
+    content = _content(choice) | {"page": str(page), "export": None if exported is None else str(exported)}
+    _show(content)
+    if json:
+        print_json(content)
+
+
+def _content(choice: "ChosenEnsemble") -> dict[str, Any]:
+    """Return what the command says, as JSON."""
+    from trainwright.ensemble import convex_bound
+
+    front, report, settings = choice.front, choice.report, choice.settings
     points = [{"corrected_loss": front.corrected(point), **_point(point)} for point in front.thinned()]
     protection = front.protection
     candidates = front.candidates
@@ -83,15 +130,15 @@ def ensemble(
         bound = convex_bound(candidates.true).least
     single = front.single_best
     test = report.rows if report.rows in single.members[0].splits else None
-    content: dict[str, Any] = {
+    return {
         "metric": front.metric,
-        "split": split,
-        "models": len(library.members),
+        "split": front.split,
+        "models": len(choice.library.members),
         "excluded": front.excluded,
-        "dropped_rows": dropped,
+        "dropped_rows": choice.dropped_rows,
         "front": points,
         "hypervolume": front.hypervolume,
-        "pick": {"how": pick, **report.to_json()},
+        "pick": {"how": settings.pick, **report.to_json()},
         "baselines": {
             name: {
                 **_point(point),
@@ -116,13 +163,8 @@ def ensemble(
         },
         "fallback": {"choice": protection.chosen, "reason": protection.reason},
         "least_possible_loss": bound,
-        "warnings": [*protection.warnings, *_warnings(library)],
-        "page": str(page),
-        "export": None if exported is None else str(exported),
+        "warnings": [*protection.warnings, *_warnings(choice.library)],
     }
-    _show(content)
-    if json:
-        print_json(content)
 
 
 def _warnings(library: Any) -> list[str]:

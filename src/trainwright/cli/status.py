@@ -67,9 +67,13 @@ def _content(study: Any) -> dict[str, Any]:
 def _ensemble(study: Any) -> dict[str, Any]:
     if study.directory is None or not any(trial.offered for trial in study.state.trials.values()):
         return {}
-    from trainwright.report.ensemble_so_far import EnsembleSoFar
+    from trainwright.errors import EnsembleError
+    from trainwright.report.ensemble_so_far import ensemble_so_far
 
-    found = EnsembleSoFar(study.directory).update(study.state)
+    try:
+        found = ensemble_so_far(study.state, study.directory)
+    except EnsembleError as error:  # a library that allows no selection must not cost the rest
+        return {"ensemble": {"error": str(error)}}
     return {} if found is None else {"ensemble": asdict(found)}
 
 
@@ -146,11 +150,14 @@ def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupte
         print(f"best: trial {best['trial']} with {values}")
         for name, value in best["params"].items():
             print(f"  {name} = {value}")
-    if "ensemble" in content:
+    if "error" in content.get("ensemble", {}):
+        print(f"no ensemble so far: {content['ensemble']['error']}")
+    elif "ensemble" in content:
         found = content["ensemble"]
         trials = ", ".join(str(trial) for trial in found["weights"])
+        loss = f"{found['split']} {found['metric'].replace('_', ' ')}"
         print(
-            f"ensemble so far: trials {trials} of {found['models']} models, {found['split']} cross-entropy "
+            f"ensemble so far: trials {trials} of {found['models']} models, {loss} "
             f"{found['loss']:.6g} (the best alone: trial {found['single_trial']}, {found['single_loss']:.6g})"
         )
     for line in dropped:

@@ -11,12 +11,12 @@ from trainwright.ensemble.calibration import (
     judged,
     reliability,
 )
-from trainwright.ensemble.choosing import Choice, Choosing
 from trainwright.ensemble.combine import Combined, Rule, Slots, combine
 from trainwright.ensemble.cost import Cost
 from trainwright.ensemble.coverage import Coverage, RiskCoverage, auroc, coverage, crps, risk_coverage
 from trainwright.ensemble.decision import Decision, decide
 from trainwright.ensemble.ensemble import Ensemble
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, KeptSettings
 from trainwright.ensemble.entry import Member, Split
 from trainwright.ensemble.exhaustive import Beam, Exact
 from trainwright.ensemble.front import Front, Point, Strategy
@@ -44,17 +44,18 @@ __all__ = [
     "BudgetedGreedy",
     "Calibration",
     "Checked",
-    "Choice",
-    "Choosing",
+    "ChosenEnsemble",
     "Combined",
     "Cost",
     "Coverage",
     "Decision",
     "Ensemble",
+    "EnsembleSettings",
     "Exact",
     "Front",
     "Geometric",
     "Judged",
+    "KeptSettings",
     "Library",
     "Mean",
     "Median",

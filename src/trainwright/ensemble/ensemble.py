@@ -14,12 +14,11 @@ from trainwright.ensemble.combine import Rule, combine
 from trainwright.ensemble.decision import Decision, decide
 from trainwright.ensemble.entry import Member
 from trainwright.ensemble.export import read_export, write_export
-from trainwright.ensemble.means import Weighted
 from trainwright.ensemble.metrics import SMALLEST, Array, metric_of
 from trainwright.ensemble.networks import outputs_of
 from trainwright.ensemble.predictions import Output, normalised
 from trainwright.ensemble.report import Report, report_of
-from trainwright.ensemble.rules import rule_of
+from trainwright.ensemble.rules import default_rule, rule_of
 from trainwright.ensemble.stacking import Stacking
 from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
 from trainwright.ensemble.weights import built
@@ -39,11 +38,20 @@ class Ensemble:
 
     members: tuple[Member, ...]
     weights: tuple[float, ...]
-    rule: Rule = field(default_factory=Weighted)
+    rule: Rule = None  # type: ignore[assignment]  # None, or a name, becomes a rule that fits the predictions
     calibration: Calibration | None = None  # fitted to the pooled prediction; see `calibrated`
     threshold: float | None = None  # epistemic uncertainty above which a row is unlike the calibration rows
     decision: Decision | None = None  # from which probability on class 1 is called, of two classes; see `decided`
     told: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # report of a loaded ensemble
+
+    def __post_init__(self) -> None:
+        if not self.members or len(self.weights) != len(self.members):
+            raise EnsembleError(
+                f"Ensemble: got {len(self.members)} members and {len(self.weights)} weights; allowed: one member or "
+                "more, with a weight each"
+            )
+        rule = default_rule(self.output) if self.rule is None else rule_of(self.rule, self.output)
+        object.__setattr__(self, "rule", rule)
 
     @property
     def output(self) -> Output:
@@ -68,8 +76,7 @@ class Ensemble:
         Probabilities [N, C], values [N, T], or means and variances [N, T, 2]. The members' networks are built at the
         first call; they need weights in the library (see `leave`, factory).
         """
-        found = combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights)
-        return found if self.calibration is None else self.calibration.apply(found)
+        return self._calibrated(combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights))
 
     def labels(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Array:
         """Return the classes [N] that a batch x [N, ...] is called: the likeliest, or by the threshold of `decided`."""
@@ -85,8 +92,11 @@ class Ensemble:
         return uncertainty_of(self._member_outputs(x, batch_rows, device), self.weights, self.output, measure)
 
     def predictions(self, split: str = "test") -> Array:
-        """Return the combined kept predictions [N, C] of a split in float64, by ascending row id; not calibrated."""
-        return combine(self.rule, self.member_predictions(split), self.weights)
+        """Return what `predict` says to the rows of a split, by ascending row id, from the kept predictions.
+
+        In float64, [N, C] or [N, T, 2], and calibrated if the ensemble is.
+        """
+        return self._calibrated(self._pooled(split))
 
     def member_predictions(self, split: str = "test") -> Iterator[Array]:
         """Yield the members' kept predictions of a split, one at a time in memory; probabilities sum to 1."""
@@ -95,21 +105,23 @@ class Ensemble:
             yield normalised(kept) if self.output == "classes" else kept.astype(np.float64)
 
     def score(self, split: str = "test", metric: str = "accuracy") -> float:
-        """Return a metric, such as "accuracy" or "cross_entropy", of the kept predictions on a split.
+        """Return a metric, such as "accuracy" or "cross_entropy", of what the ensemble predicts on a split.
 
         "test" rows are read here and in `report`, and nowhere else: no choice is made on them.
         """
         chosen = metric_of(metric, self.output)
-        if chosen.of_true is not None and self.rule.linear:
+        untouched = self.calibration is None or self.calibration.applied == 1.0
+        if chosen.of_true is not None and self.rule.linear and untouched:  # from unrounded probabilities
             true = (member.true(split).clip(SMALLEST)[:, None] for member in self.members)
             return float(chosen.of_true(combine(self.rule, true, self.weights)[:, 0]).mean())
         return chosen.score(self.predictions(split), self.members[0].targets(split))
 
     def with_rule(self, rule: str | Rule, split: str = "selection") -> "Ensemble":
         """Return the same members under another rule; "stacking" is fitted on the kept predictions of `split`."""
-        if rule == "stacking":
+        rule = rule_of(rule, self.output)
+        if rule == Stacking():  # by its name alone it is not fitted
             rule = Stacking.fit(list(self.member_predictions(split)), self.members[0].targets(split))
-        return replace(self, rule=rule_of(rule, self.output), calibration=None, decision=None)
+        return replace(self, rule=rule, calibration=None, decision=None)
 
     def calibrated(self, split: str = "calibration") -> "Ensemble":
         """Return the ensemble with its pooled prediction calibrated on the kept rows of a split that chose nothing.
@@ -121,7 +133,7 @@ class Ensemble:
         spread = uncertainty_of(self.member_predictions(split), self.weights, self.output).per_row().epistemic
         return replace(
             self,
-            calibration=None if self.output == "values" else calibrate(self.predictions(split), targets),
+            calibration=None if self.output == "values" else calibrate(self._pooled(split), targets),
             threshold=float(np.quantile(spread, _UNUSUAL)),
             decision=None,
         )
@@ -133,9 +145,7 @@ class Ensemble:
         """
         if self.output != "classes":
             raise EnsembleError(f"Ensemble.decided: got predictions that are {self.output}; allowed: two classes")
-        found = self.predictions(split)
-        found = found if self.calibration is None else self.calibration.apply(found)
-        return replace(self, decision=decide(found, self.members[0].targets(split), measure))
+        return replace(self, decision=decide(self.predictions(split), self.members[0].targets(split), measure))
 
     def report(self, split: str = "test", selection: str = "selection") -> Report:
         """Return who is in it and what each is worth on the `selection` rows, and how good all are on `split`'s.
@@ -230,6 +240,12 @@ class Ensemble:
     def networks(self) -> "tuple[torch.nn.Module, ...]":
         """The members' networks in evaluation mode, in member order, built once."""
         return tuple(built(member) for member in self.members)
+
+    def _pooled(self, split: str) -> Array:
+        return combine(self.rule, self.member_predictions(split), self.weights)
+
+    def _calibrated(self, pooled: Array) -> Array:
+        return pooled if self.calibration is None else self.calibration.apply(pooled)
 
     def _member_outputs(self, x: "Array | torch.Tensor", batch_rows: int, device: str) -> Iterator[Array]:
         for member, network in zip(self.members, self.networks, strict=True):

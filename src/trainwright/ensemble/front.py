@@ -20,7 +20,9 @@ from trainwright.ensemble.thin import scaled, spanning
 from trainwright.errors import CostError, EnsembleError, closest
 from trainwright.pareto import hypervolume, non_dominated
 
-__all__ = ["Front", "Point", "Strategy", "point_of", "points_of"]
+__all__ = ["PICKS", "Front", "Point", "Strategy", "point_of", "points_of"]
+
+PICKS = ("best", "fallback")
 
 
 class Strategy(Protocol):
@@ -74,14 +76,13 @@ class Front:
     candidates: Candidates | None = field(default=None, repr=False)
 
     def pick(self, how: str = "best", *, max_seconds: float | None = None, max_bytes: float | None = None) -> Ensemble:
-        """Return a point within the limits, as an ensemble: "best" (least loss), "knee", or "fallback".
+        """Return a point within the limits, as an ensemble: "best", the one of least loss, or "fallback".
 
-        The knee is the point nearest to the ideal corner when loss, seconds and bytes are each scaled to their range.
         The fallback is the simplest of single best, top-k and greedy that is within one standard error of the best of
         them out of fold, all chosen within the limits; see `protection`.
         """
-        if how not in _PICKS:
-            raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(_PICKS)}{closest(how, _PICKS)}")
+        if how not in PICKS:
+            raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(PICKS)}{closest(how, PICKS)}")
         if how == "fallback" and max_seconds is None and max_bytes is None:
             return self._fallback(self.protection)
         points = self.points
@@ -113,7 +114,7 @@ class Front:
             )
         if how == "fallback":
             return self._fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
-        return self.ensemble(within[0] if how == "best" else _knee(within))
+        return self.ensemble(within[0])
 
     def ensemble(self, point: Point) -> Ensemble:
         """Return a point of the front or of the baselines as an ensemble."""
@@ -199,7 +200,6 @@ class Front:
         }
 
 
-_PICKS = ("best", "knee", "fallback")
 _ROOM = 1.0 + 1e-9  # for sums in another order
 
 
@@ -233,10 +233,3 @@ def points_of(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> tu
 def _axes(point: Point) -> tuple[float, float, float]:
     # Losses that differ by rounding alone are equal: the same members may have been picked in another order.
     return round(point.loss, 12), point.seconds_per_row or 0.0, float(point.bytes or 0)
-
-
-def _knee(points: list[Point]) -> Point:
-    values = np.array([_axes(point) for point in points])
-    low, high = values.min(axis=0), values.max(axis=0)
-    scaled = (values - low) / np.where(high > low, high - low, 1.0)
-    return points[int((scaled**2).sum(axis=1).round(12).argmin())]

@@ -33,7 +33,7 @@ class Report:
     rule: str
     metric: str
     rows: str  # name of the split that judges
-    losses: Mapping[str, float]  # of the ensemble by `metric`, per split
+    losses: Mapping[str, float]  # of what the ensemble predicts, by `metric`, per split
     members: Sequence[Mapping[str, Any]]  # trial, weight, params, loss, gain (both on selection rows), costs
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
@@ -73,13 +73,14 @@ def report_of(
     metric = METRICS[default_metric(first.output)]
     targets = {name: first.targets(name) for name in predictions}
     pooled = {name: combine(rule, each, weights) for name, each in predictions.items()}
+    told = pooled if calibration is None else {name: calibration.apply(each) for name, each in pooled.items()}
     before = _measures(first.output, pooled.get(split), targets.get(split), predictions.get(split), weights)
     after = None
     curves: dict[str, Any] = {}
     if split in pooled and first.output == "classes":
         curves["before"] = asdict(reliability(pooled[split], targets[split]))
     if split in pooled and calibration is not None:
-        mended = calibration.apply(pooled[split])
+        mended = told[split]
         after = _measures(first.output, mended, targets[split], None, weights)
         if first.output == "classes":
             curves["after"] = asdict(reliability(mended, targets[split]))
@@ -92,12 +93,12 @@ def report_of(
         rule=rule.name,
         metric=metric.name,
         rows=split,
-        losses={name: float(metric.loss(metric.per_row(pooled[name], targets[name]).mean())) for name in pooled},
+        losses={name: float(metric.loss(metric.per_row(each, targets[name]).mean())) for name, each in told.items()},
         members=_table(members, predictions.get(selection), targets.get(selection), weights, rule),
         before=before,
         after=after,
         calibration=None if calibration is None else calibration.to_json(),
-        decision=_decided(decision, pooled.get(split), targets.get(split), calibration),
+        decision=_decided(decision, told.get(split), targets.get(split)),
         reliability=curves,
         disagreement=_disagreement(predictions[split], first.output) if split in predictions else (),
         error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _correlation),
@@ -134,15 +135,12 @@ def _risks(
     return found
 
 
-def _decided(
-    decision: Decision | None, pooled: Array | None, targets: Array | None, calibration: Calibration | None
-) -> dict[str, Any] | None:
+def _decided(decision: Decision | None, predicted: Array | None, targets: Array | None) -> dict[str, Any] | None:
     if decision is None:
         return None
     told = decision.to_json()
-    if pooled is not None and targets is not None:
-        mended = pooled if calibration is None else calibration.apply(pooled)
-        told["before"], told["after"] = decision.score(mended, targets)
+    if predicted is not None and targets is not None:
+        told["before"], told["after"] = decision.score(predicted, targets)
     return told
 
 

@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
-from trainwright.ensemble import METRICS, Ensemble, Front, Report
-from trainwright.ensemble.candidates import scorer_of
-from trainwright.report.ensembles import Ensembles, Single
+from trainwright.ensemble import ChosenEnsemble, Report
+from trainwright.report.ensembles import Ensembles
 from trainwright.report.figures.disagreement import disagreement_figure
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
@@ -24,13 +21,13 @@ def pictures(report: Report) -> list[Figure]:
     return [figure for figure in (reliability_figure(report), disagreement_figure(report)) if figure is not None]
 
 
-def write_ensemble_page(front: Front, ensemble: Ensemble, report: Report, path: str | Path) -> Path:
+def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
     """Write the page of an ensemble and the front that it is from as one self-contained HTML file; returns its path.
 
     An earlier page is replaced as a whole.
     """
-    where = Path(path)
-    told = Ensembles(front=front, singles=_singles(front), pick=ensemble, left_out=0)
+    where, report = Path(path), chosen.report
+    told = Ensembles.of(chosen)
     drawn = {"front": [ensemble_front(told)], "members": pictures(report)}
     headings = {"front": "Loss against cost", "members": "The ensemble"}
     sections = [
@@ -45,22 +42,10 @@ def write_ensemble_page(front: Front, ensemble: Ensemble, report: Report, path: 
     cost = f'<p class="soft">{escape(report.cost)}</p>' if report.cost else ""
     page = page_html(
         title="Ensemble",
-        header=f"<h1>Ensemble of {len(ensemble.members)} from {len(front.library)} models</h1>{cost}",
+        header=f"<h1>Ensemble of {len(told.pick.members)} from {len(told.front.library)} models</h1>{cost}",
         sections=sections,
         figures=[figure for figures in drawn.values() for figure in figures],
         footer="",
     )
     write(where, page)
     return where
-
-
-def _singles(front: Front) -> list[Single]:
-    candidates = front.candidates
-    if candidates is None:
-        return []
-    losses = scorer_of(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
-    seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
-    return [
-        Single(trial=trial, loss=loss, seconds_per_row=cost)
-        for trial, loss, cost in zip(candidates.trials.tolist(), losses.tolist(), seconds, strict=True)
-    ]

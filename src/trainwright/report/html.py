@@ -130,7 +130,7 @@ def _add_parameters(page: _Page, overview: Overview, goals: range) -> None:
 
 def _add_ensembles(page: _Page, overview: Overview, directory: Path) -> None:
     try:
-        ensembles = ensembles_of(overview, directory)
+        ensembles = ensembles_of(overview.state, directory)
     except EnsembleError as error:  # a library that allows no selection must not cost the rest of the report
         page.add("ensembles", "Ensembles", _sentence(f"{error}."))
         return
@@ -143,9 +143,7 @@ def _add_ensembles(page: _Page, overview: Overview, directory: Path) -> None:
 
 
 def _pictures(ensembles: Ensembles) -> list[Figure]:
-    if any("test" not in member.splits for member in ensembles.pick.members):
-        return []
-    return pictures(ensembles.pick.report(selection=ensembles.front.split))
+    return pictures(ensembles.chosen.report)
 
 
 def _card(inner: str) -> str:

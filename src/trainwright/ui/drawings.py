@@ -4,10 +4,13 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
+from trainwright.ensemble.library import newest
 from trainwright.errors import EnsembleError, SearchError, TrainwrightError
 from trainwright.ledger import State
 from trainwright.report.ensemble_page import pictures
@@ -134,7 +137,8 @@ class Drawings:
             offered = [trial.number for trial in overview.trials if trial.offered]
             if folder is None or not offered:
                 return _view([])
-            key = (self.follower.study_id, len(offered))
+            entries = tuple(newest(trial).path for trial in overview.trials if trial.offered)
+            key = (self.follower.study_id, entries, _bytes_of(folder / SETTINGS_FILE))
             with self._lock:
                 kept = self._kept.get("ensembles")
             if kept is not None and kept.key == key:
@@ -143,14 +147,12 @@ class Drawings:
 
         def make() -> View:
             try:
-                found = ensembles_of(Overview(state), folder)
+                found = ensembles_of(state, folder)
             except EnsembleError as error:  # a library that allows no selection
                 return _view([], notes=[f"{error}."])
             if found is None:
                 return _view([])
-            drawn = [ensemble_front(found)]
-            if all("test" in member.splits for member in found.pick.members):
-                drawn += pictures(found.pick.report(selection=found.front.split))
+            drawn = [ensemble_front(found), *pictures(found.chosen.report)]
             members = [
                 {name: row[name] for name in ("trial", "weight", "seconds_per_row", "parameter_count")}
                 for row in found.pick.table()
@@ -170,6 +172,13 @@ VIEWS: Mapping[str, Callable[[Drawings], View]] = {
     "plans": Drawings.plans,
 }
 """What may be asked for, by name."""
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _view(figures: Sequence[Figure | None], notes: Sequence[str] = ()) -> View:

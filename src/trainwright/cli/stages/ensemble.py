@@ -9,7 +9,7 @@ from trainwright.cli.stages._stage import EXPORT, Outcome, Work
 from trainwright.errors import InputError
 
 if TYPE_CHECKING:
-    from trainwright.ensemble import Choosing
+    from trainwright.ensemble import EnsembleSettings
 
 __all__ = ["Selecting"]
 
@@ -21,18 +21,20 @@ class Selecting:
     """Choose an ensemble from what the trials left; unchanged while library and settings are."""
 
     name: ClassVar[str] = "ensemble"
-    choosing: "Choosing"
+    settings: "EnsembleSettings"
     self_contained: bool = False  # export programs, which need no factory, too
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Selecting":
-        """Return the stage of an [ensemble] table: what `Choosing` takes, and `self_contained`."""
-        from trainwright.ensemble import Choosing
+        """Return the stage of an [ensemble] table: what `EnsembleSettings` takes, and `self_contained`."""
+        from trainwright.ensemble import EnsembleSettings
 
         whole = table.get("self_contained", False)
         if not isinstance(whole, bool):
             raise InputError(f"[ensemble] self_contained: got {whole!r}; allowed: true, false")
-        return cls(Choosing.of({name: table[name] for name in table if name != "self_contained"}), whole)
+        return cls(
+            EnsembleSettings.from_table({name: table[name] for name in table if name != "self_contained"}), whole
+        )
 
     def inputs(self, work: Work) -> Mapping[str, Any]:
         """Return the settings, and the digests of what the trials left."""
@@ -53,16 +55,18 @@ class Selecting:
 
     def run(self, work: Work) -> Outcome:
         """Select, calibrate, draw the page and export."""
-        from trainwright.ensemble import Library
+        from trainwright.ensemble import KeptSettings
+        from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
         from trainwright.report.ensemble_page import write_ensemble_page
 
         folder = work.folder
-        choice = self.choosing.choose(Library.open(folder, common_rows=self.choosing.common_rows))
+        choice = self.settings.choose(self.settings.open_library(folder))
         chosen = choice.ensemble
-        page = write_ensemble_page(choice.front, chosen, choice.report, folder / _PAGE)
+        page = write_ensemble_page(choice, folder / _PAGE)
+        KeptSettings(settings=self.settings, by_run=True).write(folder)
         without = [member.trial for member in chosen.members if not member.predicts]
         exported = None if without else chosen.save(folder / EXPORT, replace=True, self_contained=self.self_contained)
-        split = self.choosing.test_split
+        split = self.settings.test_split
         content = {
             "models": len(choice.library.members),
             "metric": choice.front.metric,
@@ -82,7 +86,7 @@ class Selecting:
             "export": None if exported is None else str(folder / EXPORT),
             "without_weights": without,
         }
-        outputs = (_PAGE, *(() if exported is None else (f"{EXPORT}/manifest.json",)))
+        outputs = (_PAGE, SETTINGS_FILE, *(() if exported is None else (f"{EXPORT}/manifest.json",)))
         return Outcome(content=content, outputs=outputs)
 
     def show(self, content: Mapping[str, Any]) -> None:
