@@ -5,6 +5,7 @@ import pytest
 
 from trainwright.errors import SearchError
 from trainwright.ledger import DirectoryLedger, MemoryLedger, facts, fold
+from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.search.importance import importance_of
 from trainwright.space import Choice, Constant, Float, Space, equals
 
@@ -42,7 +43,9 @@ def test_the_one_parameter_that_matters_gets_nearly_all():
     assert by_name["a"] > 0.95
     assert found.ordered[0] == "a"
     assert found.results == 120
-    assert found.stopped == 0
+    assert found.epoch is None  # of values that were returned
+    assert found.known == ("a",)
+    assert all(low <= share <= high for low, share, high in zip(found.low, found.shares, found.high, strict=True))
     assert found.explained > 0.9
 
 
@@ -68,6 +71,9 @@ def test_noise_is_told_as_such():
     draws = iter(np.random.default_rng(0).random(1000))
     _, found = shares(lambda p: float(next(draws)))
     assert found.explained < 0.2
+    assert found.known == ()
+    assert importance_figure(found, "loss") is None
+    assert nothing_known(found, "loss") == "120 results do not tell yet which parameters move loss."
 
 
 def test_it_is_the_same_every_time():
@@ -79,7 +85,23 @@ def test_early_stopped_trials_count(asha):
     state = fold(DirectoryLedger(asha / "ledger").read()[0])
     found = importance_of(state, Space.from_json(state.space))
     assert found.ordered[0] == "lr"
-    assert found.stopped == 54
+    assert found.epoch == 1  # which nearly all have reached
+    assert found.known[0] == "lr"
+    assert "at epoch 1" in importance_figure(found, "val_loss").title
+
+
+def test_the_epoch_and_the_metric_can_be_chosen(asha):
+    state = fold(DirectoryLedger(asha / "ledger").read()[0])
+    space = Space.from_json(state.space)
+    early, late = (importance_of(state, space, "val_accuracy", epoch=epoch) for epoch in (2, 3))
+    assert (early.epoch, late.epoch) == (2, 3)
+    assert late.results <= early.results
+    with pytest.raises(SearchError, match="no trial has reported 'val_loss' at epoch 99; allowed: 1 to 27"):
+        importance_of(state, space, epoch=99)
+    with pytest.raises(
+        SearchError, match=r"no trial has the metric 'val_los'; allowed: val_loss, val_accuracy \(did you mean"
+    ):
+        importance_of(state, space, "val_los")
 
 
 def test_refusals():

@@ -28,6 +28,9 @@ def export(
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="A CSV file, one row per trial.")] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", help="A Parquet file, one row per trial.")] = None,
+    importance: Annotated[
+        Path | None, typer.Option("--importance", help="A CSV file of which parameters matter.")
+    ] = None,
     last: Annotated[int | None, typer.Option("--last", help="Only so many of the trials, the last ones.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on as trials end, until the study is done or Ctrl-C.")
@@ -35,17 +38,29 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Write the trials of a study for other tools; to do so again adds what is new."""
-    from trainwright.report import MLflowRuns, OptunaJournal, TensorBoardLog, export_csv, export_parquet
+    from trainwright.report import (
+        MLflowRuns,
+        OptunaJournal,
+        TensorBoardLog,
+        export_csv,
+        export_importance,
+        export_parquet,
+    )
     from trainwright.report import follow as keep_up
 
-    tables = {"csv": (export_csv, csv), "parquet": (export_parquet, parquet)}
+    tables = {
+        "csv": (export_csv, csv),
+        "parquet": (export_parquet, parquet),
+        "importance": (export_importance, importance),
+    }
     tables = {name: item for name, item in tables.items() if item[1] is not None}
     wanted = {"optuna_journal": optuna_journal, "tensorboard": tensorboard, "mlflow": mlflow, "csv": csv}
-    written = {name: str(place) for name, place in (wanted | {"parquet": parquet}).items() if place is not None}
+    wanted |= {"parquet": parquet, "importance": importance}
+    written = {name: str(place) for name, place in wanted.items() if place is not None}
     if not written:
         raise InputError(
-            "export: no file was asked for; give --optuna-journal FILE, --tensorboard FOLDER, --mlflow URI, --csv FILE "
-            "or --parquet FILE"
+            "export: no file was asked for; give --optuna-journal FILE, --tensorboard FOLDER, --mlflow URI, "
+            "--csv FILE, --parquet FILE or --importance FILE"
         )
     if tables and (follow or last is not None):
         option = "--follow" if follow else "--last"

@@ -5,7 +5,7 @@ from trainwright.report.html import render, write_report
 from trainwright.report.mlflow import MLflowRuns, export_mlflow
 from trainwright.report.optuna_journal import OptunaJournal, export_optuna_journal
 from trainwright.report.summary import write_summary
-from trainwright.report.tabular import export_csv, export_parquet
+from trainwright.report.tabular import export_csv, export_importance, export_parquet
 from trainwright.report.tensorboard import TensorBoardLog, export_tensorboard
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "OptunaJournal",
     "TensorBoardLog",
     "export_csv",
+    "export_importance",
     "export_mlflow",
     "export_optuna_journal",
     "export_parquet",

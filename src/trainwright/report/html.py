@@ -14,7 +14,7 @@ from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.hypervolume import hypervolume_figure
-from trainwright.report.figures.importance import importance_figure
+from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.planned import planned_figures
@@ -118,12 +118,13 @@ def _add_parameters(page: _Page, overview: Overview, goals: range) -> None:
     found: list[Importance] = []
     refusal = ""
     try:
-        found = [importance_of(overview.state, space, goal) for goal in goals]
+        found = [importance_of(overview.state, space, overview.objectives[goal].metric) for goal in goals]
     except SearchError as error:
         refusal = _sentence(f"{error}.")
-    metrics = [overview.objectives[goal].metric for goal in goals]
-    shares = (importance_figure(*each, at) for at, each in enumerate(zip(found, metrics, strict=False)))
-    page.add("importance", "Which parameters matter", page.drawn(*shares) + refusal)
+    metrics = [overview.objectives[goal].metric for goal in goals[: len(found)]]
+    shares = [importance_figure(*each, at) for at, each in enumerate(zip(found, metrics, strict=True))]
+    unknown = [_sentence(nothing_known(*each)) for each in zip(found, metrics, strict=True) if not each[0].known]
+    page.add("importance", "Which parameters matter", page.drawn(*shares) + "".join(unknown) + refusal)
     order = found[0].ordered if found else ()
     page.add("parallel", "Parameters and results", page.drawn(parallel_coordinates(overview, space, order)))
 

@@ -24,6 +24,7 @@ _SIGNAL, _NOISE = (0.0, 1.0), (-10.0, 2.0)  # those of ln s and ln noise
 _BOUNDS = ((-4.0, 7.0), (-4.0, 4.0), (np.log(1e-6), 0.0))  # of ln l, ln s, ln noise
 _STARTS = 4
 _SHORT, _LONG = 6, 40  # steps of each start, and of the best of them
+_FEW = 12  # steps for a part of what was fitted before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -126,8 +127,18 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     return loss + 0.5 * float(apart @ apart), gradient + apart / deviation
 
 
-def fit(points: Array, owners: NDArray[np.intp], y: Array, generator: np.random.Generator) -> Hyperparameters:
-    """Return the most probable hyperparameters for targets `y` of deviation about 1: L-BFGS from four starts."""
+def fit(
+    points: Array,
+    owners: NDArray[np.intp],
+    y: Array,
+    generator: np.random.Generator,
+    *,
+    like: Hyperparameters | None = None,
+) -> Hyperparameters:
+    """Return the most probable hyperparameters for targets `y` of deviation about 1: L-BFGS from four starts.
+
+    For a part of points that were fitted before, `like` has their signal and noise, from which fewer steps will do.
+    """
     from scipy.optimize import minimize
 
     d = int(owners.max()) + 1
@@ -136,7 +147,6 @@ def fit(points: Array, owners: NDArray[np.intp], y: Array, generator: np.random.
     low, high = np.array(bounds).T
     first = mean.copy()
     first[:d] = np.log(0.5) + 0.5 * np.log(d)
-    starts = [first, *(mean + 0.5 * deviation * generator.standard_normal((_STARTS - 1, d + 2)))]
 
     def descend(start: Array, steps: int) -> tuple[float, Array]:
         found = minimize(
@@ -145,8 +155,17 @@ def fit(points: Array, owners: NDArray[np.intp], y: Array, generator: np.random.
         )  # fmt: skip
         return float(found.fun), found.x
 
+    if like is not None:
+        first[d:] = np.log([like.signal, like.noise])
+        return _named(descend(np.clip(first, low, high), _FEW)[1])
+    starts = [first, *(mean + 0.5 * deviation * generator.standard_normal((_STARTS - 1, d + 2)))]
+
     _, best = min((descend(np.clip(start, low, high), _SHORT) for start in starts), key=lambda found: found[0])
     _, theta = descend(best, _LONG)
+    return _named(theta)
+
+
+def _named(theta: Array) -> Hyperparameters:
     return Hyperparameters(lengths=np.exp(theta[:-2]), signal=float(np.exp(theta[-2])), noise=float(np.exp(theta[-1])))
 
 

@@ -1,50 +1,53 @@
-"""Parameter importance: how much each parameter alone moves what a forest has learnt of the results.
+"""Parameter importance: the share of the variance of one metric, at one epoch, that each parameter moves.
 
-Total-effect indices (Homma and Saltelli, 1996) of the forest's mean at the last epoch, by Jansen's estimator (1999):
+Total-effect indices (Homma and Saltelli, 1996) of the mean of a Gaussian process, by Jansen's estimator (1999):
 E[(f(x) - f(x'))^2] / 2, where x' is x with one parameter drawn anew from the space; a parameter that switches others
-off or on is credited with that. Losses count by their ranks, so that a few diverged trials do not decide.
+off or on is credited with that. The process sees all trials at one epoch, so that those which a rule stopped early
+count like the others.
+
+How far a share may be believed is told by half-samples of the trials, to each of which a column of chance is added:
+a parameter is known to matter if it moves more than chance does. Half-samples spread as the estimate itself does
+(Shao and Wu, 1989).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.errors import SearchError
-from trainwright.ledger import State, Status, TrialState
-from trainwright.ledger.rows import final_metrics
+from trainwright.errors import SearchError, closest
+from trainwright.ledger import State, TrialState
 from trainwright.randomness import rng
-from trainwright.search._forest import Forest, Growth
-from trainwright.search.view import View
-from trainwright.space import Configuration, Space
+from trainwright.search._gaussian import Embedding, Hyperparameters, Posterior, fit
+from trainwright.space import Space
 
 __all__ = ["Importance", "importance_of"]
 
 Array = NDArray[np.float64]
 
-_LEAST, _MOST, _DRAWS, _FOLDS = 10, 600, 2000, 5
-_GROWTH = Growth(
-    trees=50,
-    kind="extra",
-    refit="always",
-    scaler="quantile-uniform",
-    failures="ignore",
-    scalarisation="linear",
-    weights=None,
-    max_rows=10_000,
-)
+_LEAST, _MOST = 10, 300  # results
+_REACHED = 0.8  # of the trials that reached the first epoch, so many reached the one that is asked at
+_DRAWS, _FEWER_DRAWS = 1000, 400
+_HALVES, _TAIL = 20, 0.05  # half-samples, and the share of them beyond either end of an interval
+_FAR = 1.5  # quartile ranges beyond the quartiles, to which losses are clipped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importance:
-    """Shares that sum to 1, by column of the space; `explained` says how far they may be believed."""
+    """Shares that sum to 1, by column of the space, each with the ends of a 90 % interval.
+
+    `low` is 0 where the parameter is not known to matter. `explained` (0 to 1) is the share of the variance of unseen
+    results that half of the results predict; `epoch` is None for values that belong to no epoch.
+    """
 
     names: tuple[str, ...]
     shares: tuple[float, ...]
-    explained: float  # share of the variance of unseen results' ranks, at equal epochs; from 0 to 1
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    explained: float
+    epoch: int | None
     results: int
-    stopped: int  # of these, trials that were not complete
 
     @property
     def ordered(self) -> tuple[str, ...]:
@@ -52,98 +55,181 @@ class Importance:
         pairs = sorted(zip(self.shares, self.names, strict=True), key=lambda pair: -pair[0])
         return tuple(name for _, name in pairs)
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The names of those whose interval does not hold 0, the most important first."""
+        lows = dict(zip(self.names, self.low, strict=True))
+        return tuple(name for name in self.ordered if lows[name] > 0)
 
-def importance_of(state: State, space: Space, objective: int = 0) -> Importance:
-    """Return the importance of the space's columns for one objective, from at most 600 results.
 
-    Raises SearchError if there are too few results to say anything, or no parameter makes a difference.
+def importance_of(state: State, space: Space, metric: str | None = None, *, epoch: int | None = None) -> Importance:
+    """Return the importance of the space's columns for a metric (default: the first objective's) at an epoch.
+
+    The default epoch is the last that four of five trials have reached; a metric that is never reported, only returned,
+    has none. At most 300 results are looked at. Raises SearchError if there are too few to say anything, or if they are
+    all equal.
     """
-    trials = [trial for _, trial in sorted(state.trials.items()) if _loss(state, trial, objective) is not None]
+    name = state.objectives[0].metric if metric is None else metric
+    found, at = _values(state, name, epoch)
     least = max(_LEAST, 2 * space.dimension)
-    if len(trials) < least:
-        raise SearchError(f"parameter importance: at least {least} results are needed; so far: {len(trials)}")
-    if len(trials) > _MOST:
-        trials = [trials[at] for at in np.linspace(0, len(trials) - 1, _MOST).astype(int)]
-    view = _told(state, space, trials, objective)
-    forest, targets = _fitted(view)
-    effects = _effects(space, forest, view.seed)
-    if not effects.sum() > 0:
-        raise SearchError(f"parameter importance: no parameter makes a difference in {len(trials)} results")
+    if len(found) < least:
+        where = "" if at is None else f" at epoch {at}"
+        raise SearchError(f"parameter importance: at least {least} results are needed; so far: {len(found)}{where}")
+    numbers = sorted(found)
+    if len(numbers) > _MOST:
+        numbers = [numbers[place] for place in np.linspace(0, len(numbers) - 1, _MOST).astype(int)]
+    rows = space.encode_all([state.trials[number].params for number in numbers])
+    y = _clipped(np.array([found[number] for number in numbers]))
+    if not y.std() > 0:
+        raise SearchError(f"parameter importance: no parameter makes a difference in {len(numbers)} results")
+    shares, low, high, explained = _shares(space, rows, y, state.seed)
     return Importance(
         names=tuple(column.name for column in space.columns),
-        shares=tuple((effects / effects.sum()).tolist()),
-        explained=_explained(state, trials, objective, view, targets),
-        results=len(trials),
-        stopped=sum(trial.status is not Status.COMPLETE for trial in trials),
+        shares=tuple(shares.tolist()),
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+        explained=explained,
+        epoch=at,
+        results=len(numbers),
     )
 
 
-def _loss(state: State, trial: TrialState, objective: int) -> float | None:
-    goal = state.objectives[objective]
-    value = final_metrics(trial).get(goal.metric)
-    loss = None if value is None else goal.loss(value)
-    return loss if loss is not None and np.isfinite(loss) else None
+def _values(state: State, metric: str, epoch: int | None) -> tuple[dict[int, float], int | None]:
+    """Return the finite values of a metric by trial, and the epoch at which they are; None: at the trials' ends."""
+    counts = _counts(state.trials.values(), metric)
+    if epoch is None and counts:
+        most = max(counts.values())
+        epoch = max(each for each, count in counts.items() if count >= _REACHED * most)
+    if epoch is not None and epoch not in counts:
+        if not counts:
+            raise _unknown(state, metric)
+        raise SearchError(
+            f"importance: no trial has reported {metric!r} at epoch {epoch!r}; allowed: 1 to {max(counts)}"
+        )
+    found = {}
+    for number, trial in state.trials.items():
+        value = trial.values.get(metric) if epoch is None else _reported(trial, metric, epoch)
+        if value is not None and np.isfinite(value):
+            found[number] = float(value)
+    if not found and metric not in {objective.metric for objective in state.objectives}:
+        raise _unknown(state, metric)
+    return found, epoch
 
 
-def _told(state: State, space: Space, trials: Sequence[TrialState], objective: int) -> View:
-    """Return the view of these trials alone: their ends, and their reports at up to three rungs."""
-    goal = state.objectives[objective]
-    epochs = max((trial.epoch for trial in trials), default=0) or None
-    view = View(space, state.seed, epochs=epochs)
+def _counts(trials: Iterable[TrialState], metric: str) -> dict[int, int]:
+    counts: dict[int, int] = {}
     for trial in trials:
-        view.propose(trial.number, Configuration(params=trial.params, key=trial.key))
-        for epoch in sorted(trial.reports):
-            if goal.metric in trial.reports[epoch].metrics:
-                view.report(trial.number, epoch, [goal.loss(trial.reports[epoch].metrics[goal.metric])])
-        loss = _loss(state, trial, objective)
-        last = trial.epoch or None
-        complete = trial.status is Status.COMPLETE or last is None
-        view.result(trial.number, None if loss is None else [loss], epoch=last, complete=complete)
-    return view
+        for epoch in trial.reports:
+            if _reported(trial, metric, epoch) is not None:
+                counts[epoch] = counts.get(epoch, 0) + 1
+    return counts
 
 
-def _fitted(view: View) -> tuple[Forest, Array]:
-    forest = Forest(_GROWTH, view)
-    forest.update(view)
-    return forest, forest.value(np.ones(1))
+def _reported(trial: TrialState, metric: str, epoch: int) -> float | None:
+    report = trial.reports.get(epoch)
+    value = None if report is None else report.metrics.get(metric)
+    return value if value is not None and np.isfinite(value) else None
 
 
-def _effects(space: Space, forest: Forest, seed: int) -> Array:
-    generator = rng(seed, "importance", 0)
-    U, anew = space.latent(generator, _DRAWS), space.latent(generator, _DRAWS)
-    before = _predicted(space, forest, space.settle(U), np.ones(_DRAWS))
-    effects = np.empty(space.dimension)
-    for column in range(space.dimension):
-        changed = U.copy()
-        changed[:, column] = anew[:, column]
-        after = _predicted(space, forest, space.settle(changed), np.ones(_DRAWS))
-        effects[column] = ((before - after) ** 2).mean() / 2
-    return effects
+def _unknown(state: State, metric: str) -> SearchError:
+    reported = (name for trial in state.trials.values() for each in trial.reports.values() for name in each.metrics)
+    known = dict.fromkeys([*(objective.metric for objective in state.objectives), *reported])
+    near = closest(metric, known)
+    return SearchError(f"importance: no trial has the metric {metric!r}; allowed: {', '.join(known)}{near}")
 
 
-def _predicted(space: Space, forest: Forest, rows: Array, progress: Array) -> Array:
-    M = np.column_stack([space.model_matrix(rows), progress])
-    return forest.predict(M)[0]
+def _clipped(values: Array) -> Array:
+    """Return values that a few diverged trials do not decide, with mean 0 and deviation 1; all 0 if they are equal."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    if high > low:
+        far = _FAR * (high - low)
+        values = np.clip(values, low - far, high + far)
+    else:  # more than half are equal: only the order of the others is told
+        values = np.unique(values, return_inverse=True)[1].astype(np.float64)
+    return _standard(values)
 
 
-def _explained(state: State, trials: Sequence[TrialState], objective: int, view: View, targets: Array) -> float:
-    """Return 1 - residual / variance of the targets, predicted for each fold by a forest of the others.
+def _standard(values: Array) -> Array:
+    deviation = values.std()
+    return (values - values.mean()) / deviation if deviation > 0 else np.zeros_like(values)
 
-    The variance is that around the mean of rows of equal progress: that losses fall with epochs is no merit.
-    """
-    fold_of = {trial.number: place % _FOLDS for place, trial in enumerate(trials)}
-    folds = np.array([fold_of[number] for number in view.numbers.tolist()])
-    predicted = np.empty(view.count)
-    for fold in range(_FOLDS):
-        rest = [trial for trial in trials if fold_of[trial.number] != fold]
-        forest, _ = _fitted(_told(state, view.space, rest, objective))
-        rows = folds == fold
-        predicted[rows] = _predicted(view.space, forest, view.rows[rows], view.progress[rows])
-    residual, variance = 0.0, 0.0
-    for z in np.unique(view.progress):
-        rows = view.progress == z
-        # Fold by fold the ranks are of slightly different rows, so the level is left out.
-        off = (predicted - targets)[rows]
-        residual += float(((off - off.mean()) ** 2).sum())
-        variance += float(((targets[rows] - targets[rows].mean()) ** 2).sum())
-    return max(0.0, 1.0 - residual / variance) if variance > 0 else 0.0
+
+def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Array, Array, float]:
+    """Return the shares, the ends of their intervals, and what half-samples explain of the other half."""
+    model = _Model(space, rows, y, rng(seed, "importance", 0))
+    whole = model.effects(rng(seed, "importance", 1), _DRAWS)
+    shares = whole / whole.sum() if whole.sum() > 0 else np.full(space.dimension, 1.0 / space.dimension)
+    above, halves, residuals = [], [], []
+    for half in range(_HALVES):
+        generator = rng(seed, "importance", 2 + half)
+        order = generator.permutation(len(y))
+        chosen, rest = order[: len(y) // 2], order[len(y) // 2 :]
+        if not y[chosen].std() > 0:
+            continue
+        chance = generator.random((len(y), 1))
+        part = _Model(space, rows[chosen], y[chosen], generator, chance=chance[chosen], like=model.hyperparameters)
+        effects = part.effects(generator, _FEWER_DRAWS)
+        total = max(effects[:-1].sum(), 1e-12)
+        # A parameter that moves no more than a column of chance does is not known to move anything.
+        above.append((effects[:-1] - effects[-1]) / total)
+        halves.append(effects[:-1] / total)
+        residuals.append(float(((part.predict(rows[rest], chance[rest]) - y[rest]) ** 2).mean()))
+    if not halves:
+        return shares, np.zeros_like(shares), np.ones_like(shares), 0.0
+    low = np.minimum(np.maximum(np.quantile(above, _TAIL, axis=0), 0.0), shares)
+    high = np.maximum(np.quantile(halves, 1.0 - _TAIL, axis=0), shares)
+    return shares, low, high, max(0.0, 1.0 - float(np.mean(residuals)) / float(y.var()))
+
+
+class _Model:
+    """A Gaussian process of some results; with `chance` its points have further columns that mean nothing."""
+
+    def __init__(
+        self,
+        space: Space,
+        rows: Array,
+        y: Array,
+        generator: np.random.Generator,
+        *,
+        like: Hyperparameters | None = None,
+        chance: Array | None = None,
+    ) -> None:
+        self._space = space
+        self._embedding = Embedding(space, fidelity=False)
+        self._extra = 0 if chance is None else chance.shape[1]
+        owners = np.concatenate([self._embedding.owners, space.dimension + np.arange(self._extra)])
+        points = self._points(rows, chance)
+        self._mean, self._deviation = float(y.mean()), float(y.std())
+        target = (y - self._mean) / self._deviation
+        self.hyperparameters = fit(points, owners, target, generator, like=like)
+        self._posterior = Posterior.of(self.hyperparameters, points, owners)
+        self._alpha = self._posterior.coefficients(target)
+
+    def _points(self, rows: Array, chance: Array | None) -> Array:
+        points = self._embedding(rows)
+        return points if chance is None else np.concatenate([points, chance], axis=1)
+
+    def predict(self, rows: Array, chance: Array | None = None) -> Array:
+        """Return the mean at settled rows, on the scale of the targets."""
+        across = self._posterior.between(self._posterior.points, self._points(rows, chance))
+        predicted: Array = self._alpha @ across
+        return self._mean + self._deviation * predicted
+
+    def effects(self, generator: np.random.Generator, draws: int) -> Array:
+        """Return the total effect of each column, those of chance behind the space's."""
+        space, d = self._space, self._space.dimension
+        U, anew = space.latent(generator, draws), space.latent(generator, draws)
+        chance, other = generator.random((2, draws, self._extra))
+        before = self._settled(U, chance)
+        effects = np.empty(d + self._extra)
+        for column in range(len(effects)):
+            changed, changed_chance = U.copy(), chance.copy()
+            if column < d:
+                changed[:, column] = anew[:, column]
+            else:
+                changed_chance[:, column - d] = other[:, column - d]
+            effects[column] = ((before - self._settled(changed, changed_chance)) ** 2).mean() / 2
+        return effects
+
+    def _settled(self, latent: Array, chance: Array) -> Array:
+        return self.predict(self._space.settle(latent), chance if self._extra else None)

@@ -48,6 +48,8 @@ from trainwright.study.telling import checked_metrics, told_before
 if TYPE_CHECKING:
     import polars as pl
 
+    from trainwright.search.importance import Importance
+
 __all__ = ["Study"]
 
 
@@ -411,6 +413,17 @@ class Study(Simulating):
         The estimate is a forest's, whose leaf size 5-fold error has chosen; the trial is one of those tried.
         """
         return recommended(self._book.state, self.space, by)
+
+    def importance(self, metric: str | None = None, *, epoch: int | None = None) -> "Importance":
+        """Return each parameter's share of the variance of a metric at an epoch, with an interval of each share.
+
+        The metric is any that trials report (None: the first objective), the epoch the last that four of five trials
+        have reached, unless one is given. A parameter whose interval begins at 0 is not known to matter. Raises
+        `SearchError` while there are too few results.
+        """
+        from trainwright.search.importance import importance_of
+
+        return importance_of(self._book.state, self.space, metric, epoch=epoch)
 
     @property
     def feasible(self) -> list[TrialState]:

@@ -19,7 +19,7 @@ from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.hypervolume import hypervolume_figure
-from trainwright.report.figures.importance import importance_figure
+from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.planned import planned_figures
@@ -34,7 +34,7 @@ from trainwright.ui.follower import Follower
 __all__ = ["VIEWS", "Drawings"]
 
 _MOST_OBJECTIVES = 3
-_IMPORTANCE_TRIALS = 600  # what importance looks at, of any number
+_IMPORTANCE_TRIALS = 300  # what importance looks at, of any number
 _GROWTH = 1.1  # importance is found anew when there are so many times as many results
 
 View = dict[str, Any]
@@ -208,13 +208,16 @@ def _parallel(overview: Overview) -> list[Figure | None]:
 
 
 def _importance(state: State) -> View:
-    figures = []
+    figures: list[Figure | None] = []
+    notes: list[str] = []
     for goal, objective in enumerate(state.objectives[:_MOST_OBJECTIVES]):
         try:
-            figures.append(importance_figure(importance_of(state, _space(state), goal), objective.metric, goal))
+            found = importance_of(state, _space(state), objective.metric)
         except SearchError as error:
-            return _view(figures, notes=[f"{error}."])
-    return _view(figures)
+            return _view(figures, notes=[*notes, f"{error}."])
+        figures.append(importance_figure(found, objective.metric, goal))
+        notes += [] if found.known else [nothing_known(found, objective.metric)]
+    return _view(figures, notes=notes)
 
 
 def _detached(state: State, numbers: Sequence[int]) -> State:

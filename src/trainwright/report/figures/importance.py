@@ -1,48 +1,76 @@
-"""Which parameters matter: each one's share of what a forest, fitted to the results, explains."""
+"""Which parameters matter: each one's share of the variance of a metric, with its interval, where it is known."""
 
 from trainwright.report.figures.figure import Figure, axis, layout, rounded
 from trainwright.report.words import count, escape
 from trainwright.search.importance import Importance
 
-__all__ = ["importance_figure"]
+__all__ = ["importance_figure", "nothing_known"]
 
 _MOST = 25
 
 
-def importance_figure(importance: Importance, metric: str, objective: int = 0) -> Figure:
-    """Return the shares as bars, the greatest first."""
-    order = sorted(range(len(importance.names)), key=lambda at: -importance.shares[at])[:_MOST]
-    names = [escape(importance.names[at], 30) for at in order]
-    shares = [importance.shares[at] for at in order]
+def importance_figure(importance: Importance, metric: str, objective: int = 0) -> Figure | None:
+    """Return the shares of the parameters that are known to matter as bars, the greatest first; None if none is."""
+    known = importance.known[:_MOST]
+    if not known:
+        return None
+    at = [importance.names.index(name) for name in known]
+    names = [escape(name, 30) for name in known]
+    shares = [importance.shares[place] for place in at]
+    lows, highs = [importance.low[place] for place in at], [importance.high[place] for place in at]
     first = ", then ".join(f"{name} ({share:.0%})" for name, share in list(zip(names, shares, strict=True))[:2])
-    known = (
-        f"A forest fitted to {count(importance.results, 'result')} explains {importance.explained:.0%} "
-        "of how unseen ones rank."
-    )
-    if importance.explained < 0.3:
-        known += " That is little: read the shares as a hint, no more."
-    if importance.stopped > importance.results / 2:
-        known += " Most were stopped early, so what makes for a fast start weighs more than it would at the end."
-    cut = f" The {_MOST} greatest of {len(importance.names)} are drawn." if len(importance.names) > _MOST else ""
+    others = len(importance.names) - len(importance.known)
+    cut = f" The {_MOST} greatest of {len(importance.known)} are drawn." if len(importance.known) > _MOST else ""
+    rest = f" Of {count(others, 'other parameter')} it is not known whether they matter." if others else ""
     return Figure(
         name=f"importance-{objective}",
-        title=f"What moves {escape(metric, 40)}",
-        caption=f"The most important is {first}. {known}{cut}",
+        title=f"What moves {escape(metric, 40)}{_when(importance)}",
+        caption=(
+            f"The most important is {first}; lines are 90 % intervals, from half-samples of "
+            f"{count(importance.results, 'result')}. Half of them predict {importance.explained:.0%} of the variance "
+            f"of the others.{rest}{cut}"
+        ),
         data=[
             {
                 "type": "bar",
+                "name": "share",
                 "y": names[::-1],
                 "x": rounded(shares[::-1], 4),
-                "text": [f"{share:.0%}" for share in shares[::-1]],
-                "textposition": "outside",
                 "marker": {"color": "--blue"},
-                "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
-            }
+                "showlegend": False,
+                "customdata": [[low, high] for low, high in zip(rounded(lows, 4), rounded(highs, 4), strict=True)][
+                    ::-1
+                ],
+                "hovertemplate": "%{y}: %{x:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})<extra></extra>",
+            },
+            *(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": "90 % interval",
+                    "x": rounded([low, high], 4),
+                    "y": [name, name],
+                    "line": {"color": "--ink", "width": 1.5},
+                    "showlegend": False,
+                    "hoverinfo": "skip",
+                }
+                for name, low, high in zip(names, lows, highs, strict=True)
+            ),
         ],
         layout=layout(
             xaxis=axis("share", tickformat=".0%", rangemode="tozero", nticks=6),
             yaxis=axis(type="category", showgrid=False),
             bargap=0.35,
         ),
-        height=90 + 28 * len(order),
+        height=90 + 28 * len(known),
     )
+
+
+def nothing_known(importance: Importance, metric: str) -> str:
+    """Return the sentence for a study of which no parameter is known to matter."""
+    results = count(importance.results, "result")
+    return f"{results}{_when(importance)} do not tell yet which parameters move {metric}."
+
+
+def _when(importance: Importance) -> str:
+    return "" if importance.epoch is None else f" at epoch {importance.epoch:,}"
