@@ -11,6 +11,7 @@ import pytest
 import trainings
 
 from trainwright.engine import Died, Local, Quiet, Raised, Returned
+from trainwright.engine._gang import free_address
 from trainwright.engine._run import run_assignment
 from trainwright.engine.conformance import Recorder
 from trainwright.errors import MissingExtra
@@ -137,6 +138,14 @@ def test_a_port_in_use_is_no_failure_of_the_trial():
         outcome = run_assignment(trainings.plain, assignment, Recorder(), gpu=False)
     assert isinstance(outcome, Died)
     assert outcome.why.startswith(f"its 2 processes did not find each other at {address}: ")
+    assert not outcome.blame
+
+
+def test_ports_are_none_of_outgoing_connections():
+    """Between the choice and its use another process would often be given one of those."""
+    ports = [int(free_address().partition(":")[2]) for _ in range(200)]
+    first = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    assert max(ports) < (int(first.read_text().split()[0]) if first.exists() else 32768)
 
 
 def test_a_group_needs_torch(monkeypatch):

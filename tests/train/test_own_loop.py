@@ -101,6 +101,15 @@ def test_interrupted_after_any_step(tmp_path, undisturbed, dies_at):
     assert ledger.notes == []
 
 
+def test_a_restored_checkpoint_is_told_at_once(tmp_path):
+    """So the ledger knows that a trial gets on whose runs never come to the end of an epoch."""
+    training, ledger = Training(interval=2), Ledger()
+    for number, training.dies_at in enumerate((2, 4, 5), start=1):
+        with pytest.raises(KeyboardInterrupt):
+            lease(number, training, ledger, tmp_path)
+    assert ledger.checkpoints == [(2, 0, 2), (3, 0, 4)]
+
+
 def test_the_ledger_knows_of_each(undisturbed):
     """A record for every checkpoint: those between reports come with the next one, all before it."""
     _, ledger = undisturbed

@@ -1,5 +1,6 @@
 """The worker processes of one trial, one a rank: they begin together and end together."""
 
+import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -9,12 +10,17 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeVar
 
 from trainwright.engine._engine import Died, Handler, Outcome, Raised
+from trainwright.errors import EngineError
 from trainwright.train import Assignment
 
 _CAUSE_SECONDS = 1.0
 """After the failure of a rank, for which another may turn out to have been its cause."""
 
-__all__ = ["Gang", "Process"]
+_FIRST_PORT, _PORTS = 12000, 20000
+"""Below those of outgoing connections, which begin at 32768 on Linux."""
+_TRIES = 100
+
+__all__ = ["Gang", "Process", "free_address"]
 
 
 class Process(Protocol):
@@ -82,7 +88,7 @@ class Gang(Generic[_Worker]):
         self._failed_at = 0.0  # when the first of them did
         self._first: Outcome | None = None  # of rank 0
         self._asked: int | None = None  # the rank that waits for an answer
-        address = assignment.address or (_free_address() if len(workers) > 1 else "")
+        address = assignment.address or (free_address() if len(workers) > 1 else "")
         for rank, worker in self._living.items():
             worker.run(message(replace(assignment, rank=rank, world_size=len(workers), address=address)))
 
@@ -199,8 +205,14 @@ def _of_rank(rank: int, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _free_address() -> str:
-    """Return an address of this machine where nobody listens."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def free_address(host: str = "127.0.0.1") -> str:
+    """Return an address of this machine where nobody listens.
+
+    It is used only seconds later. Ports that the system gives to outgoing connections would often be taken by then.
+    """
+    for _ in range(_TRIES):
+        address = host, _FIRST_PORT + secrets.randbelow(_PORTS)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(address)
+            return f"{host}:{address[1]}"
+    raise EngineError(f"no free port on {host} in {_TRIES} tries from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1}")

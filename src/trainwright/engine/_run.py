@@ -27,7 +27,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     try:
         channel = join(assignment, channel, gpu=gpu)
     except GroupFailed as error:
-        return Died(why=str(error), seconds=time.monotonic() - started)
+        return Died(why=str(error), blame=False, seconds=time.monotonic() - started)
     except MissingExtra as error:
         return Raised(failure="exception", message=str(error), seconds=time.monotonic() - started)
     trial = Trial(assignment, channel, gpu=gpu)

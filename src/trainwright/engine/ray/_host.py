@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainwright.engine._engine import Died, Outcome
+from trainwright.engine._gang import free_address
 from trainwright.engine._process import ChildProcess
 from trainwright.engine.ray._cluster import load_ray
 
@@ -85,6 +86,4 @@ class Host:
 
     async def free_address(self) -> str:
         """Return an address of this node where nobody listens."""
-        with socket.socket() as probe:
-            probe.bind((self._address, 0))
-            return f"{self._address}:{probe.getsockname()[1]}"
+        return free_address(self._address)
