@@ -209,7 +209,9 @@ def discarding(setting: Setting, tables: list[Curves]) -> Part:
             "i-epoch": [IEpoch(epochs=i, top_k=min(3, count), max_epochs=length) for i in (1, min(5, length))],
             "halving": [SuccessiveHalving(n=count, max_epochs=length, eta=eta) for eta in (2, 4)],
             "asha": [ASHA(max_epochs=length, eta=eta, kind="promotion") for eta in (2, 4)],
-            "extrapolate": [Extrapolate(max_epochs=length, min_epochs=max(1, length // 10), p=p) for p in (0.5, 0.9)],
+            "extrapolate": [
+                Extrapolate(max_epochs=length, min_epochs=max(1, length // 10), share=share) for share in (0.5, 0.75)
+            ],
             "random": [FixedEpochs(length)],
         }
         kinds = list(rules)

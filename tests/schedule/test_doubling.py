@@ -38,7 +38,7 @@ def test_new_trials_come_first_and_growth_when_none_waits():
 
 
 def test_the_highest_rung_then_the_least_loss_is_served_first():
-    desk = desk_of(Doubling(start=4), 20, 5)
+    desk = desk_of(Doubling(start=4, wait_seconds=5000.0), 20, 5)
     desk.plan(0.0)
     for trial, loss in ((0, 0.3), (1, 0.2), (2, 0.1)):
         desk.reported(trial, 1, loss, 1000.0)

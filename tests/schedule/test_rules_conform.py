@@ -168,7 +168,7 @@ class TestExtrapolate(RuleConformance):
     streams = 3
 
     def make_rule(self):
-        return Extrapolate(max_epochs=9, eta=2, families=["pow3", "ilog2"])
+        return Extrapolate(max_epochs=9, eta=2, min_trials=2)
 
 
 class TestAnyOf(RuleConformance):
