@@ -14,10 +14,14 @@ Array = NDArray[np.float64]
 Regrets = dict[str, dict[str, Array]]  # by searcher, then by problem: [seeds, evaluations]
 
 _LEAST = 1e-6  # regret below which logarithms do not tell searches apart
+_MOST = 1.0  # the median's: a search that is worse has found nothing, and one that diverged must not decide a mean
 
 
 def judge(regrets: Regrets, problems: Sequence[Problem], seeds: Mapping[str, int]) -> dict[str, Any]:
-    """Return the numbers over all problems, and in `detail` those of each problem and family."""
+    """Return the numbers over all problems, and in `detail` those of each problem and family; no regret above 1."""
+    regrets = {
+        name: {key: np.minimum(values, _MOST) for key, values in found.items()} for name, found in regrets.items()
+    }
     reference = "forest" if "forest" in regrets else next(iter(regrets))
     everything = [problem.name for problem in problems]
     groups = {problem.family: [p.name for p in problems if p.family == problem.family] for problem in problems}

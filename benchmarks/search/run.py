@@ -6,7 +6,8 @@ r"""Search quality on tables of finished trainings and on test functions: our se
 
 Every method sees the same problems, the same seeds and the same noise, one evaluation at a time or with simulated
 workers. An evaluation of a table shows one data seed's value; regret is judged on the mean over data seeds:
-(f(best found) - f*) / (f_median - f*), of the configuration that the method itself has seen do best. `mean_regret` is
+(f(best found) - f*) / (f_median - f*), at most 1, of the configuration that the method itself has seen do best: one
+first trial that diverged would else decide a mean. `mean_regret` is
 its mean over trials 1..budget, `final_regret` its value at the end. Intervals: 95 %, bootstrap over seeds inside
 problems. A searcher written as `deephyper-default:3` runs 3 seeds; its rank is then among all on these seeds, and the
 others are ranked without it. Finished searches are kept (`--cells`), so a run that was cut off goes on, and a peer that

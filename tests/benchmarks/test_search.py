@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,9 +52,17 @@ def test_mean_regret_is_that_of_the_kept_rows(arguments: list[str], tables: Path
         for row in cell["rows"]:
             best = min(best, (table.show(cell["seed"], row, seen.count(row)), len(seen), row))
             seen.append(row)
-            regrets.append(table.regret([best[2]])[0])
+            regrets.append(min(1.0, table.regret([best[2]])[0]))
         by_table.setdefault(cell["table"], []).append(np.mean(regrets))
     assert summary["mean_regret"]["random"] == pytest.approx(np.mean([np.mean(v) for v in by_table.values()]))
+
+
+def test_a_search_that_diverged_decides_no_mean():
+    problem = SimpleNamespace(name="t", family="f")
+    regrets = {"a": {"t": np.array([[1e9, 0.2], [0.6, 0.4]])}, "forest": {"t": np.array([[0.8, 0.2], [0.6, 0.4]])}}
+    found = judge.judge(regrets, [problem], {"a": 2, "forest": 2})["summary"]
+    assert found["mean_regret"] == {"a": pytest.approx(0.55), "forest": pytest.approx(0.5)}
+    assert found["final_regret"]["a"] == pytest.approx(0.3)
 
 
 def test_several_workers_keep_the_budget(arguments: list[str], tmp_path: Path):
