@@ -78,8 +78,8 @@ class Manager:
         for name, item in state.items():
             if isinstance(item, Format):
                 raise CheckpointStateError(
-                    f"Manager, {name}: got the format {type(item).__name__}; a Manager saves in files of its own; convert "
-                    "what it has saved: trainwright checkpoint convert"
+                    f"Manager, {name}: got the format {type(item).__name__}; a Manager saves in files of its own; "
+                    "convert what it has saved: trainwright checkpoint convert"
                 )
         captured = capture(state)  # refuses now, not at the first save, what cannot be kept
         self.config = config or CheckpointConfig()
