@@ -14,6 +14,7 @@ from faulty_files import FailingFiles, StallingFiles
 from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Retention, Screen
+from trainwright.checkpoint.formats import FORMATS
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointCorruptError,
@@ -468,3 +469,37 @@ def test_nothing_is_left_open(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         manager.close()
+
+
+def test_ranks_meet_before_anything_is_saved(tmp_path, monkeypatch):
+    """They learn once, from the state that is kept, who has which tensors; saving and restoring rest on that."""
+    from trainwright.checkpoint.ranks import Solo
+
+    happened = []
+
+    class Ranks(Solo):
+        def meet(self, state, captured):
+            happened.append(("meet", sorted(state), sorted(captured.tensors)))
+
+        def together(self, act):
+            happened.append(("together", happened[0][0]))
+            return act()
+
+        def portion(self, captured):
+            happened.append(("portion", happened[0][0]))
+            return super().portion(captured)
+
+    monkeypatch.setattr("trainwright.checkpoint.manager.ranks_here", lambda *_: Ranks())
+    with Manager(tmp_path, x=torch.ones(2), model=torch.nn.Linear(1, 1)) as manager:
+        manager.save(wait=True)
+    assert happened[0] == ("meet", ["model", "x"], ["model.bias", "model.weight", "x"])
+    assert [name for name, *_ in happened].count("meet") == 1
+    assert ("portion", "meet") in happened
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_format_is_no_state(tmp_path, name):
+    """Whoever asks a manager to save in a format is told what there is instead."""
+    sentence = r"Manager, format: got the format .*; a Manager saves in files of its own; convert what it has saved"
+    with pytest.raises(CheckpointStateError, match=sentence):
+        Manager(tmp_path, format=FORMATS[name], x=torch.ones(2))

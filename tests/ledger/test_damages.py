@@ -53,8 +53,8 @@ def check(directory, whole, start, end, *, count=6):
     # a line that loses its newline takes the next one with it
     allowed = touched(whole, start, end + (b"\n" in whole[start:end]))
     assert lost <= allowed
-    if lost:
-        assert reader.dropped()
+    if lost and not (end == len(whole) and start in {0, whole.rfind(b"\n", 0, start) + 1}):
+        assert reader.dropped()  # of whole lines that are cut off nothing is left to tell
     for record in records:
         assert record.body["values"]["loss"] == record.trial / 8
     return lost, reader.dropped()

@@ -15,6 +15,7 @@ from trainwright.checkpoint.config import CheckpointConfig, Tier
 from trainwright.checkpoint.differences import Difference, Mode, settle
 from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
 from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
+from trainwright.checkpoint.formats.protocol import Format
 from trainwright.checkpoint.kept import NO_ROOM, Kept
 from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
@@ -75,6 +76,12 @@ class Manager:
                 f"Manager: got {', '.join(reserved) or 'no state'}; allowed: items such as model=model, optimizer="
                 f"optimizer, under other names than {', '.join(sorted(RESERVED))}, which a checkpoint brings itself"
             )
+        for name, item in state.items():
+            if isinstance(item, Format):
+                raise CheckpointStateError(
+                    f"Manager, {name}: got the format {type(item).__name__}; a Manager saves in files of its own; "
+                    "convert what it has saved: trainwright checkpoint convert"
+                )
         captured = capture(state)  # refuses now, not at the first save, what cannot be kept
         self.config = config or CheckpointConfig()
         self.steps = 0

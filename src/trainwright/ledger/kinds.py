@@ -52,8 +52,8 @@ def _shape(*fields: Field) -> Shape:
     return Shape(fields)
 
 
-_EPOCH = Field(name="epoch", type=Whole(), says="epoch, from 1")
-_WALL = Field(name="wall_seconds", type=Seconds(), says="seconds since the run's start")
+_EPOCH = Field(name="epoch", type=Whole(), says="from 1")
+_WALL = Field(name="wall_seconds", type=Seconds(), says="since the run's start")
 _VALUES = Field(name="values", type=Numbers(), says="final metrics")
 _PATH = Field(name="path", type=Text(), says="relative to the study's folder")
 
@@ -72,7 +72,7 @@ _STARTED = (
 _PROPOSED = (
     Field(name="params", type=Params(), says="its configuration"),
     Field(name="key", type=Text(), says="the configuration's digest"),
-    Field(name="origin", type=Json(dict), says="searcher and how it came to it"),
+    Field(name="origin", type=Json(dict, "object of JSON"), says="searcher and how it came to it"),
     Field(name="seen", type=Whole(), says="how many ends its searcher knew"),
     Field(name="seen_hash", type=Text(), says="a hash of those, whatever their order"),
 )
