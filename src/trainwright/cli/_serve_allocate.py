@@ -28,7 +28,7 @@ def allocate(
     ] = "throughput",
     cost: Annotated[str, typer.Option("--cost", help="profile, or real: run placements too.")] = "profile",
     trust: Annotated[
-        bool, typer.Option("--trust", help="Load networks with operators that are not known to be safe.")
+        bool, typer.Option("--trust", help="Load what needs more than known operators, as programs with your rights.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the search.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,

@@ -28,7 +28,7 @@ def run(
     queue_rows: Annotated[int | None, typer.Option("--queue-rows", help="Rows that may wait.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Never answer without a member: 503 instead.")] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Load networks with operators that are not known to be safe.")
+        bool, typer.Option("--trust", help="Load what needs more than known operators, as programs with your rights.")
     ] = False,
     engine: Annotated[str, typer.Option("--engine", help="local or ray.")] = "local",
     host: Annotated[str, typer.Option("--host", help="Beyond loopback a token is needed.")] = "127.0.0.1",

@@ -45,9 +45,7 @@ def ensemble(
         str | None,
         typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch."),
     ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Run exported networks with operators that are not known to be safe.")
-    ] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="With --measure: as in serve run.")] = False,
     rule: Annotated[str | None, typer.Option("--rule", help="How predictions are combined.")] = None,
     pick: Annotated[
         str | None,
