@@ -7,7 +7,7 @@ import pytest
 from trainwright.cluster import Cluster
 from trainwright.cluster import Device as Hardware
 from trainwright.errors import DeviceError
-from trainwright.serve import Device, found_devices, parse_devices, simulated_devices
+from trainwright.serve import Device, devices, found_devices, parse_devices, simulated_devices
 
 
 @pytest.fixture
@@ -15,6 +15,8 @@ def eight_cores(monkeypatch):
     """Give the machine eight cores, all of which this process may use."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(devices, "granted_cores", lambda: None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 @pytest.mark.usefixtures("eight_cores")

@@ -79,13 +79,16 @@ def _show_worth(plan: "Plan") -> None:
     latency = plan.objective.startswith("p99")
     print(f"\n{plan.objective}, in {'ms' if latency else 'rows a second'}:\n")
     simpler = (("worst fit", "worst_fit"), ("batch sizes tuned", "batch_only"))
-    lines = (*simpler, ("this plan", "value"), ("bound", "bound"))
+    lines = (*simpler, ("one process a group of cores", "in_one"), ("this plan", "value"), ("bound", "bound"))
     rows = [
         (label, _figure(plan.expected.get(key), latency), _figure(plan.measured.get(key), latency))
         for label, key in lines
         if key in plan.expected or key in plan.measured
     ]
     print_table(("", f"expected ({plan.search['times'] or plan.search['cost']})", "measured"), rows)
+    if "low" in plan.expected:
+        low, high = (_figure(plan.expected[end], latency) for end in ("low", "high"))
+        print(f"expected between {low} and {high}, as far as the times are known")
     for what, told in (("expected", plan.expected), ("measured", plan.measured)):
         if "value" in told and not latency:
             gains = [f"{told['value'] / told[key]:.2f} x {label}" for label, key in simpler if told.get(key, 0) > 0]

@@ -72,9 +72,12 @@ def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
         plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
-        told = (
-            f", {plan.expected['value']:,.0f} rows a second expected" if "value" in plan.expected else " by size alone"
-        )
+        told = " by size alone"
+        if "low" in plan.expected:
+            low, high = plan.expected["low"], plan.expected["high"]
+            told = f", between {low:,.0f} and {high:,.0f} rows a second expected"
+        elif "value" in plan.expected:
+            told = f", {plan.expected['value']:,.0f} rows a second expected"
         print(f"placed: {len(plan.units)} units in {len(plan.instances)} processes{told}")
         return plan
     plan = Plan.load(file)

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError, DeviceError, ServeConfigError
 from trainwright.serve.cost import Cost
-from trainwright.serve.devices import Device, parse_devices, simulated_devices
+from trainwright.serve.devices import Device, parse_devices, room_of, simulated_devices
 from trainwright.serve.exact import upper_bound
 from trainwright.serve.greedy import BoundedGreedy, Found
 from trainwright.serve.matrix import BATCHES, Plan, digest_of
@@ -22,7 +24,7 @@ from trainwright.serve.placement import Matrix, Placement
 from trainwright.serve.profile_cost import ProfileCost
 from trainwright.serve.relaxed import relaxed
 from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import Unit, single_units
+from trainwright.serve.units import Unit, packed_units, single_units
 from trainwright.serve.worst_fit import worst_fit
 
 __all__ = ["allocate", "placed"]
@@ -31,6 +33,7 @@ _START_BATCH = 8
 _BOUNDS: Mapping[bool, Mapping[str, int]] = {True: {}, False: {"kicks": 2, "max_tried": 1000}}  # latencies take longer
 _MOST_COLUMNS = 16  # choices of fused units from which a search starts
 _REAL_STEPS, _TURNS = 3, 3  # of a search by running, and of the last comparison
+_WINDOW_SECONDS = 0.4  # for which a placement is loaded in each turn beside another one, after as long a warm-up
 
 
 def allocate(
@@ -54,7 +57,12 @@ def allocate(
     is. Several clusters make a heterogeneous set.
 
     The plan's `expected` and `measured` hold the value, and what worst fit, and worst fit with batch sizes tuned, reach
-    by the same means: rows a second, or minus seconds for `P99`. `bound` is what no placement exceeds.
+    by the same means: rows a second, or minus seconds for `P99`. `bound` is what no placement exceeds; between `low`
+    and `high` lies the value, as far as the measured times are known.
+
+    On a group of cores there are never more instances than cores: of more members some share a process. What was timed
+    here on cores alone is also run beside one process with all members (`measured["in_one"]`), and the plan is what
+    answers more.
 
     Raises DeviceError for devices that are not there, AllocationError if the ensemble does not fit, ServeConfigError
     for a latency that nothing meets.
@@ -65,6 +73,7 @@ def allocate(
     if cost == "real" and clusters:
         raise ServeConfigError("cost: got 'real' for simulated devices; allowed: 'profile', or devices= that are here")
     judge: Cost
+    timed_here = isinstance(cost, str) and tables is None and not clusters
     if isinstance(cost, str):
         if tables is None:
             tables, traced = _tables(ensemble, found, clusters, batches)
@@ -76,23 +85,31 @@ def allocate(
     model = MemoryModel.assumed(ensemble) if memory is None else memory
     fusable = tables.fusable() if tables is not None else ()
     space = Space(devices=found, batches=tuple(batches), memory=model, fusable=fusable)
-    space, start = _start(space, len(ensemble.members))
-    columns = list(itertools.islice(_columns(start.units, fusable), _MOST_COLUMNS + 1))
+    space, start = _start(space, _weights(ensemble, tables))
+    members = len(ensemble.members)
+    # No loop exceeds the bound of its members: on one device they share its time as well as a loop does.
+    columns = list(itertools.islice(_columns(single_units(members), fusable), _MOST_COLUMNS + 1))
     bound = None
     if isinstance(judge, ProfileCost) and goal == Throughput() and len(columns) <= _MOST_COLUMNS:
         bound = max(upper_bound(units, space, judge) for units in columns)
     starts: list[Placement] = []
     if isinstance(judge, ProfileCost):  # from single members to a fused unit is a long way, of which each step must pay
-        relaxations = (relaxed(units, space, judge) for units in columns[:_MOST_COLUMNS])
+        looped = _in_one(members, found)
+        relaxations = (relaxed(units, space, judge) for units in dict.fromkeys([*columns[:_MOST_COLUMNS], *looped]))
         starts = [one for one in relaxations if one is not None]
     best, tuned, results = _searched((start, *starts), space, judge, settings, bound)
     expected = {"value": best.value, "worst_fit": results[0].start_value, "batch_only": tuned.value}
     if bound is not None:
         expected["bound"] = bound
-    placement = best.placement
-    measured: dict[str, float] = {}
+    placement, measured = best.placement, dict[str, float]()
     if cost == "real" and isinstance(judge, ProfileCost):
         placement, measured = _run(ensemble, space, judge, settings, (start, tuned.placement, placement))
+    elif timed_here and goal == Throughput() and isinstance(judge, ProfileCost):
+        placement, measured = _beside_one(ensemble, space, judge, placement)
+    if tables is not None and tables.spread:
+        expected["value"] = judge.measure([placement])[0].value
+        ends = [ProfileCost(devices=found, tables=tables.at(end), objective=goal, seed=seed) for end in (1, -1)]
+        expected["low"], expected["high"] = (end.measure([placement])[0].value for end in ends)
     return Plan(
         ensemble=digest_of(ensemble),
         devices=found,
@@ -194,6 +211,27 @@ def _run(
     return found, {**measured, "placements": float(real.measured)}
 
 
+def _beside_one(
+    ensemble: Ensemble, space: Space, judge: ProfileCost, found: Placement
+) -> tuple[Placement, dict[str, float]]:
+    """Return the placement, or one process a group of cores with all members in it, if that answers more; measured.
+
+    What the front takes of the cores is in no time table, nor what it takes to wake several processes for each batch.
+    On few cores, or busy ones, that can be more than several processes gain.
+    """
+    looped = _in_one(len(ensemble.members), space.devices)
+    if not looped or any(device.room is None for device in space.devices):
+        return found, {}
+    one = relaxed(looped[0], space, judge)
+    if one is None or one.units == found.units:
+        return found, {}
+    from trainwright.serve.real_cost import RealCost
+
+    real = RealCost(ensemble=ensemble, devices=space.devices, seconds=_WINDOW_SECONDS)
+    rates = real.beside([found, one], _TURNS)
+    return (found if rates[0] >= rates[1] else one), {"value": max(rates), "in_one": rates[1]}
+
+
 def _devices(
     devices: str | Iterable[str | Device] | None, cluster: Cluster | Sequence[Cluster] | None
 ) -> tuple[tuple[Device, ...], list[Cluster]]:
@@ -229,12 +267,27 @@ def _check_reachable(goal: Objective, tables: TimeTables, devices: Sequence[Devi
     )
 
 
-def _start(space: Space, members: int) -> tuple[Space, Placement]:
-    """Return worst fit of a process each, or, where these do not fit, of all members in one that computes them in turn.
+def _weights(ensemble: Ensemble, tables: TimeTables | None) -> list[float]:
+    """Return what a member weighs beside others: its time at the largest batch if that is known, else its bytes."""
+    if tables is not None:
+        seconds = np.nansum([np.nanmax(table, axis=1) for table in tables.seconds.values()], axis=0)
+        return [float(one) for one in seconds]
+    return [float(member.weight_bytes or 1) for member in ensemble.members]
 
-    A loop saves contexts and nothing else, so loops are searched for only where bytes are short.
+
+def _in_one(members: int, devices: Sequence[Device]) -> list[tuple[Unit, ...]]:
+    """Return the units of one process that computes all members in turn, where cores are what limits processes."""
+    if members < 2 or not any(device.room for device in devices):
+        return []
+    return [(Unit(members=tuple(range(members)), kind="loop"),)]
+
+
+def _start(space: Space, weights: Sequence[float]) -> tuple[Space, Placement]:
+    """Return worst fit of a process each, or of as many as there are cores, with several members in turn in each.
+
+    Where these do not fit, all members are in one, and any two units may be: a loop saves contexts.
     """
-    units = single_units(members)
+    members, units = len(weights), packed_units(weights, room_of(space.devices))
     try:
         return space, Placement(units, _worst_fit(space, units))
     except AllocationError as error:
@@ -252,7 +305,7 @@ def _worst_fit(space: Space, units: tuple[Unit, ...]) -> Matrix:
     smaller = [batch for batch in space.batches if batch <= max(_START_BATCH, space.batches[0])]
     for batch in reversed(smaller[1:]):
         try:
-            return worst_fit(space.devices, units, space.memory, batch=batch)
+            return worst_fit(space.devices, units, space.memory, batch=batch, room=space.room)
         except AllocationError:
             continue
-    return worst_fit(space.devices, units, space.memory, batch=smaller[0])
+    return worst_fit(space.devices, units, space.memory, batch=smaller[0], room=space.room)

@@ -56,6 +56,7 @@ def placed_anew(plan: Plan, unit: Unit, lost: Collection[Instance], memory: Memo
         memory=memory,
         moves=("batch", "place", "move"),
         fixed=frozenset(set(every) - {(place, where) for place in allowed}),
+        crowded=True,  # better on cores that others use than nowhere
     )
     start = _fitted(bare, where, space, allowed, most=max(row[column] for row in plan.matrix))
     if plan.tables is None:

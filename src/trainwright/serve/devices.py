@@ -1,6 +1,7 @@
 """Devices that members run on: accelerators by number, and groups of a processor's cores with fixed threads."""
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,10 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trainwright.cluster import Cluster
+from trainwright.cluster.granted import granted_cores
 from trainwright.cluster.laptop import host_memory_bytes
 from trainwright.errors import DeviceError
+from trainwright.serve.threads import asked_threads
 
-__all__ = ["Device", "found_devices", "parse_devices", "simulated_devices"]
+__all__ = ["Device", "found_devices", "parse_devices", "room_of", "simulated_devices"]
 
 _CPU = re.compile(r"cpu(?::(\d+)(?:-(\d+))?)?")
 _CUDA = re.compile(r"cuda(?::(\d+))?")
@@ -19,12 +22,16 @@ _CUDA = re.compile(r"cuda(?::(\d+))?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One place for instances; a group of cores has as many threads as cores, and its share of the host's memory."""
+    """One place for instances; a group of cores has its share of the host's memory and of what a quota leaves.
+
+    `threads` are those of one process at most: a group's `cpus`, or OMP_NUM_THREADS if that is less.
+    """
 
     name: str  # "cuda:0", "cpu:0-7"; of a simulated one "CLUSTER/NUMBER"
     kind: Literal["cpu", "cuda"]
     model: str = "cpu"  # what the hardware is called; time tables are kept by it
     cores: tuple[int, ...] = ()  # processors of a group; () of an accelerator
+    cpus: int = 0  # threads of a group that may run at once: its cores, or less by a quota; 0: its cores
     threads: int = 1  # of one operation on the processor
     capacity_bytes: int = 0
     simulated: bool = False  # no such device is here: what is said of it is computed
@@ -33,23 +40,37 @@ class Device:
         """Return the device as a JSON object."""
         return {**asdict(self), "cores": list(self.cores)}
 
+    @property
+    def room(self) -> int | None:
+        """How many instances may compute here at once, a thread each; None if no cores limit them."""
+        return None if self.simulated or not self.cores else self.cpus or len(self.cores)
+
+    def threads_of(self, count: int) -> tuple[int, ...]:
+        """Return the threads of each of `count` instances here: together as many as have room, but one at least."""
+        if self.room is None:
+            return (self.threads,) * count
+        each, over = divmod(self.room, max(1, count))
+        return tuple(max(1, min(self.threads, each + (place < over))) for place in range(count))
+
     def parts(self, count: int) -> "tuple[Device, ...]":
-        """Return a processor's cores as so many groups, as equal as can be, or as one core each; else itself."""
-        count = min(count, len(self.cores))
-        if self.simulated or count < 2:
+        """Return a processor's cores as so many groups, as equal as can be, or as many as have room; else itself."""
+        count = min(count, self.room or 0)
+        if count < 2:
             return (self,)
         size = len(self.cores)
         bounds = [place * size // count for place in range(count + 1)]
+        shares = [place * (self.room or size) // count for place in range(count + 1)]
         return tuple(
             replace(
                 self,
                 name=_group(self.cores[start:stop]),
                 model=_model(stop - start),
                 cores=self.cores[start:stop],
-                threads=stop - start,
+                cpus=most - least,
+                threads=min(self.threads, most - least),
                 capacity_bytes=self.capacity_bytes * (stop - start) // size,
             )
-            for start, stop in itertools.pairwise(bounds)
+            for (start, stop), (least, most) in zip(itertools.pairwise(bounds), itertools.pairwise(shares), strict=True)
         )
 
     @classmethod
@@ -86,6 +107,12 @@ def parse_devices(given: str | Iterable[str | Device]) -> tuple[Device, ...]:
 def found_devices() -> tuple[Device, ...]:
     """Return what this machine has: its accelerators, and all cores that this process may use as one group."""
     return (*(_cuda(number) for number in range(_cuda_count())), *map(_cpu, _runs(_cores())))
+
+
+def room_of(devices: Sequence[Device]) -> int | None:
+    """Return how many instances may compute at once on all of them; None if no cores limit them."""
+    rooms = [device.room for device in devices]
+    return None if None in rooms else sum(room or 0 for room in rooms)
 
 
 def simulated_devices(clusters: Cluster | Sequence[Cluster]) -> tuple[Device, ...]:
@@ -132,13 +159,16 @@ def _device(name: str) -> Device:
 
 
 def _cpu(cores: tuple[int, ...]) -> Device:
-    whole = os.cpu_count() or len(cores)
+    whole, granted = os.cpu_count() or len(cores), granted_cores()
+    share = math.inf if granted is None else granted * len(cores) / max(len(cores), len(_cores()))
+    cpus = max(1, min(len(cores), math.floor(share) if math.isfinite(share) else len(cores)))
     return Device(
         name=_group(cores),
         kind="cpu",
         cores=cores,
         model=_model(len(cores)),
-        threads=len(cores),
+        cpus=cpus,
+        threads=min(cpus, asked_threads() or cpus),
         capacity_bytes=host_memory_bytes() * len(cores) // max(whole, len(cores)),
     )
 

@@ -57,7 +57,7 @@ class Dispatcher(threading.Thread):
         self.open = 0  # requests that were admitted and not answered
         self.shed = 0  # requests that were refused because too many rows waited
         self.over = False  # nothing is admitted any more
-        self.rate = 1.0  # rows a second that the slowest unit can compute, by its first batch
+        self.rate = 1.0  # rows a second that the slowest unit can compute, by what its workers said at start
         self.moves: list[
             dict[str, Any]
         ] = []  # of lost units to other devices: whence, whither, why, and what became of it

@@ -64,8 +64,9 @@ def integer_program(
     """Return the placement of these units with most rows a second if time is shared without loss, by HiGHS.
 
     Maximise t; t <= sum_db r[u,d,b] x[u,d,b]; 0 <= x <= z, z binary; sum_b z[u,d,b] <= 1; sum_ub x[u,d,b] <= 1 for
-    each d; bytes(z) <= capacity. At a fixed z this is what `ProfileCost` computes. An instance that fits no device
-    alone is left out beforehand. Ends within `max_seconds` of solving, with a bound if not with the optimum.
+    each d; bytes(z) <= capacity; sum z <= cores. At a fixed z this is what `ProfileCost` computes. An instance that
+    fits no device alone is left out beforehand. Ends within `max_seconds` of solving, with a bound if not with the
+    optimum.
     """
     from scipy.sparse import csr_array
 
@@ -97,6 +98,8 @@ def integer_program(
         here = [place for place, entry in enumerate(entries) if entry[0] == d]
         add([(place, 1.0) for place in here], 1.0)
         add([(count + place, entries[place][4] / max(1, space.free[d])) for place in here], 1.0)
+        if (room := space.room[d]) is not None:
+            add([(count + place, 1.0) for place in here], room)
     row, column, factor = zip(*terms, strict=True)
     matrix = csr_array((factor, (row, column)), shape=(len(upper), 2 * count + 1))
     objective = np.zeros(2 * count + 1)

@@ -12,11 +12,11 @@ from trainwright.ensemble.entry import PROGRAM_FILE, WEIGHTS_FILE
 from trainwright.errors import AllocationError
 from trainwright.files import read_json
 from trainwright.publishing import write_file
-from trainwright.serve.devices import Device, parse_devices
+from trainwright.serve.devices import Device, parse_devices, room_of
 from trainwright.serve.memory import MemoryModel
 from trainwright.serve.placement import Matrix
 from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import Unit, check_units, single_units
+from trainwright.serve.units import Unit, check_units, packed_units
 from trainwright.serve.worst_fit import worst_fit
 
 __all__ = ["BATCHES", "Instance", "Plan", "Unit", "digest_of"]
@@ -72,12 +72,12 @@ class Plan:
 
     @property
     def instances(self) -> tuple[Instance, ...]:
-        """The processes of the plan: by device, then unit."""
+        """The processes of the plan: by device, then unit. Those on one group of cores share its threads."""
         return tuple(
-            Instance(unit=unit, device=device, batch=batch, threads=device.threads)
+            Instance(unit=self.units[place], device=device, batch=row[place], threads=threads)
             for device, row in zip(self.devices, self.matrix, strict=True)
-            for unit, batch in zip(self.units, row, strict=True)
-            if batch
+            for held in [[place for place, batch in enumerate(row) if batch]]
+            for place, threads in zip(held, device.threads_of(len(held)), strict=True)
         )
 
     @property
@@ -89,11 +89,14 @@ class Plan:
     def simple(cls, ensemble: Ensemble, devices: str | Iterable[str | Device], *, batch: int = 32) -> "Plan":
         """Return one instance of each member by worst-fit decreasing, without any search.
 
-        Processes that would share a group of cores get cores of their own, as long as there are enough.
+        Processes on one group of cores get cores of their own. Where there are more members than cores, several share a
+        process, which computes them in turn.
         """
-        found, units = parse_devices(devices), single_units(len(ensemble.members))
+        found = parse_devices(devices)
+        weights = [member.weight_bytes or 1 for member in ensemble.members]
+        units = packed_units(weights, room_of(found))
         memory = MemoryModel.assumed(ensemble)
-        matrix = worst_fit(found, units, memory, batch=batch)
+        matrix = worst_fit(found, units, memory, batch=batch, room=[device.room for device in found])
         apart, rows = _apart(found, matrix)
         if memory.fits(apart, units, rows):  # a part of a device's memory may be too little for the largest
             found, matrix = apart, rows

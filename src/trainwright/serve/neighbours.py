@@ -35,12 +35,18 @@ class Space:
     loops: bool = False  # whether any two units may also be merged into one that computes their members in turn
     moves: tuple[Move, ...] = MOVES
     fixed: frozenset[tuple[int, int]] = frozenset()  # (device, unit) entries that stay as they are
+    crowded: bool = False  # whether a group of cores may have more instances than cores
     _bytes: dict[Unit, dict[tuple[int, int], int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def free(self) -> tuple[int, ...]:
         """Bytes that instances may take, by device."""
         return tuple(map(self.memory.free, self.devices))
+
+    @cached_property
+    def room(self) -> tuple[int | None, ...]:
+        """How many instances there may be, by device; None for any number."""
+        return tuple(None if self.crowded else device.room for device in self.devices)
 
     def needed(self, unit: Unit, device: int, batch: int) -> int:
         """Return the bytes of an instance; 0 for batch 0."""
@@ -59,8 +65,16 @@ class Space:
         ]
 
     def fits(self, placement: Placement) -> bool:
-        """Say whether every device holds what is on it."""
-        return all(load <= free for load, free in zip(self.loads(placement), self.free, strict=True))
+        """Say whether every device holds what is on it, and has cores for it."""
+        counts = (sum(batch > 0 for batch in row) for row in placement.matrix)
+        return all(load <= free for load, free in zip(self.loads(placement), self.free, strict=True)) and all(
+            room is None or count <= room for count, room in zip(counts, self.room, strict=True)
+        )
+
+    def has_core(self, row: Sequence[int], device: int) -> bool:
+        """Say whether a device with such a row of batch sizes has a core for one instance more."""
+        room = self.room[device]
+        return room is None or sum(batch > 0 for batch in row) < room
 
     def neighbours(
         self, placement: Placement, most: int | None = None, draws: np.random.Generator | None = None
@@ -102,6 +116,7 @@ class Space:
                 for device in devices
                 for batch in self.batches
                 if loads[device] + self.needed(held, device, batch) <= self.free[device]
+                and self.has_core(bare.matrix[device], device)
             ]
             if not places:
                 return placement
@@ -114,7 +129,17 @@ class Space:
             held = placement.units[unit]
             after[device] += self.needed(held, device, batch)
             after[device] -= self.needed(held, device, placement.matrix[device][unit])
-        return all(load <= self.free[device] for device, load in after.items())
+        return all(load <= self.free[device] for device, load in after.items()) and self._has_cores(placement, entries)
+
+    def _has_cores(self, placement: Placement, entries: _Entries) -> bool:
+        more: dict[int, int] = {}
+        for device, unit, batch in entries:
+            more[device] = more.get(device, 0) + (batch > 0) - (placement.matrix[device][unit] > 0)
+        for device, added in more.items():
+            room = self.room[device]
+            if room is not None and added > 0 and sum(map(bool, placement.matrix[device])) + added > room:
+                return False
+        return True
 
     def _changes(self, matrix: Sequence[Sequence[int]]) -> Iterator[_Entries]:
         devices, units = range(len(matrix)), range(len(matrix[0]))

@@ -66,7 +66,7 @@ class Post:
     said: str = ""  # by its process, of what it cannot do
     why: str = ""  # of its last end
     batches: int = 0
-    rate: float = 0.0  # rows a second in its first batch
+    rate: float = 0.0  # rows a second in the batches that it computed when it started
 
     @property
     def free(self) -> int:
@@ -130,7 +130,7 @@ class UnitLine:
 
     @property
     def rate(self) -> float:
-        """Rows a second that its posts can compute, by their first batches."""
+        """Rows a second that its posts can compute, by the batches that they computed at start."""
         return sum(post.rate for post in self.posts if post.state is not State.LOST)
 
     @property

@@ -4,6 +4,7 @@ Out of memory, a crash and a start that takes too long are measurements too: min
 """
 
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -54,17 +55,46 @@ class RealCost:
         """Return the measurement of each, one after the other."""
         return [self._one(placement) for placement in placements]
 
-    def _one(self, placement: Placement) -> Measurement:
+    def beside(self, placements: Sequence[Placement], rounds: int) -> list[float]:
+        """Return the rows a second of each at saturation: medians of windows in turns, with all of them started.
+
+        Those whose turn it is not wait, and take nothing. One that fails has 0.
+        """
+        services = [self._service(placement) for placement in placements]
+        found: list[list[float]] = [[] for _ in services]
+        failed: set[int] = set()
+        try:
+            for turn in range(rounds):
+                for place, service in enumerate(services):
+                    try:
+                        if not turn:
+                            service.start()
+                        if place not in failed:
+                            found[place] += _saturated(service, self.seconds, time.monotonic() + self._limit)
+                    except (ServeError, TimeoutError):
+                        failed.add(place)
+        finally:
+            for service in services:
+                service.drain(0.0)
+        return [0.0 if place in failed else statistics.median(mine) for place, mine in enumerate(found)]
+
+    @property
+    def _limit(self) -> float:
+        return 10.0 * self.seconds + 60.0
+
+    def _service(self, placement: Placement) -> Deployment:
         plan = Plan(
             ensemble=digest_of(self.ensemble), devices=self.devices, units=placement.units, matrix=placement.matrix
         )
         self.measured += 1
-        limit = 10.0 * self.seconds + 60.0
         settings = Settings(start_seconds=self.start_seconds, queue_rows=1_000_000, failures=1, move=False)
-        service = Deployment(self.ensemble, plan, sample=self.sample, settings=settings)
+        return Deployment(self.ensemble, plan, sample=self.sample, settings=settings)
+
+    def _one(self, placement: Placement) -> Measurement:
+        service = self._service(placement)
         try:
             service.start()
-            return self._judged(service, time.monotonic() + limit)
+            return self._judged(service, time.monotonic() + self._limit)
         except AllocationError:
             raise
         except (ServeError, TimeoutError) as error:

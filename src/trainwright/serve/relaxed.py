@@ -51,6 +51,8 @@ def _put(matrix: list[list[int]], units: Sequence[Unit], space: Space, entry: tu
     """Place an instance with the largest batch up to this one that fits; say whether one did."""
     device, unit, most = entry
     load = sum(space.needed(held, device, size) for held, size in zip(units, matrix[device], strict=True))
+    if not space.has_core(matrix[device], device):
+        return False
     for batch in sorted((size for size in space.batches if size <= most), reverse=True):
         if load + space.needed(units[unit], device, batch) <= space.free[device]:
             matrix[device][unit] = batch

@@ -16,27 +16,27 @@ from typing import Any
 from trainwright.serve.arena import Arena
 from trainwright.serve.messages import tell
 from trainwright.serve.settings import Settings
+from trainwright.serve.threads import environment
 
 __all__ = ["Health", "WorkerProcess"]
 
 _WINDOW = 64  # batches whose median is the usual one
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _FAREWELL_SECONDS = 2.0
 
 
 class WorkerProcess:
     """A fresh interpreter, never a fork; it inherits its end of a line and the descriptor of the shared memory.
 
-    Its threads are set in its environment, before it loads torch. It leaves when its line ends, so with its front.
+    Its threads, and that they wait without spinning, are set in its environment, before it loads torch. It leaves when
+    its line ends, so with its front.
     """
 
     def __init__(self, arena: Arena, told: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            threads = dict.fromkeys(_THREADS, str(told["threads"]))
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainwright.serve.worker", str(theirs.fileno()), str(arena.descriptor)],
-                env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**environment(told["threads"]), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), arena.descriptor],
             )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ class TimeTables:
     `shared` tells by Device.model what 1, 2, ... instances at once on a device do over what one does alone: 1 where
     they share its time without loss, less where they slow each other; of more instances the last is taken.
 
+    `spread` and `spread_fused` tell of each time, as a part of it, how far off it may be; `spread_shared` by
+    Device.model of what is shared. Times that were not measured have none.
+
     A `loop` takes the sum of its members. Other fused units are known only where they were measured: whether they are
     faster is never assumed.
     """
@@ -30,6 +33,9 @@ class TimeTables:
     seconds: Mapping[str, Array]  # by Device.model
     fused: Mapping[tuple[Unit, str], Array] = field(default_factory=dict)  # [batches] by unit and Device.model
     shared: Mapping[str, Array] = field(default_factory=dict)  # [instances, batches], see `sharing`
+    spread: Mapping[str, Array] = field(default_factory=dict)  # as `seconds`
+    spread_fused: Mapping[tuple[Unit, str], Array] = field(default_factory=dict)  # as `fused`
+    spread_shared: Mapping[str, float] = field(default_factory=dict)
     source: str = "injected"  # "measured", "roofline", ...
 
     def __post_init__(self) -> None:
@@ -82,30 +88,63 @@ class TimeTables:
         each = np.array([self.seconds[device.model] for device in devices])
         return float(np.nanmin(each, axis=(0, 2)).max())
 
+    def at(self, end: int) -> "TimeTables":
+        """Return the tables at an end of what may be: 1, where all takes longest, or -1, where it takes least."""
+        one = np.ones(1)
+
+        def moved(table: Array, spread: Array) -> Array:
+            return np.asarray(table * (one + spread if end > 0 else one / (one + spread)))
+
+        none = np.zeros(1)
+        return replace(
+            self,
+            seconds={model: moved(table, self.spread.get(model, none)) for model, table in self.seconds.items()},
+            fused={key: moved(table, self.spread_fused.get(key, none)) for key, table in self.fused.items()},
+            shared={  # one instance is as fast as it is
+                model: np.where(
+                    np.arange(len(table))[:, None] == 0,
+                    table,
+                    table * (1 + self.spread_shared.get(model, 0.0)) ** -end,
+                )
+                for model, table in self.shared.items()
+            },
+            spread={},
+            spread_fused={},
+            spread_shared={},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the tables as a JSON object."""
         return {
             "batches": list(self.batches),
             "seconds": {model: _plain(table) for model, table in self.seconds.items()},
             "fused": [
-                {"unit": unit.to_json(), "model": model, "seconds": _plain(table)}
+                {
+                    "unit": unit.to_json(),
+                    "model": model,
+                    "seconds": _plain(table),
+                    "spread": _plain(self.spread_fused.get((unit, model), np.zeros(len(table)))),
+                }
                 for (unit, model), table in self.fused.items()
             ],
             "shared": {model: table.tolist() for model, table in self.shared.items()},
+            "spread": {model: _plain(table) for model, table in self.spread.items()},
+            "spread_shared": dict(self.spread_shared),
             "source": self.source,
         }
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "TimeTables":
         """Return the tables that `to_json` wrote."""
+        fused = {(Unit.from_json(one["unit"]), one["model"]): one for one in told["fused"]}
         return cls(
             batches=tuple(told["batches"]),
             seconds={model: np.array(table, dtype=float) for model, table in told["seconds"].items()},
-            fused={
-                (Unit.from_json(one["unit"]), one["model"]): np.array(one["seconds"], dtype=float)
-                for one in told["fused"]
-            },
+            fused={key: np.array(one["seconds"], dtype=float) for key, one in fused.items()},
             shared={model: np.array(table) for model, table in told["shared"].items()},
+            spread={model: np.array(table, dtype=float) for model, table in told["spread"].items()},
+            spread_fused={key: np.array(one["spread"], dtype=float) for key, one in fused.items()},
+            spread_shared=dict(told["spread_shared"]),
             source=told["source"],
         )
 

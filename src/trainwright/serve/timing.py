@@ -8,7 +8,6 @@ import contextlib
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +23,9 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
 from trainwright.serve.devices import Device
 from trainwright.serve.memory import Footprint, MemoryModel
+from trainwright.serve.repeated import timed
 from trainwright.serve.tables import TimeTables
+from trainwright.serve.threads import environment
 from trainwright.serve.together import shared
 from trainwright.serve.units import Unit
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["can_be_timed", "measured"]
 
-_LEAST, _MOST, _ENOUGH_SECONDS = 3, 20, 0.03  # timed calls of a batch, and when to stop
+_LEAST, _ENOUGH_SECONDS = 5, 1.5  # rounds of all batches of a member, and when to stop
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
 _TRIED_ROWS = 32  # with which a fused kind's answers are compared with the loop's
 _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold
@@ -54,15 +55,17 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
             "whose training function gives model=, factory= and sample= to tw.ensemble.leave, or tables= of their times"
         )
     told = {device.model: _asked(ensemble, device, batches) for device in devices}
-    seconds = {model: np.array(one["seconds"], dtype=float) for model, one in told.items()}
+    fused = {
+        (Unit(members=tuple(one["members"]), kind=one["kind"]), model): one
+        for model, each in told.items()
+        for one in each["fused"]
+    }
     tables = TimeTables(
         batches=tuple(batches),
-        seconds=seconds,
-        fused={
-            (Unit(members=tuple(one["members"]), kind=one["kind"]), model): np.array(one["seconds"], dtype=float)
-            for model, each in told.items()
-            for one in each["fused"]
-        },
+        seconds={model: np.array(one["seconds"], dtype=float) for model, one in told.items()},
+        fused={key: np.array(one["seconds"], dtype=float) for key, one in fused.items()},
+        spread={model: np.array(one["spread"], dtype=float) for model, one in told.items()},
+        spread_fused={key: np.array(one["spread"], dtype=float) for key, one in fused.items()},
         source="measured",
     )
     footprints = tuple(
@@ -75,7 +78,8 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
     memory = MemoryModel(footprints=footprints, context_bytes=context)
     kinds = {device.model: device for device in devices}
     together = {model: _shared(ensemble, device, tables, memory) for model, device in kinds.items()}
-    return replace(tables, shared=together), memory
+    shares = {model: table for model, (table, _) in together.items()}
+    return replace(tables, shared=shares, spread_shared={name: off for name, (_, off) in together.items()}), memory
 
 
 def can_be_timed(ensemble: Ensemble) -> bool:
@@ -109,14 +113,18 @@ def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[s
     return answer
 
 
-def _shared(ensemble: Ensemble, device: Device, tables: TimeTables, memory: MemoryModel) -> Array:
-    """Return what instances at once do there over what one does alone, by the two heaviest members if both fit."""
+def _shared(ensemble: Ensemble, device: Device, tables: TimeTables, memory: MemoryModel) -> tuple[Array, float]:
+    """Return what instances at once do there over what one does alone, by the two heaviest members if both fit.
+
+    Then how far off it may be.
+    """
     seconds = tables.seconds[device.model]
     pair = sorted(range(len(seconds)), key=lambda place: -float(np.nansum(seconds[place])))[:2]
     needed = sum(memory.needed(Unit(members=(place,)), device, max(tables.batches)) for place in pair)
     requests = [_request([ensemble.members[place]], device, tables.batches) for place in pair]
-    most = len(seconds) if needed <= memory.free(device) else 1
-    return shared(requests, _environment(device), seconds[pair], most)
+    most = min(len(seconds), len(seconds) if device.room is None else device.room)
+    most = most if needed <= memory.free(device) else 1
+    return shared(requests, _environment(device), seconds[pair], most, threads=device.threads_of(2))
 
 
 def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) -> dict[str, Any]:
@@ -143,7 +151,7 @@ def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) 
 def _environment(device: Device) -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package, *sys.path]))
-    return {**os.environ, "OMP_NUM_THREADS": str(device.threads), "PYTHONPATH": path}
+    return {**environment(device.threads), "PYTHONPATH": path}
 
 
 def _main() -> None:
@@ -159,38 +167,42 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     told = {"kind": "process", "threads": request["threads"], "device": request["device"]}
     runner_of({**told, "members": []})
     context = _resident_bytes()
-    seconds, peaks = [], []
+    seconds, spreads, peaks = [], [], []
     alike: dict[tuple[str, ...], list[int]] = {}  # places by structure
     for place, member in enumerate(request["members"]):
         runner = runner_of({**told, "members": [member]})
         alike.setdefault(_structure(cast("Loop", runner).networks[0]), []).append(place)
-        timed, held = _timed(request, runner, [0])
-        seconds.append(timed)
+        found, spread, held = _timed(request, runner, [0])
+        seconds.append(found)
+        spreads.append(spread)
         peaks.append(held)
     groups = [places for places in alike.values() if len(places) > 1]
     fused = [one for places in groups for kind in _kinds(request["device"]) for one in _fused(request, places, kind)]
-    return {"seconds": seconds, "peaks": peaks, "context": context, "fused": fused}
+    return {"seconds": seconds, "spread": spreads, "peaks": peaks, "context": context, "fused": fused}
 
 
 def _timed(
     request: Mapping[str, Any], runner: "Runner", members: Sequence[int]
-) -> tuple[list[float | None], list[int | None]]:
-    """Return the seconds and the bytes of each batch; None from where one takes too long."""
-    timed: list[float | None] = []
-    held: list[int | None] = []
-    for batch in request["batches"]:
-        if timed and (timed[-1] is None or timed[-1] > _LONGEST_SECONDS):
-            timed.append(None)
-            held.append(None)
-            continue
+) -> tuple[list[float | None], list[float | None], list[int | None]]:
+    """Return the seconds of each batch, how far off they may be, and the bytes; None from where one takes too long."""
+    batches = request["batches"]
+    calls: list[Callable[[], None]] = []
+    held: list[int | None] = [None] * len(batches)
+    for place, batch in enumerate(batches):
         x = np.zeros((batch, *request["shape"]), dtype=request["dtype"])
 
         def call(x: Any = x) -> None:
-            list(runner(x, members))
+            list(runner(x, members))  # ends with predictions on the host, so there is nothing to wait for
 
-        held.append(_peak_bytes(call, request["device"]) + 3 * x.nbytes)
-        timed.append(_median(call))
-    return timed, held
+        held[place] = _peak_bytes(call, request["device"]) + 3 * x.nbytes  # a first call, which warms up too
+        calls.append(call)
+        begun = time.perf_counter()
+        call()
+        if time.perf_counter() - begun > _LONGEST_SECONDS:
+            break
+    found: list[tuple[float | None, float | None]] = [*timed(calls, least=_LEAST, seconds=_ENOUGH_SECONDS)]
+    found += [(None, None)] * (len(batches) - len(found))
+    return [seconds for seconds, _ in found], [spread for _, spread in found], held
 
 
 def _kinds(device: str) -> tuple[str, ...]:
@@ -211,24 +223,12 @@ def _fused(request: Mapping[str, Any], places: Sequence[int], kind: str) -> Iter
         "input_dtype": request["dtype"],
     }
     with contextlib.suppress(ServeError):
-        yield {
-            "members": list(places),
-            "kind": kind,
-            "seconds": _timed(request, runner_of(told), range(len(places)))[0],
-        }
+        seconds, spread, _ = _timed(request, runner_of(told), range(len(places)))
+        yield {"members": list(places), "kind": kind, "seconds": seconds, "spread": spread}
 
 
 def _structure(network: "torch.nn.Module") -> tuple[str, ...]:
     return (str(network), *(f"{name} {tuple(tensor.shape)}" for name, tensor in network.state_dict().items()))
-
-
-def _median(call: Callable[[], None]) -> float:
-    found: list[float] = []
-    while len(found) < _LEAST or (len(found) < _MOST and sum(found) < _ENOUGH_SECONDS):
-        started = time.perf_counter()
-        call()  # ends with predictions on the host, so there is nothing to wait for
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
 
 
 def _peak_bytes(call: Callable[[], None], device: str) -> int:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -23,17 +22,22 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import ServeError
 from trainwright.serve.messages import tell
+from trainwright.serve.repeated import ENOUGH, interval
 
 __all__ = ["shared"]
 
-_ROUNDS = 3
+_ROUNDS, _ENOUGH_SECONDS = 3, 1.5  # at least, and when to stop
 _WINDOW_SECONDS, _WINDOW_BATCHES = 0.05, 4  # of a window at least
 _LONGEST_SECONDS = 0.5  # of a batch that is measured
 
 
-def shared(pair: Sequence[Mapping[str, Any]], environment: Mapping[str, str], seconds: Array, most: int) -> Array:
+def shared(
+    pair: Sequence[Mapping[str, Any]], environment: Mapping[str, str], seconds: Array, most: int, threads: Sequence[int]
+) -> tuple[Array, float]:
     """Return what 1 to `most` instances at once do over what one does [instances, batches], by a pair of requests.
 
+    Then how far off that may be, as a part of it. At once each of the pair has `threads` of its own, alone all that its
+    request says.
     `seconds` [2, batches] of each alone choose the windows. The smallest, a middle and the largest batch that is quick
     enough are measured, the others interpolated over the logarithm of their rows. Of n instances that slow each other
     1 / (1 + c (n - 1)) is taken, with c of the pair; of those that gain, what the pair gains. Raises ServeError if a
@@ -43,32 +47,37 @@ def shared(pair: Sequence[Mapping[str, Any]], environment: Mapping[str, str], se
     found = np.ones((most, len(batches)))
     quick = [place for place in range(len(batches)) if (seconds[:, place] <= _LONGEST_SECONDS).all()]
     if most < 2 or not quick:
-        return found
+        return found, 0.0
     chosen = sorted({quick[0], quick[len(quick) // 2], quick[-1]})
     with contextlib.ExitStack() as stack:
         beside = [stack.enter_context(_Beside(request, environment)) for request in pair]
         for process in beside:
             process.heard()  # that it is loaded
-        told = [_gain(beside, batches[place], float(seconds[:, place].max())) for place in chosen]
-    gain = np.interp(np.log(batches), np.log([batches[place] for place in chosen]), told)
+        told = [_gain(beside, batches[place], float(seconds[:, place].max()), threads) for place in chosen]
+    gain = np.interp(np.log(batches), np.log([batches[place] for place in chosen]), [median for median, _ in told])
     others = np.arange(most)[:, None]
-    return np.where(others == 0, 1.0, np.where(gain < 1, 1 / (1 + (1 / gain - 1) * others), gain))
+    table = np.where(others == 0, 1.0, np.where(gain < 1, 1 / (1 + (1 / gain - 1) * others), gain))
+    return table, max(spread for _, spread in told)
 
 
-def _gain(beside: "Sequence[_Beside]", batch: int, seconds: float) -> float:
-    """Return the sum of rates at once over rates alone, the median of rounds."""
+def _gain(beside: "Sequence[_Beside]", batch: int, seconds: float, threads: Sequence[int]) -> tuple[float, float]:
+    """Return the sum of rates at once over rates alone, the median of rounds, and half of its interval over it."""
     window = max(_WINDOW_SECONDS, _WINDOW_BATCHES * seconds)
-    found = []
-    for _ in range(_ROUNDS):
-        alone = [rate for process in beside for rate in _rates([process], batch, window)]  # which warms them up, too
-        at_once = _rates(beside, batch, window * len(beside))
+    found: list[float] = []
+    begun = time.perf_counter()
+    while True:
+        alone = [rate for process in beside for rate in _rates([process], batch, window, [0])]  # warms them up, too
+        at_once = _rates(beside, batch, window * len(beside), threads)
         found.append(sum(one / other for one, other in zip(at_once, alone, strict=True)))
-    return statistics.median(found)
+        median, spread = interval(found)
+        late = time.perf_counter() - begun > _ENOUGH_SECONDS
+        if len(found) >= _ROUNDS and (spread <= ENOUGH or late):
+            return median, spread
 
 
-def _rates(beside: "Sequence[_Beside]", batch: int, seconds: float) -> list[float]:
-    for process in beside:
-        process.say({"batch": batch, "seconds": seconds})
+def _rates(beside: "Sequence[_Beside]", batch: int, seconds: float, threads: Sequence[int]) -> list[float]:
+    for process, own in zip(beside, threads, strict=True):
+        process.say({"batch": batch, "seconds": seconds, "threads": own})
     return [process.heard() for process in beside]
 
 
@@ -113,6 +122,8 @@ class _Beside:
 
 
 def _main() -> None:
+    import torch
+
     from trainwright.serve.fused import runner_of
 
     line: Connection[Any, Any] = Connection(int(sys.argv[1]))
@@ -124,6 +135,7 @@ def _main() -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             told = json.loads(line.recv_bytes())
+            torch.set_num_threads(told["threads"] or request["threads"])
             x = np.zeros((told["batch"], *request["shape"]), dtype=request["dtype"])
             done, begun = 0, time.perf_counter()
             while (taken := time.perf_counter() - begun) < told["seconds"]:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from trainwright.errors import AllocationError
 
-__all__ = ["KINDS", "Kind", "Unit", "check_units", "single_units"]
+__all__ = ["KINDS", "Kind", "Unit", "check_units", "packed_units", "single_units"]
 
 Kind = Literal["process", "loop", "streams", "vmap", "cuda_graph"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -54,6 +54,25 @@ class Unit:
 def single_units(count: int) -> tuple[Unit, ...]:
     """Return a unit for each of `count` members."""
     return tuple(Unit(members=(member,)) for member in range(count))
+
+
+def packed_units(weights: Sequence[float], most: int | None) -> tuple[Unit, ...]:
+    """Return a unit for each member, or, of more members than `most`, as many loops of about equal weight.
+
+    The heaviest first, each to the loop that has least (LPT: Graham, SIAM J. Appl. Math. 17, 1969).
+    """
+    if most is None or len(weights) <= most:
+        return single_units(len(weights))
+    loads, held = [0.0] * most, [list[int]() for _ in range(most)]
+    for member in sorted(range(len(weights)), key=lambda place: (-weights[place], place)):
+        least = min(range(most), key=lambda place: (loads[place], place))
+        loads[least] += weights[member]
+        held[least].append(member)
+    return tuple(sorted(_in_turn(members) for members in held if members))
+
+
+def _in_turn(members: Sequence[int]) -> Unit:
+    return Unit(members=tuple(sorted(members)), kind="loop" if len(members) > 1 else "process")
 
 
 def check_units(units: Sequence[Unit], count: int) -> None:

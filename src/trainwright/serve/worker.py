@@ -25,11 +25,13 @@ from trainwright.ensemble.metrics import Array
 from trainwright.serve.arena import Arena, Layout
 from trainwright.serve.fused import Runner
 from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode, tell
+from trainwright.serve.repeated import timed
 
 __all__ = ["main"]
 
 _BEAT_SECONDS = 0.5
 _SOON_SECONDS = 1e-3  # a member that usually takes less is waited for, so that one message tells of several
+_START_SECONDS = 0.2  # for which a worker times its batch before it says that it is there
 _BROKEN = 3  # exit status of a process that cannot go on
 
 
@@ -168,7 +170,7 @@ def _end_with(line: "Connection[Any, Any]") -> NoReturn:
 
 
 def _started(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
-    """Load the members and compute a batch of zeros, which says what they answer and how long they take."""
+    """Load the members and compute batches of zeros, which say what they answer and how long they take."""
     if told["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, told["cores"])
     sys.path[:] = told["path"]
@@ -177,10 +179,8 @@ def _started(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     runner = make(told)
     x = np.zeros((told["batch"], *told["input_shape"]), told["input_dtype"])
     wanted = range(len(told["places"]))
-    for _ in range(2):  # the first one pays for what is set up at first use
-        begun = time.perf_counter()
-        shapes = {found.shape[1:] for _, found in runner(x, wanted)}
-        seconds = time.perf_counter() - begun
+    shapes = {found.shape[1:] for _, found in runner(x, wanted)}  # pays for what is set up at first use
+    [(seconds, _)] = timed([lambda: list(runner(x, wanted))], least=3, seconds=_START_SECONDS)
     if len(shapes) > 1:
         raise ValueError(f"members answer with different shapes: {', '.join(str(shape) for shape in sorted(shapes))}")
     return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": told["batch"]}

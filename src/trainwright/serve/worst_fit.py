@@ -21,22 +21,26 @@ def worst_fit(
     *,
     batch: int,
     free: Sequence[int] | None = None,
+    room: Sequence[int | None] | None = None,
 ) -> Matrix:
     """Return a matrix with one instance of every unit, with this batch size; `free` are the bytes left on each device.
 
-    Without `free` the devices are empty. Raises AllocationError with what is needed and free, and the smallest change
-    that would fit, if a unit fits nowhere. It may fail where another order would fit: worst fit is a heuristic.
+    Without `free` the devices are empty; `room` is how many instances each may have, None for any number. Raises
+    AllocationError with what is needed and free, and the smallest change that would fit, if a unit fits nowhere. It may
+    fail where another order would fit: worst fit is a heuristic.
     """
     free = [memory.free(device) for device in devices] if free is None else list(free)
     rows = [[0] * len(units) for _ in devices]
+    left = [len(units) if most is None else most for most in room or [None] * len(devices)]
     largest = [max(memory.needed(unit, device, batch) for device in devices) for unit in units]
     for place in sorted(range(len(units)), key=lambda place: (-largest[place], place)):
         needed = [memory.needed(units[place], device, batch) for device in devices]
-        fitting = [one for one in range(len(devices)) if needed[one] <= free[one]]
+        fitting = [one for one in range(len(devices)) if needed[one] <= free[one] and left[one] > 0]
         if not fitting:
             raise _too_large(devices, units, memory, batch=batch, failed=place, free=free)
         chosen = min(fitting, key=lambda one: (devices[one].kind != "cuda", -free[one], one))
         free[chosen] -= needed[chosen]
+        left[chosen] -= 1
         rows[chosen][place] = batch
     return tuple(map(tuple, rows))
 

@@ -1,0 +1,147 @@
+"""Threads and cores: no plan gives a group of cores more than it has, and workers wait without spinning."""
+
+import os
+import sys
+import types
+
+import numpy as np
+import pytest
+from allocation_for_tests import GB, ensemble
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainwright.randomness import rng
+from trainwright.serve import Plan, TimeTables, allocate, parse_devices
+from trainwright.serve import devices as devices_module
+from trainwright.serve.memory import Footprint, MemoryModel
+from trainwright.serve.neighbours import Space
+from trainwright.serve.placement import Placement
+from trainwright.serve.repeated import timed
+from trainwright.serve.threads import environment
+from trainwright.serve.units import packed_units
+
+BATCHES = (1, 8, 64)
+
+
+@st.composite
+def hosts(draw):
+    """Return cores, what a quota grants of them, OMP_NUM_THREADS, and names of devices that divide the cores."""
+    cores = draw(st.integers(1, 9))
+    cuts = sorted(draw(st.sets(st.integers(1, cores - 1), max_size=3))) if cores > 1 else []
+    groups = [f"cpu:{first}-{last - 1}" for first, last in zip([0, *cuts], [*cuts, cores], strict=True)]
+    granted = draw(st.one_of(st.none(), st.floats(0.2, 12.0)))
+    return cores, granted, draw(st.sampled_from([None, "1", "2", "4,2", "64", "many"])), groups
+
+
+def found_on(monkeypatch, host):
+    cores, granted, asked, groups = host
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(devices_module, "granted_cores", lambda: granted)
+    monkeypatch.setattr(devices_module, "host_memory_bytes", lambda: 100 * GB)
+    if asked is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    return parse_devices(groups)
+
+
+@given(host=hosts(), members=st.integers(1, 12), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_plan_keeps_to_its_cores(host, members, seed):
+    """The simple one, the allocated one, and whatever a search may come by."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = found_on(monkeypatch, host)
+        of = ensemble(*range(1, members + 1))
+        draws = rng(seed, "test-threads", members)
+        times = np.cumsum(draws.uniform(0.1, 1.0, (members, len(BATCHES))), axis=1)
+        tables = TimeTables(batches=BATCHES, seconds={device.model: times for device in found})
+        memory = MemoryModel(footprints=(Footprint(weight_bytes=10, row_bytes=1),) * members)
+        plans = [
+            Plan.simple(of, found),
+            allocate(of, found, tables=tables, memory=memory, batches=BATCHES),
+        ]
+        space = Space(devices=found, batches=BATCHES, memory=memory, loops=True)
+        placement = Placement(plans[1].units, plans[1].matrix)
+        for _ in range(5):
+            around = [*space.neighbours(placement, 20, draws), space.kicked(placement, draws)]
+            placement = around[int(draws.integers(len(around)))]
+            plans.append(Plan(ensemble="", devices=found, units=placement.units, matrix=placement.matrix))
+        for plan in plans:
+            held = [member for unit in plan.units for member in unit.members]
+            assert sorted(held) == list(range(members))
+            check_threads(plan, host)
+
+
+def check_threads(plan, host):
+    """Assert that no group has more threads than it may, and no process."""
+    cores, granted, asked, _ = host
+    cap = {"1": 1, "2": 2, "4,2": 4}.get(asked, 64)
+    for device in plan.devices:
+        threads = [one.threads for one in plan.instances if one.device == device]
+        share = cores if granted is None else max(1.0, granted * len(device.cores) / cores)
+        assert sum(threads) <= min(len(device.cores), share)
+        assert all(1 <= each <= cap for each in threads)
+
+
+def test_members_are_packed_by_weight():
+    """As many processes as there are cores, of about equal weight; without a limit one each."""
+    names = [unit.name for unit in packed_units([5.0, 1.0, 4.0, 2.0], 2)]
+    assert names == ["loop(0,1)", "loop(2,3)"]
+    assert [unit.name for unit in packed_units([5.0, 1.0], 2)] == ["0", "1"]
+    assert [unit.name for unit in packed_units([5.0, 1.0, 4.0], None)] == ["0", "1", "2"]
+    assert [unit.name for unit in packed_units([9.0, 1.0, 1.0], 2)] == ["0", "loop(1,2)"]
+
+
+def test_workers_wait_without_spinning(monkeypatch):
+    """Unless the environment says otherwise; the number of threads is the plan's."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    told = environment(2)
+    assert (told["OMP_WAIT_POLICY"], told["GOMP_SPINCOUNT"], told["KMP_BLOCKTIME"]) == ("PASSIVE", "0", "0")
+    assert {told[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"2"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert environment(2)["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the environment of a process is read from /proc")
+def test_a_worker_has_that_environment(tmp_path, monkeypatch):
+    """Before it loads torch, which reads it once."""
+    pytest.importorskip("torch")
+    from pathlib import Path
+
+    from served_networks import ensemble as networks
+
+    from trainwright.serve import Deployment
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    found = networks(tmp_path, [{}, {"hidden": 4}])
+    with Deployment(found, Plan.simple(found, "cpu:0")) as service:
+        (pid,) = [one["pid"] for one in service.state()["instances"]]
+        told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert {b"OMP_WAIT_POLICY=PASSIVE", b"GOMP_SPINCOUNT=0", b"OMP_NUM_THREADS=1"} <= set(told)
+
+
+def test_a_start_with_one_slow_batch(monkeypatch):
+    """The rate that a worker says at its start, by which the queue is bounded, rests on several batches."""
+    from trainwright.serve import worker
+
+    clock, calls = [0.0], []
+
+    def runner(x, members):
+        calls.append(len(x))
+        clock[0] += 1.0 if len(calls) in {1, 2} else 0.001  # the second is disturbed
+        return iter([(0, np.zeros((len(x), 2)))])
+
+    module = types.ModuleType("a_runner")
+    module.make = lambda told: runner
+    monkeypatch.setitem(sys.modules, "a_runner", module)
+    monkeypatch.setattr(worker, "timed", lambda calls, **options: timed(calls, clock=lambda: clock[0], **options))
+    told = {
+        "cores": [], "path": list(sys.path), "runner": "a_runner:make", "batch": 8, "input_shape": [3],
+        "input_dtype": "float32", "places": [0],
+    }  # fmt: skip
+    _, built = worker._started(told)
+    assert built["seconds"] == pytest.approx(0.001)
+    assert (built["output_shape"], built["rows"]) == ([2], 8)
