@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from trainwright.engine import Engine, Local, TrainFunction, script_boundary
-from trainwright.errors import MissingExtra, StudyError, TrialError
+from trainwright.errors import StudyError, TrialError
 from trainwright.ledger import (
-    Constraint,
     Ledger,
-    Objective,
-    State,
     TrialState,
     facts,
     is_url,
     parse_constraints,
     parse_objectives,
     refusal,
-    under_way,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
@@ -35,23 +31,21 @@ from trainwright.study.failures import StudyFailed, hide_our_frames
 from trainwright.study.followers import RuleFollower, SearchFollower
 from trainwright.study.heart import Heart
 from trainwright.study.job import Job
+from trainwright.study.looking import Looking
 from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
-from trainwright.study.results import By, Results, recommended
 from trainwright.study.simulating import Simulating
 from trainwright.study.telling import checked_metrics, told_before
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from trainwright.search.importance import Importance
+    pass
 
 __all__ = ["Study"]
 
 
-class Study(Simulating):
+class Study(Looking, Simulating):
     """A search over `space` for `objectives` ("min val_loss", or several), kept in `directory` or only in memory.
 
     `constraints` ("peak_bytes <= 8e9") limit further metrics: a trial that breaks one has a result, but is infeasible.
@@ -340,111 +334,7 @@ class Study(Simulating):
                 self._book.followers = followers
                 self._book.patience = Patience()
 
-    # Look.
-
-    @property
-    def objectives(self) -> tuple[Objective, ...]:
-        """The objectives, in their order."""
-        return self._book.objectives
-
-    @property
-    def constraints(self) -> tuple[Constraint, ...]:
-        """The constraints, in their order."""
-        return self._book.state.constraints
-
-    @property
-    def seed(self) -> int:
-        """The seed of every draw."""
-        return self._book.state.seed
-
-    @property
-    def state(self) -> State:
-        """The state folded from the ledger's records."""
-        return self._book.state
-
-    @property
-    def trials(self) -> list[TrialState]:
-        """All trials by number."""
-        return [self._book.state.trials[number] for number in sorted(self._book.state.trials)]
-
-    @property
-    def under_way(self) -> dict[int, str]:
-        """The trials recorded as running, by number: "running", "silent" or, if their worker is gone, "lost".
-
-        A worker on another host is silent when it has not beaten for a third of a lease (a minute; Redis: 20 s).
-        """
-        return under_way(self._book.ledger, self._book.state)
-
-    @property
-    def dropped(self) -> list[str]:
-        """What could not be read of the ledger, a sentence each."""
-        return [str(dropped) for dropped in self._book.ledger.dropped()]
-
-    @property
-    def best(self) -> TrialState:
-        """The trial with the best observed value of the one objective, of those that keep all bounds and constraints.
-
-        Raises `StudyError` while no result does, and for a study of several objectives, which has a front instead.
-        """
-        return Results.of(self._book.state).best()
-
-    def recommend(self, *, by: By = "estimate") -> TrialState:
-        """Return the trial to deploy: of least estimated loss, which a lucky noisy result is not, or `study.best`.
-
-        The estimate is a forest's, whose leaf size 5-fold error has chosen; the trial is one of those tried.
-        """
-        return recommended(self._book.state, self.space, by)
-
-    def importance(self, metric: str | None = None, *, epoch: int | None = None) -> "Importance":
-        """Return each parameter's share of the variance of a metric at an epoch, with an interval of each share.
-
-        The metric is any that trials report (None: the first objective), the epoch the last that four of five trials
-        have reached, unless one is given. A parameter whose interval begins at 0 is not known to matter. Raises
-        `SearchError` while there are too few results.
-        """
-        from trainwright.search.importance import importance_of
-
-        return importance_of(self._book.state, self.space, metric, epoch=epoch)
-
-    @property
-    def feasible(self) -> list[TrialState]:
-        """The trials whose results keep every bound and every constraint, by number."""
-        found = Results.of(self._book.state)
-        return [trial for trial, kept in zip(found.trials, found.feasible, strict=True) if kept]
-
-    @property
-    def front(self) -> list[TrialState]:
-        """The trials that no other trial beats in every objective, by number; only feasible ones if there are any."""
-        return Results.of(self._book.state).front()
-
-    @property
-    def ranks(self) -> dict[int, int]:
-        """The Pareto rank of each result by trial number: 0 on the front; infeasible ones come behind all others."""
-        return Results.of(self._book.state).ranks()
-
-    @property
-    def hypervolume(self) -> float:
-        """The volume of losses between the feasible front and a reference point; it never falls.
-
-        The point lies a tenth of the range beyond the worst of the first results, two a parameter and one, and is then
-        fixed for good. Above six objectives the volume is an estimate. Raises `StudyError` before, and for one
-        objective.
-        """
-        return Results.of(self._book.state).hypervolume()
-
-    def hypervolume_over_time(self) -> list[tuple[int, float]]:
-        """Return each result's trial number, in the order in which they ended, and the hypervolume after it."""
-        return Results.of(self._book.state).hypervolume_over_time()
-
-    def to_frame(self) -> "pl.DataFrame":
-        """Return one row per trial: number, status, params, values, epochs, seconds."""
-        try:
-            import polars as pl
-        except ImportError:
-            raise MissingExtra.of("study.to_frame()", "polars", "parquet") from None
-        from trainwright.ledger.rows import rows
-
-        return pl.DataFrame(rows(self._book.state), infer_schema_length=None)
+    # The study's ledger.
 
     def refresh(self) -> None:
         """Read what other processes appended since."""

@@ -1,0 +1,127 @@
+"""What a study tells of itself: its settings, its trials and what came of them. Nothing here writes."""
+
+from typing import TYPE_CHECKING
+
+from trainwright.errors import MissingExtra
+from trainwright.ledger import Constraint, Objective, State, TrialState, under_way
+from trainwright.space import Space
+from trainwright.study.book import Book
+from trainwright.study.results import By, Results, recommended
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from trainwright.search.importance import Importance
+
+__all__ = ["Looking"]
+
+
+class Looking:
+    """The part of a `Study` that is only read."""
+
+    space: Space
+    _book: Book
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objectives, in their order."""
+        return self._book.objectives
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The constraints, in their order."""
+        return self._book.state.constraints
+
+    @property
+    def seed(self) -> int:
+        """The seed of every draw."""
+        return self._book.state.seed
+
+    @property
+    def state(self) -> State:
+        """The state folded from the ledger's records."""
+        return self._book.state
+
+    @property
+    def trials(self) -> list[TrialState]:
+        """All trials by number."""
+        return [self._book.state.trials[number] for number in sorted(self._book.state.trials)]
+
+    @property
+    def under_way(self) -> dict[int, str]:
+        """The trials recorded as running, by number: "running", "silent" or, if their worker is gone, "lost".
+
+        A worker on another host is silent when it has not beaten for a third of a lease (a minute; Redis: 20 s).
+        """
+        return under_way(self._book.ledger, self._book.state)
+
+    @property
+    def dropped(self) -> list[str]:
+        """What could not be read of the ledger, a sentence each."""
+        return [str(dropped) for dropped in self._book.ledger.dropped()]
+
+    @property
+    def best(self) -> TrialState:
+        """The trial with the best observed value of the one objective, of those that keep all bounds and constraints.
+
+        Raises `StudyError` while no result does, and for a study of several objectives, which has a front instead.
+        """
+        return Results.of(self._book.state).best()
+
+    def recommend(self, *, by: By = "estimate") -> TrialState:
+        """Return the trial to deploy: of least estimated loss, which a lucky noisy result is not, or `study.best`.
+
+        The estimate is a forest's, whose leaf size 5-fold error has chosen; the trial is one of those tried.
+        """
+        return recommended(self._book.state, self.space, by)
+
+    def importance(self, metric: str | None = None, *, epoch: int | None = None) -> "Importance":
+        """Return each parameter's share of the variance of a metric at an epoch, with an interval of each share.
+
+        The metric is any that trials report (None: the first objective), the epoch the last that four of five trials
+        have reached, unless one is given. A parameter whose interval begins at 0 is not known to matter. Raises
+        `SearchError` while there are too few results.
+        """
+        from trainwright.search.importance import importance_of
+
+        return importance_of(self._book.state, self.space, metric, epoch=epoch)
+
+    @property
+    def feasible(self) -> list[TrialState]:
+        """The trials whose results keep every bound and every constraint, by number."""
+        found = Results.of(self._book.state)
+        return [trial for trial, kept in zip(found.trials, found.feasible, strict=True) if kept]
+
+    @property
+    def front(self) -> list[TrialState]:
+        """The trials that no other trial beats in every objective, by number; only feasible ones if there are any."""
+        return Results.of(self._book.state).front()
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """The Pareto rank of each result by trial number: 0 on the front; infeasible ones come behind all others."""
+        return Results.of(self._book.state).ranks()
+
+    @property
+    def hypervolume(self) -> float:
+        """The volume of losses between the feasible front and a reference point; it never falls.
+
+        The point lies a tenth of the range beyond the worst of the first results, two a parameter and one, and is then
+        fixed for good. Above six objectives the volume is an estimate. Raises `StudyError` before, and for one
+        objective.
+        """
+        return Results.of(self._book.state).hypervolume()
+
+    def hypervolume_over_time(self) -> list[tuple[int, float]]:
+        """Return each result's trial number, in the order in which they ended, and the hypervolume after it."""
+        return Results.of(self._book.state).hypervolume_over_time()
+
+    def to_frame(self) -> "pl.DataFrame":
+        """Return one row per trial: number, status, params, values, epochs, seconds."""
+        try:
+            import polars as pl
+        except ImportError:
+            raise MissingExtra.of("study.to_frame()", "polars", "parquet") from None
+        from trainwright.ledger.rows import rows
+
+        return pl.DataFrame(rows(self._book.state), infer_schema_length=None)
