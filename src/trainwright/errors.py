@@ -53,6 +53,8 @@ __all__ = [
     "StudyError",
     "TrainwrightError",
     "TrialError",
+    "TrialMisuse",
+    "UnknownAttribute",
     "UnsupportedModel",
     "UnsupportedPlan",
     "closest",
@@ -85,6 +87,14 @@ class ObjectiveError(InputError):
 
 class TrialError(InputError):
     """A result told twice, after the end, or for a configuration outside the space."""
+
+
+class TrialMisuse(TrialError):
+    """Something asked of a `Trial` that none has, whatever its values: the run ends at once."""
+
+
+class UnknownAttribute(TrialMisuse, AttributeError):
+    """A name that `Trial` does not have, such as one of Optuna's."""
 
 
 class StudyError(InputError):

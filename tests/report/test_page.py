@@ -97,7 +97,7 @@ def test_the_policy_allows_just_the_own_script(page):
 
 def test_captions_say_in_words_what_is_seen(page):
     assert re.search(r"Dashed lines are rungs, epochs 1, 3 and 9, .* 54 trials were stopped", page.shown)
-    assert re.search(r"explains \d+% of how unseen ones rank", page.shown)
+    assert re.search(r"Half of them predict \d+% of the variance of the others", page.shown)
     assert re.search(r"The dotted line is a break in which nothing ran, 1 h \d+ min in all", page.shown)
     assert re.search(r"The most important is lr \(\d+%\)", page.shown)
 
@@ -177,7 +177,8 @@ def test_several_objectives(scribe):
         values = {"val_loss": number / 20, "accuracy": 1 - abs(number - 5) / 20, "seconds": 1 / (number + 1)}
         scribe.say(facts.finished(number, 1, reason="completed", values=values, wall_seconds=1.0))
     page = report(scribe.write())
-    assert {"front-1", "front-2", "best-results-2", "importance-2"} <= set(page.figures)
+    assert {"front-1", "front-2", "best-results-2"} <= set(page.figures)
+    assert "20 results do not tell yet which parameters move seconds" in page.shown
     assert "the bounds, which 16 results of 20 keep" in page.shown
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from trainwright.engine._engine import Died, Outcome, Quiet, Raised, Returned, TrainFunction
 from trainwright.engine._places import raised_at, traceback_of
-from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError
+from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError, TrialMisuse
 from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
 from trainwright.train.group import GroupFailed, join, part
+from trainwright.train.misuse import is_pruning
 
 __all__ = ["run_assignment"]
 
@@ -40,6 +41,8 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
+        if is_pruning(error) and trial.end_by_itself():
+            return Quiet(**_closing(trial, started))
         return Raised(
             failure=_kind(error),
             message=_sentence(error),
@@ -77,6 +80,8 @@ def _closing(trial: Trial, started: float) -> dict[str, Any]:
 def _kind(error: BaseException) -> str:
     if isinstance(error, ObjectiveError):
         return "bad_objective"
+    if isinstance(error, TrialMisuse):
+        return "misuse"
     cause = error.__cause__
     if (
         isinstance(error, CheckpointError)

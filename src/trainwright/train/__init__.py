@@ -1,6 +1,7 @@
 """Inside a trial: reporting, epochs, devices, seeds, checkpoints."""
 
 from trainwright.train.accumulation import Accumulation
+from trainwright.train.assignment import Assignment, Channel, TrialEnd
 from trainwright.train.loader import Loader
 from trainwright.train.optuna import ObjectiveTrial, OptunaObjective, from_optuna
 from trainwright.train.parallelise import parallelise
@@ -8,7 +9,7 @@ from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.slots import Slots
 from trainwright.train.streaming import StreamLoader
-from trainwright.train.trial import Assignment, Channel, Trial, TrialEnd, as_number
+from trainwright.train.trial import Trial, as_number
 
 __all__ = [
     "Accumulation",

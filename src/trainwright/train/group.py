@@ -9,7 +9,7 @@ from trainwright.errors import MissingExtra, TrialError
 from trainwright.ledger import Record
 
 if TYPE_CHECKING:
-    from trainwright.train.trial import Assignment, Channel
+    from trainwright.train.assignment import Assignment, Channel
 
 __all__ = ["WAIT_SECONDS", "GroupFailed", "join", "meet", "part"]
 

@@ -4,15 +4,15 @@ Optuna itself need not be there: its `TrialPruned` is known by name.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trainwright.errors import TrialError
-from trainwright.ledger import facts
 from trainwright.space import Float, Int, Parameter, Space
+from trainwright.train.assignment import TrialEnd
 from trainwright.train.recording import choice, drawn, number, recorded_space
-from trainwright.train.trial import Trial, TrialEnd
+from trainwright.train.trial import Trial
 
 __all__ = ["ObjectiveTrial", "OptunaObjective", "from_optuna"]
 
@@ -55,12 +55,7 @@ class OptunaObjective:
     def __call__(self, trial: Trial) -> Any:
         """Run the objective on one trial."""
         seen = ObjectiveTrial(trial, self.unseen)
-        try:
-            value = self.objective(seen)
-        except Exception as error:
-            if any(kind.__name__ == "TrialPruned" for kind in type(error).__mro__) and seen.prune():
-                raise TrialEnd from None
-            raise
+        value = self.objective(seen)  # that it prunes itself is the engine's to see
         if isinstance(value, Sequence) and not isinstance(value, str):
             names = trial.assignment.metrics
             if len(value) != len(names):
@@ -84,7 +79,6 @@ class ObjectiveTrial:
         self._trial = trial
         self._unseen = unseen
         self._first_step: int | None = None
-        self._last: Mapping[str, float] = {}
         self._told_to_stop = False
 
     def suggest_float(
@@ -135,7 +129,6 @@ class ObjectiveTrial:
             self._trial.report(epoch=step + 1 if self._first_step == 0 else step, **metrics)
         except TrialEnd:
             self._told_to_stop = True  # the objective asks should_prune, and may tidy up before it ends
-        self._last = {names[0]: float(value)}
 
     def should_prune(self) -> bool:
         """Whether the study's scheduler stopped the trial at the last report."""
@@ -149,15 +142,6 @@ class ObjectiveTrial:
             raise TrialError(f"trial {self.number}: user attribute {key!r} is no plain data ({error})") from None
         self.user_attrs[key] = value
         self._trial.note(key, value)
-
-    def prune(self) -> bool:
-        """Take note that the objective prunes itself; return False if it has reported nothing to stop with."""
-        if not self._told_to_stop and self._last:
-            # The first end of a lease counts: the one that follows from the quiet return would say that it is complete.
-            assignment = self._trial.assignment
-            ended = facts.finished(self.number, assignment.lease, reason="stopped", values=self._last, wall_seconds=0.0)
-            self._trial.channel.exchange([ended])
-        return self._told_to_stop or bool(self._last)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

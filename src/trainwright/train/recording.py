@@ -20,6 +20,7 @@ from trainwright.space import (
     less,
     one_of,
 )
+from trainwright.train.misuse import is_pruning
 
 __all__ = ["choice", "drawn", "number", "recorded_space"]
 
@@ -61,7 +62,7 @@ def recorded_space(objective: Callable[[Any], Any], draws: int, seed: int) -> Sp
         except _Enough:
             pass
         except Exception as error:  # noqa: BLE001 -- what it has suggested until then counts
-            if not any(kind.__name__ == "TrialPruned" for kind in type(error).__mro__):
+            if not is_pruning(error):
                 failure, run.whole = error, False
         runs.append(run)
     parameters: dict[str, Parameter] = {}

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Owner, Restored
 from trainwright.checkpoint.differences import settle
-from trainwright.errors import CheckpointError, TrialError
+from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
+from trainwright.train.assignment import Assignment, Channel, TrialEnd
 from trainwright.train.batching import BatchRule
 from trainwright.train.group import WAIT_SECONDS, meet
 from trainwright.train.keeping import TrialCheckpoints
+from trainwright.train.misuse import instead_of
 from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
@@ -29,48 +31,11 @@ if TYPE_CHECKING:
     from trainwright.memory import Plan as MemoryPlan
     from trainwright.plan import ParallelPlan
 
-__all__ = ["Assignment", "Channel", "Trial", "TrialEnd", "as_number"]
+__all__ = ["Trial", "as_number"]
 
 
 _PREPARED = CheckpointConfig(writer="sync", on_error="raise", timeout_seconds=WAIT_SECONDS)
 """Of the manager that `prepare` makes: a report waits for its checkpoint anyway."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assignment:
-    """One lease of one trial, as an engine is asked to run it.
-
-    `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows,
-    `saved_step` the last step of which it knows a checkpoint.
-    A trial of several processes has one for each, of its own `rank`; `address` is "host:port" where rank 0 is met, new
-    for each launch. Each of them has `devices_each` devices; `start_devices` are those of a new trial in this study.
-    """
-
-    trial: int
-    lease: int
-    params: Mapping[str, Any]
-    seed: int
-    max_epochs: int | None = None
-    metrics: tuple[str, ...] = ()
-    directory: str | None = None
-    reported_epoch: int = 0
-    saved_step: int = 0
-    rank: int = 0
-    world_size: int = 1
-    address: str = ""
-    devices_each: int = 1
-    start_devices: int = 1
-
-
-class Channel(Protocol):
-    """How a trial speaks with whoever keeps the ledger."""
-
-    def exchange(self, records: list[Record]) -> bool:
-        """Hand over records for the ledger; return whether to go on."""
-
-
-class TrialEnd(BaseException):
-    """Ends a training function quietly. No `Exception`, so that a user's `except Exception` lets it pass."""
 
 
 @dataclass
@@ -85,16 +50,17 @@ class Trial:
     channel: Channel
     gpu: bool = False
     scratch: dict[str, Any] = field(default_factory=dict)
-    _run: Run | None = None
-    _checkpoints: TrialCheckpoints | None = None
-    _epoch: int = 0  # the last one done
-    _reported: int = 0  # the last one reported in this run, or restored
-    _in_work: int = 0  # the one that epochs() has handed out
-    _warned: bool = False
-    _waiting: list[Record] = field(default_factory=list)
-    _started: float = field(default_factory=time.monotonic)
-    _last: Mapping[str, float] = field(default_factory=dict)
-    _closed: bool = False
+    _run: Run | None = field(default=None, init=False, repr=False)
+    _checkpoints: TrialCheckpoints | None = field(default=None, init=False, repr=False)
+    _epoch: int = field(default=0, init=False, repr=False)  # the last one done
+    _reported: int = field(default=0, init=False, repr=False)  # the last one reported in this run, or restored
+    _in_work: int = field(default=0, init=False, repr=False)  # the one that epochs() has handed out
+    _warned: bool = field(default=False, init=False, repr=False)
+    _waiting: list[Record] = field(default_factory=list, init=False, repr=False)
+    _started: float = field(default_factory=time.monotonic, init=False, repr=False)
+    _last: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
+    _told_to_end: bool = field(default=False, init=False, repr=False)  # at a report, by the study
+    _closed: bool = field(default=False, init=False, repr=False)
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -160,14 +126,22 @@ class Trial:
             yield epoch
             self._pass(epoch)  # an epoch without a report still passes
 
-    def report(self, *, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
+    def report(self, *unnamed: object, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
         """Report the metrics of an epoch (from 1; default: the one in work). May end the trial here, quietly.
+
+        Every metric has a name: `trial.report(val_loss=0.3)`; an unnamed value is refused.
 
         With `prepare`, or a `Manager` of this trial, a checkpoint of this epoch is saved first, so that no reported
         epoch is ever repeated: report last in an epoch, for what comes after is not in it. An epoch counts once: a
         second report of it, or of an older one, is ignored with a warning; one beyond `max_epochs` ends the trial.
         `step` counts optimizer steps. Raises `TrialError` if a metric is no number or nothing is reported.
         """
+        if unnamed:
+            name = next(iter(self.assignment.metrics), "loss")
+            raise TrialMisuse(
+                f"trial.report: got {reprlib.repr(unnamed[0])} without a name; give trial.report({name}=...), with "
+                "epoch= if it is not the one in work, or run an Optuna objective by tw.from_optuna"
+            )
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
         numbers = self._numbers(metrics)
@@ -192,6 +166,19 @@ class Trial:
             kept.manager.save(wait=True)
         self._last = numbers
         self._send([record])
+
+    def should_prune(self) -> bool:
+        """Whether the study has told this trial to end.
+
+        No trial needs to ask: `report` ends those that are to end, so here the answer is False, before a report and
+        after it. It is True only where the training function has caught the end that `report` raised.
+        """
+        return self._told_to_end
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # Python's own questions, such as that of copy
+            raise AttributeError(name)
+        raise UnknownAttribute(f"trial.{name}: no such attribute; {instead_of(name, dir(Trial))}")
 
     def prepare(
         self,
@@ -308,6 +295,19 @@ class Trial:
         """Annotate the trial with plain data, visible with the next report, or when the trial ends."""
         self._waiting.append(facts.note(name, value, self.number))
 
+    def end_by_itself(self) -> bool:
+        """Take note that the function ends its trial here, as stopped; False if it has reported nothing. For engines.
+
+        The first end of a lease counts: the one that follows from the quiet return would say that it is complete.
+        """
+        if not self._last:
+            return False
+        if not self._told_to_end:
+            lease = self.assignment.lease
+            stopped = facts.finished(self.number, lease, reason="stopped", values=self._last, wall_seconds=0.0)
+            self.channel.exchange([*self._told(), stopped])
+        return True
+
     def close(self) -> tuple[list[Record], Mapping[str, float], int]:
         """Let go of the model; return the records not yet sent, the last metrics and their epoch. For engines."""
         self._closed = True
@@ -342,6 +342,7 @@ class Trial:
 
     def _send(self, records: list[Record]) -> None:
         if not self.channel.exchange(self._told() + records):
+            self._told_to_end = True
             raise TrialEnd
 
     def _told(self) -> list[Record]:

@@ -1,16 +1,52 @@
 // A chart: one figure (traces and layout as plain data, see figure.py) drawn on a canvas, with a legend of buttons, a
-// tip under the pointer or the arrow keys, zoom by dragging, and an SVG file for a paper.
+// tip under the pointer or the arrow keys, zoom by dragging, and an SVG file for a paper: light, with a width in mm.
 
 import { CanvasPen, SvgPen } from "./pens.js";
 import { Axis, formed, plain } from "./scales.js";
 
 const REACH = 28; // pixels within which the pointer finds a point
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
+const PAPER_FONT = "Arial, Helvetica, sans-serif";
+const MM = 96 / 25.4; // pixels of CSS, which are the units of a file
+const WIDTHS = [85, 180]; // mm: a column, a page
+const KEY = { wide: 22, high: 12 }; // pixels of a mark in a legend
 
 const shade = (first, second, share) => {
   const parts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   const [a, b] = [parts(first), parts(second)];
   return `rgb(${a.map((value, at) => Math.round(value + (b[at] - value) * share)).join(",")})`;
+};
+
+// The colours of the light theme, whatever the page shows: those of the style sheet's first rule.
+const lightStyle = () => {
+  for (const sheet of document.styleSheets) {
+    const root = Array.from(sheet.cssRules).find((rule) => rule.selectorText === ":root" && rule.style.getPropertyValue("--surface"));
+    if (root) return root.style;
+  }
+  return getComputedStyle(document.documentElement);
+};
+
+const hasLine = (trace) => trace.type === "scatter" && (trace.mode || "lines").includes("lines") && trace.line?.width !== 0;
+const hasMarks = (trace) => trace.type === "scatter" && (trace.mode || "lines").includes("markers");
+
+// A trace's mark in a legend, from (x, y), the middle of its left side: the same strokes as in the figure.
+const drawKey = (pen, trace, x, y, colour) => {
+  const { wide, high } = KEY;
+  if (trace.type === "bar") {
+    pen.rect(x + 4, y - high / 2 + 1, wide - 8, high - 2, { color: colour(trace.marker?.color), round: 2 });
+    return;
+  }
+  if (trace.fill) pen.rect(x, y - high / 2 + 1, wide, high - 2, { color: colour(trace.fillcolor || "--wash") });
+  const opacity = trace.opacity ?? 1;
+  if (hasLine(trace)) {
+    const { color, width = 1.5, dash = "" } = trace.line || {};
+    pen.line([x, y, x + wide, y], { color: colour(color), width, dash, opacity });
+  }
+  if (hasMarks(trace)) {
+    const { color, size = 6, symbol, opacity: own = 1, line } = trace.marker || {};
+    const shown = Math.max(4, Math.min(typeof size === "number" ? size : 6, high - 2));
+    pen.marks([x + wide / 2, y], { color: colour(color), size: shown, symbol, opacity: opacity * own, width: line?.width || 1.5 });
+  }
 };
 
 const element = (name, className, parent) => {
@@ -97,8 +133,9 @@ export class Chart {
       const button = element("button", "key", this.legend);
       button.type = "button";
       button.setAttribute("aria-pressed", String(!this.hidden.has(trace.name)));
-      const dot = element("span", `dot ${trace.mode === "lines" ? "stroke" : ""}`, button);
-      dot.style.setProperty("--dot", `var(${trace.marker?.color || trace.line?.color || "--blue"})`);
+      const pen = new SvgPen(null, FONT);
+      drawKey(pen, trace, 0, KEY.high / 2, (name) => `var(${name || "--blue"})`);
+      button.innerHTML = pen.mark(KEY.wide, KEY.high);
       button.append(plain(trace.name));
       button.addEventListener("click", () => {
         if (!this.hidden.delete(trace.name)) this.hidden.add(trace.name);
@@ -153,7 +190,7 @@ export class Chart {
     const range = this.zoom ? this.zoom.x : layout.xaxis?.range;
     const values = traces.flatMap((trace) => ends(trace, "x"));
     const x = new Axis({ ...(layout.xaxis || {}), range }, values, left, right - wider);
-    return { panels, x, left, right, ...plot };
+    return { panels, x, left, right, width, ...plot };
   }
 
   draw() {
@@ -232,9 +269,9 @@ export class Chart {
     }
   }
 
-  cut(pen, text, room) {
+  cut(pen, text, room, size = 11.5, bold = false) {
     let shown = text;
-    while (shown.length > 3 && pen.width(shown, 11.5) > room) shown = `${shown.slice(0, -2)}\u2026`;
+    while (shown.length > 3 && pen.width(shown, size, bold) > room) shown = `${shown.slice(0, -2)}\u2026`;
     return shown;
   }
 
@@ -252,16 +289,23 @@ export class Chart {
   }
 
   annotate(pen, plan) {
-    for (const note of this.figure.layout.annotations || []) {
+    const notes = this.figure.layout.annotations || [];
+    const places = [...new Set(notes.filter((note) => note.text.startsWith("<b>")).map((note) => plan.x.pixel(note.x)))];
+    places.sort((a, b) => a - b);
+    const apart = Math.min(plan.width, ...places.slice(1).map((at, i) => at - places[i])); // of columns with a heading
+    for (const note of notes) {
       const { y } = plan.panels[0];
       const size = note.font?.size || 11;
       const bold = note.text.startsWith("<b>");
-      const words = plain(note.text);
-      const [at, high] = [plan.x.pixel(note.x) + (note.xshift || 0), y.pixel(note.y)];
+      const words = this.cut(pen, plain(note.text), bold ? apart - 4 : plan.width, size, bold);
       const align = note.xanchor === "left" ? "left" : "center";
+      const [long, high] = [pen.width(words, size, bold), y.pixel(note.y)];
+      const least = align === "left" ? 2 : long / 2 + 2;
+      const most = plan.width - 2 - (align === "left" ? long : long / 2);
+      const at = Math.max(least, Math.min(most, plan.x.pixel(note.x) + (note.xshift || 0)));
       const baseline = note.yanchor === "bottom" ? "bottom" : "middle";
       if (note.bgcolor) {
-        const wide = pen.width(words, size, bold) + 4;
+        const wide = long + 4;
         pen.rect(at - (align === "left" ? 2 : wide / 2), high - size * 0.7, wide, size * 1.4, { color: this.colour(note.bgcolor) });
       }
       pen.text(words, at, high, { color: this.colour(note.font?.color), size, align, baseline, bold });
@@ -520,26 +564,64 @@ export class Chart {
     if (spots.length) this.point({ layer, at, x: spots[at][0], y: spots[at][1] });
   }
 
-  svg() {
-    const [width, height] = [this.stage.clientWidth, this.stage.clientHeight];
-    this.style = getComputedStyle(document.documentElement);
-    const pen = new SvgPen(this.pen);
+  // The figure as a file of so many mm, light, with its title and its legend; no text is below 7 pt.
+  svg(mm) {
+    const width = mm * MM;
     const named = this.shown.filter((trace) => trace.name && trace.showlegend !== false);
-    this.paint(pen, width, height);
-    let across = 8;
-    if (named.length > 1) {
-      for (const trace of named) {
-        pen.marks([across + 5, height + 12], { color: this.colour(trace.marker?.color || trace.line?.color), size: 9 });
-        pen.text(plain(trace.name), across + 14, height + 12, { color: this.colour("--ink") });
-        across += 32 + pen.width(plain(trace.name));
-      }
+    const screen = this.pen;
+    this.style = lightStyle();
+    const pen = new SvgPen(new CanvasPen(this.canvas.getContext("2d"), PAPER_FONT), PAPER_FONT);
+    const ink = this.colour("--ink");
+    let top = 4;
+    for (const words of this.wrapped(pen, plain(this.figure.title), width - 16)) {
+      pen.text(words, 8, top + 9, { color: ink, size: 12, bold: true });
+      top += 17;
     }
-    return pen.document(width, height + (named.length > 1 ? 26 : 0), this.colour("--surface"));
+    if (this.figure.data.filter((trace) => trace.name && trace.showlegend !== false).length > 1) {
+      top = this.keys(pen, named, width, top);
+    }
+    const height = this.paperHeight(width);
+    pen.moved(0, top, () => this.paint(pen, width, height));
+    this.pen = screen;
+    this.draw(); // its plan is the screen's again
+    return pen.document(width, top + height, "#ffffff", mm);
   }
 
-  save(name) {
+  keys(pen, named, width, start) {
+    let [across, top] = [8, start];
+    for (const trace of named) {
+      const words = this.cut(pen, plain(trace.name), width - KEY.wide - 24);
+      const room = KEY.wide + 6 + pen.width(words, 11.5);
+      if (across > 8 && across + room > width - 8) [across, top] = [8, top + 17];
+      drawKey(pen, trace, across, top + 9, (name) => this.colour(name || "--blue"));
+      pen.text(words, across + KEY.wide + 6, top + 9, { color: this.colour("--ink"), size: 11.5 });
+      across += room + 14;
+    }
+    return top + (named.length ? 20 : 0);
+  }
+
+  wrapped(pen, text, room) {
+    const lines = [];
+    for (const word of text.split(" ")) {
+      const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+      if (lines.length && pen.width(longer, 12, true) <= room) lines[lines.length - 1] = longer;
+      else lines.push(word);
+    }
+    return lines;
+  }
+
+  // Rows of names keep their height; other figures get the shape that a paper has room for.
+  paperHeight(width) {
+    const own = this.figure.height - (this.legend.hidden ? 0 : 26);
+    const { layout } = this.figure;
+    const rows = Object.keys(layout).some((key) => /^yaxis\d*$/.test(key) && layout[key].type === "category");
+    const panels = Object.keys(layout).filter((key) => /^yaxis\d*$/.test(key)).length;
+    return rows ? own : Math.min(own, Math.max(170 * panels, 0.66 * width));
+  }
+
+  save(name, mm) {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([this.svg()], { type: "image/svg+xml" }));
+    link.href = URL.createObjectURL(new Blob([this.svg(mm)], { type: "image/svg+xml" }));
     link.download = `${name}.svg`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -570,12 +652,16 @@ export const draw = (place, figure, options = {}) => {
   place.style.height = `${figure.height}px`;
   place.style.minWidth = figure.least_width ? `${figure.least_width}px` : "";
   const chart = new Chart(place, options);
-  const button = document.createElement("button");
+  const tools = document.createElement("div");
+  tools.className = "tools";
+  const width = element("select", "save", tools);
+  width.setAttribute("aria-label", "Width of the SVG file");
+  for (const mm of WIDTHS) width.add(new Option(`${mm} mm`, mm, mm === WIDTHS[WIDTHS.length - 1]));
+  const button = element("button", "save", tools);
   button.type = "button";
-  button.className = "save";
   button.textContent = "Save as SVG";
-  button.addEventListener("click", () => chart.save(figure.name));
-  place.closest("figure").prepend(button);
+  button.addEventListener("click", () => chart.save(figure.name, Number(width.value)));
+  place.closest("figure").prepend(tools);
   chart.update(figure);
   return chart;
 };

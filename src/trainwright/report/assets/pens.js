@@ -127,16 +127,24 @@ const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 const quoted = (text) => String(text).replace(/[&<>"]/g, (letter) => ENTITIES[letter]);
 const short = (value) => String(Math.round(value * 100) / 100);
 
+const LEAST = 9.4; // units of a file for a paper: 7 pt
+
 export class SvgPen {
-  constructor(canvasPen) {
-    this.measure = canvasPen; // text is as wide as on the screen
-    this.font = canvasPen.font;
+  constructor(canvasPen, font) {
+    this.measure = canvasPen; // text is as wide as on a canvas
+    this.font = font;
     this.parts = [];
     this.clips = 0;
   }
 
-  width(...words) {
-    return this.measure.width(...words);
+  width(text, size = 12, bold = false) {
+    return this.measure.width(text, Math.max(size, LEAST), bold);
+  }
+
+  moved(x, y, draw) {
+    this.parts.push(`<g transform="translate(${short(x)} ${short(y)})">`);
+    draw();
+    this.parts.push("</g>");
   }
 
   clipped(box, draw) {
@@ -193,7 +201,8 @@ export class SvgPen {
     this.parts.push(`<g opacity="${opacity}">${parts.join("")}</g>`);
   }
 
-  text(words, x, y, { color, size = 12, align = "left", baseline = "middle", bold = false, turned = false }) {
+  text(words, x, y, { color, size: asked = 12, align = "left", baseline = "middle", bold = false, turned = false }) {
+    const size = Math.max(asked, LEAST);
     const anchor = { left: "start", center: "middle", right: "end" }[align];
     const shift = { middle: 0.35, top: 0.85, bottom: -0.2 }[baseline] * size;
     const turn = turned ? ` rotate(-90)` : "";
@@ -203,10 +212,17 @@ export class SvgPen {
     );
   }
 
-  document(width, height, background) {
+  // The parts alone, as a small picture in a page.
+  mark(width, height) {
+    return `<svg class="mark" width="${width}" height="${height}" aria-hidden="true">${this.parts.join("")}</svg>`;
+  }
+
+  document(width, height, background, mm) {
+    const tall = (mm * height) / width;
     return (
-      `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
-      `font-family="${quoted(this.font)}"><rect width="100%" height="100%" fill="${background}"/>${this.parts.join("")}</svg>`
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${mm}mm" height="${short(tall)}mm" ` +
+      `viewBox="0 0 ${short(width)} ${short(height)}" font-family="${quoted(this.font)}">` +
+      `<rect width="100%" height="100%" fill="${background}"/>${this.parts.join("")}</svg>`
     );
   }
 }

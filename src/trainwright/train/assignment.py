@@ -1,0 +1,46 @@
+"""What an engine gives to a trial: its assignment, the channel to the ledger, and how its end is told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainwright.ledger import Record
+
+__all__ = ["Assignment", "Channel", "TrialEnd"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """One lease of one trial, as an engine is asked to run it.
+
+    `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows,
+    `saved_step` the last step of which it knows a checkpoint.
+    A trial of several processes has one for each, of its own `rank`; `address` is "host:port" where rank 0 is met, new
+    for each launch. Each of them has `devices_each` devices; `start_devices` are those of a new trial in this study.
+    """
+
+    trial: int
+    lease: int
+    params: Mapping[str, Any]
+    seed: int
+    max_epochs: int | None = None
+    metrics: tuple[str, ...] = ()
+    directory: str | None = None
+    reported_epoch: int = 0
+    saved_step: int = 0
+    rank: int = 0
+    world_size: int = 1
+    address: str = ""
+    devices_each: int = 1
+    start_devices: int = 1
+
+
+class Channel(Protocol):
+    """How a trial speaks with whoever keeps the ledger."""
+
+    def exchange(self, records: list[Record]) -> bool:
+        """Hand over records for the ledger; return whether to go on."""
+
+
+class TrialEnd(BaseException):
+    """Ends a training function quietly. No `Exception`, so that a user's `except Exception` lets it pass."""
