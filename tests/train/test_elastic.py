@@ -30,7 +30,7 @@ class Ledger:
     """What a driver would know: it lets each run of the trial come to so many reports."""
 
     def __init__(self):
-        self.reports, self.checkpoints, self.asked = {}, 0, 99
+        self.reports, self.checkpoints, self.saved_step, self.asked = {}, 0, 0, 99
 
     def exchange(self, records):
         for record in records:
@@ -38,7 +38,9 @@ class Ledger:
                 assert record.body["epoch"] not in self.reports, "an epoch was reported twice"
                 self.reports[record.body["epoch"]] = record.body["metrics"]
                 self.asked -= 1
-            self.checkpoints += record.kind == "checkpointed"
+            if record.kind == "checkpointed":
+                self.checkpoints += 1
+                self.saved_step = record.body["step"]
         return self.asked > 0
 
 
@@ -124,8 +126,8 @@ def lease(number, world, training, ledger, folder, *, asked=99, start=1):
     for rank in range(world):
         assignment = Assignment(
             trial=3, lease=number, params={}, seed=11, max_epochs=EPOCHS, directory=str(folder),
-            reported_epoch=max(ledger.reports, default=0), rank=rank, world_size=world, address=address,
-            start_devices=start,
+            reported_epoch=max(ledger.reports, default=0), saved_step=ledger.saved_step, rank=rank, world_size=world,
+            address=address, start_devices=start,
         )  # fmt: skip
         members.append(context.Process(target=member, args=(training, assignment, ledger, results)))
     for process in members:
