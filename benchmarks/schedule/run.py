@@ -1,160 +1,210 @@
-"""Makespan, device hours and first full model of allocation policies, on simulated clusters of 64 to 4,096 devices.
+"""Makespan, device hours and quality in time of allocation policies, at measured speeds, on simulated clusters.
 
-What is simulated is in `grid.py`. What must hold is `--grid band`: R in 4, 8, 16, alpha in .8, .9, c in .1, .25; the
-claim on RASDA against ASHA is for 1,024 devices, R = 8, alpha in .8, .9, 1, c in 0, .1, .25 (`claim`). These have 30
-seeds, the rest of the grid (`whole.py`) 5. Finished cells are kept in `--cells` and reused while the policies behave
-the same. Two more parts: `speed` simulates 100,000 trials on 10,000 workers, `ray` is `benchmarks/ray/run.py`. Parts
-that are not asked for stay as the results file has them.
+All schedulers are the public ones, by `study.simulate`: ASHA by quantiles on 4 devices a trial, `tw.RASDA`, the same as
+published, ASHA with `tw.MarginalGain`, and ASHA on the best fixed size (of 4, 8 and 16). Speeds are those of
+`speeds.py`, first with the batch held (the default of elastic training), then with the batch grown, which changes what
+is learnt: that is not simulated. Trials have 8 epochs and rungs at 1, 2 and 4; a restart takes a tenth of an epoch.
 
-    python benchmarks/schedule/run.py --json [--parts grid,speed,ray] [--devices 64,256] [--results FILE]
+Parts: `speeds`, all on 256 devices, and one model on 64 and 1,024; `deadline`, the best complete model after so much
+time, where new trials start as long as there is time (ASHA that refills), into a table of its own; `speed`, the seconds
+to simulate 100,000 trials on 10,000 workers; `ray` is `benchmarks/ray/run.py`. Parts that are not asked for stay as the
+results file has them.
+
+    python benchmarks/schedule/run.py --json [--parts speeds,speed,ray] [--seeds 20] [--results FILE]
+    python benchmarks/schedule/run.py --json --parts deadline [--results FILE]
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
-from benchmarks._report import RESULTS, add_arguments, environment, finish, table
+from benchmarks._report import add_arguments, environment, finish, progress, table
 from benchmarks.ray import run as ray
-from benchmarks.schedule.grid import (
-    DEVICE_SECONDS,
-    DEVICES,
-    FIRST_FULL,
-    LOSS,
-    MAKESPAN,
-    NAMES,
-    START,
-    STATIC,
-    Cell,
-    Kept,
-    Seeds,
-    grid,
+from benchmarks.schedule.paired import average, shown
+from benchmarks.schedule.speeds import SPEEDS
+
+import trainwright as tw
+from trainwright.engine.simulated import Parametric, simulate
+from trainwright.study import Forecast
+
+START = 4
+EPOCHS = 8
+EPOCH_SECONDS = 1000.0
+RESTART = 0.1  # of an epoch
+DEADLINES = (0.5, 1.0, 2.0, 4.0)  # times a whole trial on the devices of a new one
+RULE = tw.ASHA(max_epochs=EPOCHS, eta=2, cutoff="quantile")
+SCHEDULERS: dict[str, tw.Scheduler] = {
+    "ASHA": tw.Scheduler(RULE, tw.Fixed(START)),
+    "RASDA as published": tw.RASDA(max_epochs=EPOCHS, start=START, as_published=True),
+    "RASDA": tw.RASDA(max_epochs=EPOCHS, start=START),
+    "MarginalGain": tw.Scheduler(RULE, tw.MarginalGain(start=START)),
+    "best fixed size": tw.Scheduler(RULE, tw.BestStatic(sizes=(4, 8, 16))),
+}
+OURS = ("RASDA", "MarginalGain")
+HEADER = (
+    "batch, model, machine (speed x2, x4)",
+    "devices",
+    "trials",
+    *(f"ASHA / {name}" for name in list(SCHEDULERS)[1:]),
+    "device hours RASDA / ASHA",
+    "MarginalGain / ASHA",
+    "first full MarginalGain / ASHA",
 )
-from benchmarks.schedule.paired import shown
+DEADLINE_HEADER = ("batch, model, machine", "time", *SCHEDULERS)
 
-from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Parametric, Simulated, simulate
-from trainwright.schedule import ASHA, Fixed, Scheduler
 
-SHOWN = (8, 0.9, 0.1)  # epochs, alpha and restart of the table
+class Setting(NamedTuple):
+    """A cluster, and how fast a model is on it."""
+
+    batch: str
+    model: str
+    machine: str
+    devices: int = 256
+
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """The speed-ups on twice and four times the devices of a new trial."""
+        return SPEEDS[self.model, self.machine][self.batch]
+
+    @property
+    def name(self) -> str:
+        """How a table calls it."""
+        return f"{self.batch}, {self.model}, {self.machine}"
+
+    def engine(self) -> tw.Simulated:
+        """Return the cluster, in nodes of 4."""
+        twice, four = self.speeds
+        return tw.Simulated(
+            cluster=tw.Cluster(self.devices // 4, 4),
+            task=Parametric(epoch_seconds=EPOCH_SECONDS),
+            task_devices=START,
+            scaling=tw.Scaling(curve={2: twice, 4: four}),
+            restart_seconds=RESTART * EPOCH_SECONDS,
+        )
+
+
+def settings() -> Iterator[Setting]:
+    """Yield the rows' settings: all with the batch held, then all with the batch grown."""
+    for batch in ("held", "grown"):
+        for model, machine in SPEEDS:
+            sizes = (64, 256, 1024) if (model, machine) == ("ImageNet", "DGX") else (256,)
+            for devices in sizes:
+                yield Setting(batch, model, machine, devices)
+
+
+def forecasts(setting: Setting, seeds: int, processes: int, **budget: float) -> dict[str, Forecast]:
+    """Simulate all schedulers, under the same draws."""
+    study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", seed=0)
+    return study.simulate(SCHEDULERS, engine=setting.engine(), seeds=seeds, processes=processes, **budget)
+
+
+def values(found: Forecast, measure: str) -> np.ndarray:
+    """Return a measure of all studies."""
+    return np.array([getattr(run, measure) for run in found.runs])
+
+
+def ratio(over: Forecast, under: Forecast, measure: str = "makespan_seconds") -> tuple[float, float, float]:
+    """Return the mean of paired ratios with its interval."""
+    return average(values(over, measure) / values(under, measure))
+
+
+def measure_speeds(seeds: int, processes: int) -> tuple[dict[str, float], list[list[str]]]:
+    """Return the numbers and rows of the table of makespans."""
+    numbers: dict[str, float] = {}
+    rows = []
+    for setting in settings():
+        for queue in (False, True):
+            trials = setting.devices if queue else setting.devices // START
+            found = forecasts(setting, seeds, processes, trials=trials)
+            asha = found["ASHA"]
+            ratios = {name: ratio(asha, each) for name, each in found.items() if name != "ASHA"}
+            hours = [ratio(found[name], asha, "device_seconds") for name in OURS]
+            first = ratio(found["MarginalGain"], asha, "first_full_seconds")
+            place = [f"{setting.name} ({setting.speeds[0]:.2f}, {setting.speeds[1]:.2f})", f"{setting.devices:,}"]
+            texts = [shown(value) for value in (*ratios.values(), *hours, first)]
+            rows.append([*place, "queue" if queue else "at once", *texts])
+            progress(" | ".join(rows[-1]))
+            for name, value in ratios.items():
+                kind = f"{name.lower().replace(' ', '_')}_{setting.batch}_{'queue' if queue else 'once'}"
+                low, high = f"asha_over_{kind}_least", f"asha_over_{kind}_most"
+                numbers[low] = min(value[0], numbers.get(low, value[0]))
+                numbers[high] = max(value[0], numbers.get(high, value[0]))
+    return numbers, rows
+
+
+def measure_deadlines(seeds: int, processes: int) -> tuple[dict[str, float], list[list[str]]]:
+    """Return the numbers and rows of the table of the best complete model in time."""
+    numbers: dict[str, float] = {}
+    rows = []
+    for setting in (Setting("held", "ImageNet", "DGX"), Setting("grown", "ImageNet", "DGX")):
+        for deadline in DEADLINES:
+            wall = deadline * EPOCHS * EPOCH_SECONDS
+            found = forecasts(setting, seeds, processes, wall_seconds=wall)
+            asha = values(found["ASHA"], "full_loss")
+            texts = []
+            for name, each in found.items():
+                losses = values(each, "full_loss")
+                done = np.isfinite(losses)
+                texts.append(f"{losses[done].mean():.3f} in {done.sum()} of {seeds}" if done.any() else "none complete")
+                if name in OURS and done.all() and np.isfinite(asha).all():
+                    worst = f"{name.lower()}_minus_asha_full_loss_worst"
+                    gap = float((losses - asha).mean())
+                    numbers[worst] = max(gap, numbers.get(worst, gap))
+            rows.append([setting.name, f"{deadline:g}", *texts])
+            progress(" | ".join(rows[-1]))
+    return numbers, rows
 
 
 def simulated_seconds() -> float:
     """Return the seconds that 100,000 trials on 10,000 workers take to simulate."""
-    rule = ASHA(max_epochs=243, eta=3)  # 5 rungs
-    setting = Simulated(cluster=Cluster(2500, 4), task=Parametric())
+    rule = tw.ASHA(max_epochs=243, eta=3)  # 5 rungs
+    engine = tw.Simulated(cluster=tw.Cluster(2500, 4), task=Parametric())
     began = time.perf_counter()
-    simulate(Scheduler(rule, Fixed(1)), setting, trials=100_000, seed=0)
+    simulate(tw.Scheduler(rule, tw.Fixed(1)), engine, trials=100_000, seed=0)
     return time.perf_counter() - began
 
 
-def summary(kept: Kept, devices: Sequence[int]) -> dict[str, float]:
-    """Return the claims' numbers."""
-    band = list(grid("band", devices))
-    found: dict[str, float] = {}
-    claim = [r for c in grid("claim", [1024]) if (r := kept.ratio(c, ("asha", "rasda"), MAKESPAN)) is not None]
-    if claim:
-        found["asha_over_rasda_makespan_1024"] = min(mean for mean, _, _ in claim)
-        found["asha_over_rasda_makespan_1024_low"] = min(low for _, low, _ in claim)
-    for size in devices:  # whether the lead grows with the cluster
-        trend = kept.ratio(Cell(size, size // START, *SHOWN), ("asha", "rasda"), MAKESPAN)
-        if trend is not None:
-            names = [f"trend_asha_over_rasda_makespan_{size}{end}" for end in ("", "_low", "_high")]
-            found |= dict(zip(names, trend, strict=True))
-    for name, baseline, measure in (
-        ("makespan", "rasda", MAKESPAN),
-        ("first_full", "asha", FIRST_FULL),
-        ("device_hours_queue", "asha", DEVICE_SECONDS),
-    ):
-        cells = [cell for cell in band if cell.queue or name != "device_hours_queue"]
-        values = [r for c in cells if (r := kept.ratio(c, ("marginal-gain", baseline), measure)) is not None]
-        if values:
-            found[f"ours_over_{baseline}_{name}_worst"] = max(mean for mean, _, _ in values)
-            found[f"ours_over_{baseline}_{name}_worst_high"] = max(high for _, _, high in values)
-        if name == "makespan":
-            found["cells"] = len(values)
-    losses = [
-        float((mine[:, LOSS] - other[:, LOSS]).mean())
-        for cell in band
-        if (mine := kept.rows("marginal-gain", cell)) is not None and (other := kept.rows("asha", cell)) is not None
-    ]
-    if losses:
-        found["ours_minus_asha_best_loss_mean"] = float(np.mean(losses))
-    return found
-
-
-def line(kept: Kept, size: int, queue: bool) -> list[str] | None:
-    """Return a row of the table, None if nothing of it is known."""
-    cell = Cell(size, size if queue else size // START, *SHOWN)
-    static = {name: rows for name in ("asha", *STATIC) if (rows := kept.rows(name, cell)) is not None}
-    best = min(static, key=lambda name: static[name][:, MAKESPAN].mean()) if len(static) > len(STATIC) else ""
-    ours = "marginal-gain"
-    pairs = [("asha", "rasda", MAKESPAN), (ours, "rasda", MAKESPAN), (ours, "asha", MAKESPAN)]
-    pairs += [(ours, best, MAKESPAN), (ours, "asha", FIRST_FULL), ("rasda", "asha", FIRST_FULL)]
-    pairs += [("rasda", "asha", DEVICE_SECONDS), (ours, "asha", DEVICE_SECONDS)]
-    values = [kept.ratio(cell, (mine, theirs), measure) for mine, theirs, measure in pairs]
-    texts = ["" if value is None else shown(value) for value in values]
-    return [f"{size:,}", "queue" if queue else "at once", *texts] if any(texts) else None
-
-
-HEADER = (
-    "devices",
-    "trials",
-    "makespan ASHA / RASDA",
-    "ours / RASDA",
-    "ours / ASHA",
-    "ours / best static",
-    "first full ours / ASHA",
-    "RASDA / ASHA",
-    "device hours RASDA / ASHA",
-    "ours / ASHA",
-)
-
-
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Simulate what is missing, print the table, keep the result."""
+    """Simulate, print the table, keep the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="grid,speed,ray", help="grid, speed, ray, or several with commas")
-    parser.add_argument("--grid", default="band,claim", help="band, claim, or both with a comma")
-    parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="sizes of clusters")
-    parser.add_argument("--policies", default=",".join((*NAMES, *STATIC)), help="what is simulated")
-    parser.add_argument("--seeds", type=int, default=30, help="studies of a setting")
+    parser.add_argument("--parts", default="speeds,speed,ray", help="speeds, speed and ray with commas, or deadline")
+    parser.add_argument("--seeds", type=int, default=20, help="studies of a setting")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--cells", type=Path, default=RESULTS / "schedule", help="where finished cells are kept")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    devices = [int(size) for size in arguments.devices.split(",")]
-    parts, names = arguments.parts.split(","), arguments.policies.split(",")
+    parts = [part for part in arguments.parts.split(",") if part]
+    if "deadline" in parts and len(parts) > 1:
+        parser.error("deadline has a table of its own: run it alone")
     old: dict[str, Any] = {}
     if arguments.results is not None and arguments.results.exists():
         old = json.loads(arguments.results.read_text())
     numbers: dict[str, Any] = dict(old.get("summary", {}))
-    lines: list[list[str]] = old.get("table", {}).get("rows", [])
-    if "grid" in parts:
-        kept = Kept(arguments.cells, names, Seeds(most=arguments.seeds))
-        cells = list(dict.fromkeys(cell for kind in arguments.grid.split(",") for cell in grid(kind, devices)))
-        kept.simulate(cells, [name for name in names if name not in STATIC], arguments.processes)
-        shown_cells = [cell for cell in cells if cell[2:] == SHOWN]
-        kept.simulate(shown_cells, [name for name in names if name in STATIC], arguments.processes)
-        numbers |= summary(kept, devices)
-        lines = [row for size in devices for queue in (False, True) if (row := line(kept, size, queue))]
-        print(table(HEADER, lines))
+    rows: list[list[str]] = old.get("table", {}).get("rows", [])
+    header = DEADLINE_HEADER if "deadline" in parts else HEADER
+    if "speeds" in parts:
+        found, rows = measure_speeds(arguments.seeds, arguments.processes)
+        numbers |= found
+    if "deadline" in parts:
+        found, rows = measure_deadlines(arguments.seeds, arguments.processes)
+        numbers |= found
     if "speed" in parts:
         numbers["simulated_seconds_10000_workers"] = simulated_seconds()
     if "ray" in parts:
         numbers |= {name: value for name, value in ray.main([])["summary"].items() if name.startswith("ray_")}
+    print(table(header, rows))
     result = {
-        "benchmark": "schedule",
+        "benchmark": "schedule_deadline" if "deadline" in parts else "schedule",
         "environment": environment(),
         "seeds": arguments.seeds,
         "summary": numbers,
-        "table": {"header": HEADER, "rows": lines},
+        "table": {"header": header, "rows": rows},
     }
     finish(result, arguments)
     return result

@@ -1,11 +1,12 @@
 """A stand-in for PyCOMPSs with the parts of its documented API that the engine uses.
 
 "sequential" is what PyCOMPSs does without its runtime: a task is a call, and waiting returns what it is given.
-"deferred" returns futures: a task runs, with copies of its arguments, when it is waited for; it keeps what was asked.
+"deferred" returns futures: a task runs with copies of its arguments, in a thread as soon as one is free.
 """
 
 import pickle
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -17,7 +18,7 @@ class Runtime:
         self.deferred = deferred
         self.constraints = {}
         self.tasks = 0
-        self.futures = []
+        self.threads = ThreadPoolExecutor(3)
 
     def task(self, *, returns):
         assert returns == 1
@@ -27,8 +28,7 @@ class Runtime:
                 self.tasks += 1
                 if not self.deferred:
                     return function(*arguments)
-                self.futures.append(Future(function, pickle.dumps(arguments)))
-                return self.futures[-1]
+                return self.threads.submit(copied, function, pickle.dumps(arguments))
 
             return call
 
@@ -42,12 +42,8 @@ class Runtime:
         return value.result() if isinstance(value, Future) else value
 
 
-class Future:
-    def __init__(self, function, arguments):
-        self.function, self.arguments = function, arguments
-
-    def result(self):
-        return pickle.loads(pickle.dumps(self.function(*pickle.loads(self.arguments))))
+def copied(function, arguments):
+    return pickle.loads(pickle.dumps(function(*pickle.loads(arguments))))
 
 
 def install(monkeypatch, *, deferred):

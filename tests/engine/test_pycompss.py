@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,30 @@ def test_it_decides_as_one_local_process_does(runtime, tmp_path):
         found.append([(trial.number, trial.params["x"], trial.epoch, trial.status) for trial in study.trials])
     assert found[0] == found[1]
     assert runtime.tasks > 12
+
+
+def long_and_short(trial):
+    """Trial 0 ends when the others have: 30 seconds are enough for them, if anybody starts them."""
+    ends = Path(trial.assignment.directory) / "ends"
+    ends.mkdir(exist_ok=True)
+    deadline = time.monotonic() + 30
+    while trial.number == 0 and len(list(ends.iterdir())) < 8 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (ends / f"{trial.number}-of-{len(list(ends.iterdir()))}").touch()
+    trial.report(epoch=1, loss=trial.params["x"])
+
+
+def test_slots_do_not_idle_behind_a_long_trial(monkeypatch, tmp_path):
+    """Eight short trials pass through the second slot while the first trial takes its time."""
+    install(monkeypatch, deferred=True)
+    try:
+        rule = tw.FixedEpochs(1)
+        study = tw.Study(SPACE, objectives="min loss", directory=tmp_path, seed=0, searcher=tw.RandomSearcher())
+        study.run(long_and_short, trials=9, scheduler=rule, engine=tw.PyCOMPSs(rule, slots=2), progress=False)
+    finally:
+        sys.modules.pop(TASK, None)
+    assert (tmp_path / "ends" / "0-of-8").exists()
+    assert not list((tmp_path / "compss").iterdir())
 
 
 def test_a_slot_is_a_constraint(runtime):

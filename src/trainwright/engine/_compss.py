@@ -41,11 +41,18 @@ class _Kept:
 )
 @task(returns=1)  # type: ignore[untyped-decorator]  # likewise
 def segment(
-    reference: FunctionReference, assignment: Assignment, until: int | None, gpu: bool
+    reference: FunctionReference, assignment: Assignment, until: int | None, gpu: bool, ended: Path | None
 ) -> tuple[list[list[Record]], Outcome, bool]:
-    """Run a trial until it has reported `until`; return its records, its outcome, and whether it came so far."""
+    """Run a trial until it has reported `until`; return its records, its outcome, and whether it came so far.
+
+    The file `ended` is there when it is over: whoever waits for any of several tasks cannot ask their futures.
+    """
     kept = _Kept(until)
-    outcome = run_assignment(_function(reference), assignment, kept, gpu=gpu)
+    try:
+        outcome = run_assignment(_function(reference), assignment, kept, gpu=gpu)
+    finally:
+        if ended is not None:
+            ended.touch()
     return kept.batches, outcome, kept.reached
 
 

@@ -5,11 +5,13 @@ After Tejedor et al., PyCOMPSs: parallel computational workflows in Python (IJHP
 
 import os
 import sys
+import time
+import uuid
 from collections import deque
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainwright.engine._engine import Block, Handler, Quiet, TrainFunction
 from trainwright.engine._function import FunctionReference
@@ -21,6 +23,17 @@ from trainwright.train import Assignment
 __all__ = ["PyCOMPSs"]
 
 
+_LOOK_SECONDS = 0.05
+
+
+class _Started(NamedTuple):
+    """A task under way; `ended` is the file that it leaves at its end."""
+
+    assignment: Assignment
+    future: Any
+    ended: Path | None
+
+
 class PyCOMPSs:
     """Run up to `slots` trials at once as PyCOMPSs tasks, each on `cpus` processors and `gpus` GPUs of a node.
 
@@ -28,7 +41,9 @@ class PyCOMPSs:
     `scheduler`, which is the study's own: its reports are judged then, and a trial that may go on does so from its
     checkpoint in a next task. Rules that judge between rungs, and policies that change sizes, are refused. Tasks whose
     process dies are started again by the runtime. Without the runtime (plain `python`) PyCOMPSs calls tasks one after
-    another in this process. `poll` waits for the task that was started first: a future cannot be asked.
+    another in this process. A future cannot be asked whether it is there: each task leaves a file in
+    the study's directory at its end, and `poll` looks for these; without a directory it waits for the task that was
+    started first, and slots idle behind a long one.
     """
 
     def __init__(
@@ -51,7 +66,8 @@ class PyCOMPSs:
         self._ends = _ends(Scheduler.of(scheduler))
         self._reference: FunctionReference | None = None
         self._waiting: deque[Assignment] = deque()
-        self._started: deque[tuple[Assignment, Any]] = deque()
+        self._started: list[_Started] = []
+        self._ended: Path | None = None  # where tasks say that they have ended
 
     @property
     def slots(self) -> int:
@@ -68,9 +84,12 @@ class PyCOMPSs:
         """None: its runtime sees to that."""
         return frozenset()
 
-    def open(self, train: TrainFunction, directory: Path | None) -> None:  # noqa: ARG002 -- COMPSs keeps its own logs
-        """Find out how tasks will find `train`."""
+    def open(self, train: TrainFunction, directory: Path | None) -> None:
+        """Find out how tasks will find `train`, and where they say that they have ended."""
         self._reference = FunctionReference.of(train)
+        self._ended = None if directory is None else directory.resolve() / "compss"
+        if self._ended is not None:
+            self._ended.mkdir(exist_ok=True)
         for name, value in self._units.items():  # the task's constraints are read from here when it is first imported
             os.environ[f"TRAINWRIGHT_{name}"] = str(value)
 
@@ -90,16 +109,17 @@ class PyCOMPSs:
     def answer(self, trial: int, goes_on: bool) -> None:
         """Nothing waits."""
 
-    def poll(self, handler: Handler, timeout_seconds: float) -> None:  # noqa: ARG002 -- a task's end is waited for
-        """Start a task for each assignment that waits, and wait for the one that was started first."""
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:
+        """Start a task for each assignment that waits, and deal with one that has ended."""
         from pycompss.api.api import compss_wait_on
 
         while self._waiting:
             self._start(self._waiting.popleft())
-        if not self._started:
+        started = self._next(timeout_seconds)
+        if started is None:
             return
-        assignment, future = self._started.popleft()
-        batches, outcome, reached = compss_wait_on(future)
+        assignment = started.assignment
+        batches, outcome, reached = compss_wait_on(started.future)
         trial, told = assignment.trial, assignment.reported_epoch
         for batch in batches:
             news = [record for record in batch if _epoch(record) > assignment.reported_epoch]
@@ -115,16 +135,32 @@ class PyCOMPSs:
         else:
             handler.exited(trial, replace(outcome, records=()))
 
+    def _next(self, timeout_seconds: float) -> "_Started | None":
+        """Return the first task that has ended, None if there is none in time."""
+        deadline = time.monotonic() + timeout_seconds
+        while self._started:
+            for place, started in enumerate(self._started):
+                if started.ended is None or started.ended.exists():
+                    del self._started[place]
+                    if started.ended is not None:
+                        started.ended.unlink(missing_ok=True)
+                    return started
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_LOOK_SECONDS)
+        return None
+
     def _start(self, assignment: Assignment) -> None:
         from trainwright.engine._compss import segment
 
         until = next((end for end in self._ends if end > assignment.reported_epoch), None)
+        ended = None if self._ended is None else self._ended / uuid.uuid4().hex
         try:
-            future = segment(self._reference, assignment, until, self._gpu)
+            future = segment(self._reference, assignment, until, self._gpu, ended)
         except KeyboardInterrupt:  # in this process, without a runtime: its end is told by the next poll
-            self._started.append((assignment, ([], Quiet(), False)))
+            self._started.append(_Started(assignment, ([], Quiet(), False), None))
             raise
-        self._started.append((assignment, future))
+        self._started.append(_Started(assignment, future, ended))
 
     def close(self) -> None:
         """Forget what was not started, and wait for what was: a task cannot be ended."""
@@ -132,7 +168,10 @@ class PyCOMPSs:
 
         self._waiting.clear()
         while self._started:
-            compss_wait_on(self._started.popleft()[1])
+            started = self._started.pop(0)
+            compss_wait_on(started.future)
+            if started.ended is not None:
+                started.ended.unlink(missing_ok=True)
 
 
 def _ends(scheduler: Scheduler) -> tuple[int, ...]:
