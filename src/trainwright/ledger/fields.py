@@ -6,6 +6,7 @@ over it: every worker reads every record of the others. A column that does not f
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Protocol
 
@@ -302,11 +303,16 @@ class Field:
     required: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """An object with certain fields; others may lie beside them, which a later version has written."""
 
     fields: tuple[Field, ...]
+
+    @cached_property
+    def checks(self) -> tuple[tuple[str, bool, Callable[[Sequence[Any]], bool]], ...]:
+        """What `fits` looks up for each field: it runs for every look at what others wrote."""
+        return tuple((field.name, field.required, field.type.fits) for field in self.fields)
 
     @property
     def text(self) -> str:
@@ -317,17 +323,15 @@ class Shape:
         """Whether all of these values are objects with the fields."""
         if {*map(type, column)} != {dict}:
             return False
-        for field in self.fields:
-            name = field.name
-            if field.required:
-                try:
-                    values = [body[name] for body in column]
-                except KeyError:
+        try:
+            for name, required, fits in self.checks:
+                if required:
+                    if not fits([body[name] for body in column]):
+                        return False
+                elif (there := [body[name] for body in column if name in body]) and not fits(there):
                     return False
-            else:
-                values = [body[name] for body in column if name in body]
-            if values and not field.type.fits(values):
-                return False
+        except KeyError:
+            return False
         return True
 
     def why(self, value: Any) -> str:

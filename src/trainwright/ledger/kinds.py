@@ -243,6 +243,7 @@ _STAMP: Mapping[str, Type] = MappingProxyType(  # in the order of `Record`
         "v": Whole(1),
     }
 )
+_STAMP_CHECKS = tuple(of.fits for of in _STAMP.values())
 
 
 def body_of(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,19 +264,21 @@ def misfits(records: Sequence[tuple[Any, ...]]) -> dict[int, str]:
 
 def _fit(records: Sequence[tuple[Any, ...]]) -> bool:
     """Whether all of these fit. They are looked at by columns: a thousand at once take a tenth of one by one."""
+    kinds, *rest = zip(*records, strict=True)
+    if {*map(type, kinds)} != {str}:
+        return False
+    for fits, column in zip(_STAMP_CHECKS, rest[3:], strict=True):
+        if not fits(column):
+            return False
+    if len({*kinds}) == 1:
+        return _group_fits(kinds[0], *rest[:3])
     groups: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    try:
-        for record in records:
-            groups[record[0]].append(record)
-    except TypeError:  # a kind that is a list
-        return False
-    return all(_group_fits(kind, group) for kind, group in groups.items())
+    for record in records:
+        groups[record[0]].append(record[1:4])
+    return all(_group_fits(kind, *zip(*group, strict=True)) for kind, group in groups.items())
 
 
-def _group_fits(kind: Any, records: Sequence[tuple[Any, ...]]) -> bool:
-    _, bodies, trials, leases, *stamps = zip(*records, strict=True)
-    if type(kind) is not str or not all(of.fits(column) for of, column in zip(_STAMP.values(), stamps, strict=True)):
-        return False
+def _group_fits(kind: str, bodies: Sequence[Any], trials: Sequence[Any], leases: Sequence[Any]) -> bool:
     known = KINDS.get(kind, _UNKNOWN)
     if not (known.trial.fits(trials) and known.lease.fits(leases) and _bodies_fit(kind, bodies)):
         return False

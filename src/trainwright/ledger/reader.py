@@ -45,6 +45,7 @@ class _Journal:
 
     name: str
     path: str
+    writer: str
     before: str | None  # the writer's file before this one
     seen: float
     grown: float
@@ -135,7 +136,6 @@ class JournalReader:
                 old = not journal.looked and about.st_mtime < self._time / 1e9 - _SILENT_SECONDS
                 journal.size, journal.grown = about.st_size, -_SILENT_SECONDS if old else now
             journal.looked, journal.changed = now, about.st_mtime
-            self._now = max(self._now, about.st_mtime)
 
     def heard(self, seconds: float) -> None:
         """Take note of what time it is for the file system."""
@@ -147,7 +147,9 @@ class JournalReader:
         self.snapshots.refresh()  # after the folder: what was moved from there meanwhile is in one of them
         if new := (self._present | self.snapshots.places.keys()) - self._journals.keys():
             for name in new:
-                journal = self._journals[name] = _Journal(name, f"{self.folder}/{name}", predecessor(name), now, now)
+                journal = self._journals[name] = _Journal(
+                    name, f"{self.folder}/{name}", writer_of(name), predecessor(name), now, now
+                )
                 self._settle(journal)
             self._journals = dict(sorted(self._journals.items()))
         self._open = [journal for journal in self._journals.values() if not journal.ended]
@@ -184,14 +186,16 @@ class JournalReader:
     def _parse(self, chunks: list[tuple[str, int, list[bytes]]], records: list[Record]) -> None:
         """Add the records of `chunks`, which is emptied; keep what was damaged. One parse for many is half the time."""
         parsed = Record.of_lines([line for _, _, lines in chunks for line in lines])
-        whole = str not in {*map(type, parsed)}
+        journals = self._journals
+        of_lines = [journals[name].writer for name, _, lines in chunks for _ in lines]
+        if str not in {*map(type, parsed)} and [record[4] for record in parsed] == of_lines:
+            records += parsed  # type: ignore[arg-type]  # no text is among them
+            chunks.clear()
+            return
         following = 0
         for name, start, lines in chunks:
             found = parsed[following : (following := following + len(lines))]
-            if whole and {record[4] for record in found} == {writer_of(name)}:
-                records += found  # type: ignore[arg-type]  # no text is among them
-            else:
-                self._sort_out(name, start, lines, found, records)
+            self._sort_out(name, start, lines, found, records)
         chunks.clear()
 
     def _sort_out(
@@ -200,7 +204,7 @@ class JournalReader:
         """Add those records of a journal that are whole and its writer's; name the other lines."""
         journal, rescued = self._journals[name], is_snapshot(name)
         for line, record in zip(lines, found, strict=True):
-            if isinstance(record, Record) and (rescued or record.writer == writer_of(name)):
+            if isinstance(record, Record) and (rescued or record.writer == journal.writer):
                 records.append(record)
             elif not rescued:  # else it is named as a whole
                 why = "it is of another writer" if isinstance(record, Record) else record
@@ -256,13 +260,14 @@ class JournalReader:
         """Whether all that a journal's writer has written must have arrived: it has ended the journal, or is dead."""
         if journal.ended or journal.name in self.snapshots.places:
             return True
-        latest = max(self._now, time.time() - _CLOCKS_SECONDS)
+        seen = max(each.changed for each in self._journals.values())
+        latest = max(seen, self._now, time.time() - _CLOCKS_SECONDS)
         if journal.changed and latest - journal.changed > _HOLE_SECONDS:
             return True
         try:
             if _read_at(journal.path, journal.size - len(END), len(END)) == END:
                 return True
-            first = _read_at(f"{self.folder}/{writer_of(journal.name)}.jsonl", 0, _CHUNK).split(b"\n", 1)
+            first = _read_at(f"{self.folder}/{journal.writer}.jsonl", 0, _CHUNK).split(b"\n", 1)
         except (OSError, ValueError):
             return False
         (joined,) = Record.of_lines(first[:1])
@@ -275,10 +280,13 @@ class JournalReader:
         """
         if size < LONGEST and journal.settled <= place:
             return 0  # its end may still come
-        stored = self.snapshots.places.get(journal.name)
+        stored = self._stored(journal, place)
         path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
         at = max(place + size, journal.searched[1] if journal.searched[0] == place else 0)
-        handle = os.open(path, os.O_RDONLY)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except OSError:
+            return 0  # `_bytes` will tell
         try:
             while at < end:
                 at = _leap(handle, start + at, start + end) - start
@@ -301,16 +309,18 @@ class JournalReader:
     def _bytes(self, journal: _Journal, place: int) -> bytes:
         """Return the next bytes of a journal: a whole line at least, if there is one; none if it is gone."""
         for _ in range(2):
-            stored = self.snapshots.places.get(journal.name)
-            if stored is not None and place >= stored.size:
-                stored = None  # its writer came back
             try:
-                return _read(journal, place, stored)
+                return _read(journal, place, self._stored(journal, place))
             except FileNotFoundError:
                 self._moved(journal)
             except OSError as error:
                 raise LedgerError(f"cannot read {journal.path}: {error.strerror or error}") from error
         return b""
+
+    def _stored(self, journal: _Journal, place: int) -> Place | None:
+        """Return where a snapshot holds the bytes of a journal from `place` on; none if its writer came back."""
+        stored = self.snapshots.places.get(journal.name)
+        return None if stored is None or place >= stored.size else stored
 
     def movable(self) -> int:
         """Return about how many journals `Packer` could move or remove, as far as the latest look has seen."""
