@@ -93,10 +93,9 @@ def ensemble(
         "decide_by": decide_by,
         "common_rows": common_rows,
     }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     kept = KeptSettings.read(directory)
-    settings = replace(
-        KeptSettings.settings_of(directory), **{name: value for name, value in given.items() if value is not None}
-    )
+    settings = replace(KeptSettings.settings_of(directory), **changes)
     library = settings.open_library(directory, trust=trust)
     if measure:
         library = library.measured(

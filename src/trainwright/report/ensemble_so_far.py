@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from trainwright.ensemble import METRICS
 from trainwright.ledger import State
 from trainwright.report.ensembles import ensembles_of
@@ -36,7 +38,7 @@ def ensemble_so_far(state: State, directory: str | Path) -> SoFar | None:
     return SoFar(
         weights={member.trial: weight for member, weight in zip(pick.members, pick.weights, strict=True)},
         metric=front.metric,
-        loss=float(METRICS[front.metric].loss(pick.score(front.split, front.metric))),
+        loss=float(METRICS[front.metric].loss(np.asarray(pick.score(front.split, front.metric)))),
         single_trial=single.members[0],
         single_loss=single.loss,
         split=front.split,
