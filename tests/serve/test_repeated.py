@@ -12,6 +12,7 @@ from trainwright.serve.memory import Footprint, MemoryModel
 from trainwright.serve.placement import Placement
 from trainwright.serve.profile_cost import ProfileCost
 from trainwright.serve.repeated import ENOUGH, interval, timed
+from trainwright.serve.timing import _ENOUGH_SECONDS
 
 BATCHES = tuple(1 << power for power in range(10))
 MEMBERS = 3
@@ -53,7 +54,8 @@ def true_seconds(seed):
 def measured_tables(seed, **limits):
     machine = Machine(seed)
     told = [
-        timed([machine.call(seconds) for seconds in row], clock=machine.clock, **limits) for row in true_seconds(seed)
+        timed([machine.call(seconds) for seconds in row], clock=machine.clock, **{"seconds": _ENOUGH_SECONDS, **limits})
+        for row in true_seconds(seed)
     ]
     seconds = np.array([[median for median, _ in row] for row in told])
     spread = np.array([[off for _, off in row] for row in told])

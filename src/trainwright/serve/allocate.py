@@ -33,7 +33,7 @@ _START_BATCH = 8
 _BOUNDS: Mapping[bool, Mapping[str, int]] = {True: {}, False: {"kicks": 2, "max_tried": 1000}}  # latencies take longer
 _MOST_COLUMNS = 16  # choices of fused units from which a search starts
 _REAL_STEPS, _TURNS = 3, 3  # of a search by running, and of the last comparison
-_WINDOW_SECONDS = 0.4  # for which a placement is loaded in each turn beside another one, after as long a warm-up
+_WINDOW_SECONDS = 0.2  # for which a placement is loaded in each turn beside another one, after as long a warm-up
 
 
 def allocate(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["can_be_timed", "measured"]
 
-_LEAST, _ENOUGH_SECONDS = 5, 1.5  # rounds of all batches of a member, and when to stop
+_LEAST, _ENOUGH_SECONDS = 5, 0.8  # rounds of all batches of a member, and when to stop
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
 _TRIED_ROWS = 32  # with which a fused kind's answers are compared with the loop's
 _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold

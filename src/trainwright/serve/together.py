@@ -26,7 +26,7 @@ from trainwright.serve.repeated import ENOUGH, interval
 
 __all__ = ["shared"]
 
-_ROUNDS, _ENOUGH_SECONDS = 3, 1.5  # at least, and when to stop
+_ROUNDS, _ENOUGH_SECONDS = 3, 0.6  # at least, and when to stop
 _WINDOW_SECONDS, _WINDOW_BATCHES = 0.05, 4  # of a window at least
 _LONGEST_SECONDS = 0.5  # of a batch that is measured
 

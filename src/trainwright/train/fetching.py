@@ -127,7 +127,7 @@ def seed_of(loader: str, trial: "Trial | None", seed: int | None) -> int:
 
 
 def requesting(
-    data: Any, requests: Iterable[Any], *, fetching: Mapping[str, int], pin_memory: bool, persistent_workers: bool
+    data: Any, requests: Iterable[Any], *, fetching: Mapping[str, Any], pin_memory: bool, persistent_workers: bool
 ) -> "DataLoader[Any]":
     """Return torch's loader of what `data` answers to each of `requests`, collated by itself, with calm workers.
 

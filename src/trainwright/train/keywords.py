@@ -42,7 +42,7 @@ def check_whole(loader: str, setting: str, value: object, least: int = 1) -> Non
 
 def fetching_settings(
     loader: str, *, workers: int | None, num_workers: int | None, prefetch_factor: int | None
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Return the settings of torch's DataLoader by which batches are fetched ahead; `num_workers` names `workers` too.
 
     Raises `TrialError` for settings that do not fit each other.
