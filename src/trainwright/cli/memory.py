@@ -211,7 +211,12 @@ def pipeline(
     bandwidth: Annotated[
         str | None, typer.Option("--bandwidth", help="Between devices, such as 16GB (a second).")
     ] = None,
-    schedule: Annotated[str, typer.Option("--schedule", help="1f1b, zero-bubble, 1f1b-star or madpipe.")] = "1f1b",
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule", help="auto (the least step), gpipe, 1f1b, interleaved, zero-bubble, 1f1b-star or madpipe."
+        ),
+    ] = "auto",
     saved_multiple: _MULTIPLE = 1.0,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the schedule, a row per device.")] = None,
     json: _JSON = False,
@@ -241,7 +246,8 @@ def pipeline(
         bound = f"{placement.lower_seconds:.6g} s"
         print(f"period, {name}: {placement.pattern.period_seconds:.6g} s, none of its kind below {bound}")
     for name, timeline in made.timelines.items():
-        print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy")
+        chosen = " (the plan's)" if name == made.schedule else ""
+        print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy{chosen}")
     if csv is not None:
         write_text(csv, "schedule", made.to_csv())
         print(f"schedule: {csv}")

@@ -166,14 +166,15 @@ def staged(model: Any, plan: PipelinePlan) -> Any:
 
 
 def scheduled(
-    model: Any, plan: PipelinePlan, sample: Any, *, loss: Any, schedule: str = "1f1b", group: Any = None
+    model: Any, plan: PipelinePlan, sample: Any, *, loss: Any, schedule: str | None = None, group: Any = None
 ) -> Any:
     """Return torch's schedule of this rank's stages of a model, a rank for each device of the plan.
 
-    "1f1b" and "gpipe" run one stage a rank; the plan's own pattern ("1f1b-star", "madpipe") whatever stages a device
-    has. `sample` is one micro-batch, `loss(output, target)` the loss of one. Its `step(batch)` where the first stage
-    is, and `step(target=...)` where the last is (both where both are), train on `plan.microbatches` of them; gradients
-    are their mean's. Called on every rank of `group` (the default one) of torch.distributed. Raises `PipelineError`.
+    By default it is the plan's, and 1F1B for zero-bubble, which torch has not for one stage a rank. "1f1b" and "gpipe"
+    run one stage a rank; the plan's own "interleaved", "1f1b-star" or "madpipe" whatever stages a device has. `sample`
+    is one micro-batch, `loss(output, target)` the loss of one. Its `step(batch)` where the first stage is, and
+    `step(target=...)` where the last is (both where both are), train on `plan.microbatches` of them; gradients are
+    their mean's. Called on every rank of `group` (the default one) of torch.distributed. Raises `PipelineError`.
     """
     from trainwright.memory.execute.pipelined import scheduled as made
 

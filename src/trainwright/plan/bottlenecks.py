@@ -11,6 +11,7 @@ from trainwright.plan.parallel_plan import Bottleneck, ParallelPlan
 from trainwright.plan.pricing import Pricer, Prices
 from trainwright.plan.request import Request
 from trainwright.plan.roofline import launch_seconds, layer_seconds
+from trainwright.plan.sizes import apart, size
 from trainwright.plan.strategies import Exchange
 
 __all__ = ["RULES", "Case", "Moved", "bottlenecks_of"]
@@ -150,7 +151,7 @@ def _memory_redundancy(case: Case) -> Bottleneck | None:
     peak = max(1, case.plan.peak_bytes)
     if copied <= _REDUNDANT * peak:
         return None
-    sentence = f"{copied / 1e9:.2f} GB of the {peak / 1e9:.2f} GB of a device are copies of what others hold"
+    sentence = f"{size(copied)} of the {size(peak)} of a device are copies of what others hold"
     return Bottleneck(id="memory-redundancy", sentence=sentence, share=copied / peak, advice="zero1, zero2 or fsdp")
 
 
@@ -158,11 +159,11 @@ def _fragmentation(case: Case) -> Bottleneck | None:
     allocated, reserved = case.plan.peak_bytes, case.plan.reserved_bytes
     room = case.request.memory_bytes
     tight = allocated <= room < reserved / _FULL
-    if reserved - allocated <= _FRAGMENTED * allocated and not tight:
+    if reserved == allocated or (reserved - allocated <= _FRAGMENTED * allocated and not tight):
         return None
-    sentence = f"{reserved / 1e9:.2f} GB are reserved for {allocated / 1e9:.2f} GB"
+    sentence = "{} are reserved for {}".format(*apart(reserved, allocated))
     if tight:
-        sentence += f", of {room / 1e9:.2f} GB"
+        sentence += f", of {size(room)}"
     return Bottleneck(
         id="fragmentation",
         sentence=sentence,

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainwright.plan.blocks import BlockCosts
-from trainwright.plan.mesh import RECOMPUTE, Bools, Floats, Mesh
+from trainwright.plan.mesh import RECOMPUTE, Floats, Ints, Mesh
 from trainwright.plan.pricing import Pricer
 from trainwright.plan.recomputation import choices_of
 from trainwright.plan.roofline import framework_seconds
-from trainwright.plan.strategies.pipeline import bubble_slots, in_flight, most_in_flight
+from trainwright.plan.strategies.pipeline import bubble_slots, most_in_flight
 from trainwright.plan.strategies.tensor import falls_evenly
 
-__all__ = ["Bounds", "bounds_of", "least_bytes"]
+__all__ = ["Bounds", "bounds_of"]
 
 _SAFE = 1 - 1e-9  # sums in another order than those of the prices may come out a little larger
 
@@ -35,20 +35,19 @@ class Bounds:
     elements: Floats
     """(2, shapes): weights of the stage, and those of them that get gradients."""
     _pricer: Pricer
-    _mesh: Mesh
 
-    def fits(self, level: int, memory_bytes: float) -> Bools:
-        """Return (choices, shapes): what may fit into so many bytes with state divided at a ZeRO level."""
-        state, gradients = _state_bytes(self._pricer, self._mesh, level, self.elements)
-        room = memory_bytes / _SAFE - state
-        found: Bools = (self.activations <= room) & (gradients <= room)
-        return found
+    def sizes(self, level: int, shard: Ints) -> Floats:
+        """Return (choices, shapes): bytes of the fullest device with state divided over `shard` ranks, at least.
 
-    def sizes(self, level: int) -> Floats:
-        """Return (choices, shapes): bytes of the fullest device with state divided at a ZeRO level, at least."""
-        state, gradients = _state_bytes(self._pricer, self._mesh, level, self.elements)
-        found: Floats = _SAFE * (state + np.maximum(gradients, self.activations))
-        return found
+        They are infinite where a choice is none for a shape.
+        """
+        precision = self._pricer.work.precision
+        optimizing, gradients, weights = (shard if level >= least else 1 for least in (1, 2, 3))
+        held = self._pricer.optimizer.held_bytes(precision, *self.elements) / optimizing
+        state = held + self.elements[0] * (precision.resident_bytes(level) / weights)
+        own = self.elements[1] * precision.gradient_bytes / gradients  # they come while activations go
+        found: Floats = _SAFE * (state + np.maximum(own, self.activations))
+        return np.where(self.seconds < np.inf, found, np.inf)
 
 
 def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
@@ -86,7 +85,7 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
         if sequence:
             slot[number, ~(tensor & falls_evenly(pricer.work, mesh))] = np.inf
     waiting *= np.minimum(slots, flying)
-    return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer, _mesh=mesh)
+    return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer)
 
 
 def _choices(pricer: Pricer, mesh: Mesh) -> tuple[tuple[bool, int], ...]:
@@ -95,34 +94,8 @@ def _choices(pricer: Pricer, mesh: Mesh) -> tuple[tuple[bool, int], ...]:
     return tuple((sequence, recompute) for sequence in sequences for recompute in recomputes)
 
 
-def least_bytes(pricer: Pricer, mesh: Mesh, level: int) -> float:
-    """Return the bytes that even the leanest shape of `mesh` needs in its fullest stage, whatever is chosen."""
-    ways, place = replace(mesh, sequence=mesh.axis("tensor") > 1).inner()
-    costs, leanest = pricer.costs(ways), np.inf
-    for rows, cut in pricer.by_cut(mesh):
-        some = mesh.take(rows)
-        activations = in_flight(some, cut.first) * (costs.kept[RECOMPUTE.index("full"), place[rows]] @ cut.runs.T)
-        elements = np.stack([each[place[rows]] @ cut.runs.T for each in (costs.weights, costs.trained)])
-        size = np.zeros(some.rows)
-        for stage in range(len(cut.runs)):
-            state, gradients = _state_bytes(pricer, some, level, elements[:, :, stage])
-            size = np.maximum(size, state + np.maximum(gradients, activations[:, stage]))
-        leanest = min(leanest, float(size.min()))
-    return leanest
-
-
 def _seconds(costs: BlockCosts, recompute: int) -> Floats:
     """Return (ways, blocks): what a run takes forward and backward."""
     plain = costs.forward + costs.backward + costs.forward_exchange + costs.backward_exchange
     found: Floats = plain + costs.again[recompute]
     return found
-
-
-def _state_bytes(pricer: Pricer, mesh: Mesh, level: int, elements: Floats) -> tuple[Floats, Floats]:
-    """Return bytes of weights and optimizer state, and of gradients, which come while activations go."""
-    precision, data = pricer.work.precision, mesh.axis("data")
-    optimizing, gradients, weights = (data if level >= least else 1 for least in (1, 2, 3))
-    held = pricer.optimizer.held_bytes(precision, *elements) / optimizing
-    return held + elements[0] * (precision.resident_bytes(level) / weights), elements[
-        1
-    ] * precision.gradient_bytes / gradients

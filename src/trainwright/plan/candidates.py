@@ -47,7 +47,7 @@ def shapes(work: Work, request: Request) -> Shapes:
         if strategy.axis == "data":
             degrees = degrees[request.batch % degrees == 0]
         degrees = degrees[strategy.applies(work, degrees)]
-        if wanted and limit.most == 1 and strategy.axis != "data":
+        if wanted and limit.most == 1 < request.devices and strategy.axis != "data":
             rejected.append(
                 Rejection(strategy=strategy.axis, reason=limit.by, value=f"{request.devices} devices", allowed="1")
             )

@@ -22,6 +22,7 @@ from trainwright.plan.recomputation import choices_of
 from trainwright.plan.request import Request
 from trainwright.plan.scaling_curve import ScalingCurve
 from trainwright.plan.search import Found, search
+from trainwright.plan.sizes import apart
 from trainwright.plan.strategies import STRATEGIES
 from trainwright.plan.strategies.tensor import falls_evenly
 from trainwright.plan.surroundings import Input, Saving
@@ -98,9 +99,10 @@ class Oracle:
         ]
         if not plans:
             least = min(found, key=lambda each: each.least_bytes)
+            wanted, there = apart(least.least_bytes, request.memory_bytes)
             raise NoPlan(
-                f"no strategy fits: each needs more than {_size(request.memory_bytes)} a device, the least "
-                f"{_size(least.least_bytes)} ({_name(least)}); give more devices, more memory or a smaller batch",
+                f"no strategy fits: each needs more than {there} a device, the least {wanted} ({_name(least)}); give "
+                "more devices, more memory or a smaller batch",
                 rejected,
             )
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
@@ -212,16 +214,13 @@ def _name(found: Found) -> str:
 
 
 def _refused(found: Found, request: Request) -> Rejection:
+    wanted, there = apart(found.least_bytes, request.memory_bytes)
     return Rejection(
         strategy=_name(found),
         reason="memory: the least that a device would need",
-        value=_size(found.least_bytes),
-        allowed=_size(request.memory_bytes),
+        value=wanted,
+        allowed=there,
     )
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 
 def _check(work: Work, degrees: Degrees, batch: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainwright.plan.bounds import bounds_of, least_bytes
+from trainwright.plan.bounds import bounds_of
 from trainwright.plan.candidates import LEVELS, MODES, Shapes, choices_of
 from trainwright.plan.mesh import AXES, Floats, Ints, Mesh
 from trainwright.plan.pricing import Pricer, Prices
@@ -33,8 +33,8 @@ class Found:
     row: int = 0
     """Of these prices."""
     order: tuple[int, ...] = ()
-    least_bytes: float = 0.0
-    """Only where nothing fits."""
+    least_bytes: float = float("inf")
+    """That a device needs at least, of what does not fit: more than there is."""
     priced: int = 0
 
 
@@ -72,13 +72,15 @@ def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
     order = np.argsort(code, kind="stable")
     names, starts = np.unique(code[order], return_index=True)
     strategies = list(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
-    families, everything = [], []
+    families = []
     score = request.score(mesh, bounds.seconds, np.zeros(mesh.rows))
     for mode in MODES:
-        _, fits = choices_of(mesh, mode, request.cluster.devices_per_node)
-        possible = fits & bounds.fits(LEVELS[mode], request.memory_bytes)
+        made, fits = choices_of(mesh, mode, request.cluster.devices_per_node)
+        sizes = bounds.sizes(LEVELS[mode], made.shard)
+        possible = fits & (sizes <= request.memory_bytes)
+        left_out = np.where(possible, np.inf, sizes).min(axis=0)
         if request.goal == "memory":
-            score = request.score(mesh, bounds.seconds, bounds.sizes(LEVELS[mode]))
+            score = request.score(mesh, bounds.seconds, sizes)
         bound = np.where(possible, score, np.inf)
         best = bound.min(axis=0)
         for name, rows in strategies:
@@ -88,17 +90,12 @@ def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
             some = rows[fits[rows]]
             if len(some):
                 axes = tuple(axis for place, axis in enumerate(AXES) if name // 2 >> place & 1)
-                found = Found(mode=mode if with_data else "", axes=axes)
+                found = Found(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
                 families.append(_Family(found, some, best, bound))
-                everything.append(some)
     width = _FIRST_ROUND
     while any(len(each.left) for each in families):
         _round(pricer, mesh, families, request, choices=bounds.choices, width=width)
         width *= 4
-    for family, rows in zip(families, everything, strict=True):
-        found = family.found
-        if found.prices is None:
-            found.least_bytes = least_bytes(pricer, mesh.take(rows), LEVELS[found.mode or "data"])
     return [each.found for each in families]
 
 
@@ -134,7 +131,9 @@ def _round(
 def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows: Ints, request: Request) -> None:
     """Follow the event list of candidates in the order of their bounds until the next bound is no better."""
     found.priced += len(rows)
-    rows = rows[prices.memory.peak[rows] <= request.memory_bytes]
+    peak = prices.memory.peak[rows]
+    found.least_bytes = min(found.least_bytes, float(peak[peak > request.memory_bytes].min(initial=np.inf)))
+    rows = rows[peak <= request.memory_bytes]
     for row in rows[np.argsort(bound[rows], kind="stable")]:
         if bound[row] > found.score:
             break

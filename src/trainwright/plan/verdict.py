@@ -9,6 +9,7 @@ from trainwright.plan.oracle import Oracle
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan
 from trainwright.plan.precisions import Profiles, profile_in
 from trainwright.plan.recomputation import choices_of
+from trainwright.plan.sizes import apart, size
 from trainwright.plan.state import precision_of
 from trainwright.plan.work import Work
 
@@ -68,14 +69,15 @@ def judge(
 
     first = estimated()
     wanted = first.peak_bytes
-    said = f"{wanted / 1e9:.2f} GB are wanted with a margin of {100 * margin:.0f} %, {room / 1e9:.2f} GB are there"
+    asked, there = apart(wanted * (1 + margin), room)
+    said = f"{asked} are wanted, a margin of {100 * margin:.0f} % included, {there} are there"
     said += f" ({first.rough})" if first.rough else ""
     if fits(first):
         return Verdict(state="fits", sentence=f"fits: {said}", wanted_bytes=wanted, allowed_bytes=room, plan=first)
     for name, choices in _repairs(Work(profile, precision_of(precision)), batch // devices, devices):
         plan = estimated(**choices)
         if fits(plan):
-            sentence = f"fits after a repair, {name}: {said}; with it {plan.peak_bytes / 1e9:.2f} GB"
+            sentence = f"fits after a repair, {name}: {said}; with it {size(plan.peak_bytes * (1 + margin))}"
             return Verdict(
                 state="repaired", sentence=sentence, wanted_bytes=wanted, allowed_bytes=room, repair=name, plan=plan
             )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from trainwright.errors import PipelineError
@@ -49,12 +49,20 @@ def staged(model: nn.Module, plan: PipelinePlan) -> tuple[nn.Module, ...]:
 
 
 def scheduled(
-    model: nn.Module, plan: PipelinePlan, sample: Any, *, loss: Loss, schedule: str = "1f1b", group: Any = None
+    model: nn.Module, plan: PipelinePlan, sample: Any, *, loss: Loss, schedule: str | None = None, group: Any = None
 ) -> Any:
     """Return torch's schedule of this rank's stage. See `trainwright.memory.scheduled`."""
-    kinds = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, **dict.fromkeys(PATTERNS, _PipelineScheduleRuntime)}
-    if schedule not in kinds or (schedule in PATTERNS and schedule != plan.schedule):
-        allowed = [name for name in kinds if name not in PATTERNS or name == plan.schedule]
+    own_places = (*PATTERNS, "interleaved")
+    if schedule is None:  # zero-bubble is 1F1B, as torch has it, of the same stages in the same memory
+        schedule = "1f1b" if plan.schedule == "zero-bubble" else plan.schedule
+    kinds = {
+        "1f1b": Schedule1F1B,
+        "gpipe": ScheduleGPipe,
+        "interleaved": ScheduleInterleaved1F1B,
+        **dict.fromkeys(PATTERNS, _PipelineScheduleRuntime),
+    }
+    if schedule not in kinds or (schedule in own_places and schedule != plan.schedule):
+        allowed = [name for name in kinds if name not in own_places or name == plan.schedule]
         raise PipelineError(f"schedule: got {schedule!r}; allowed to run with this plan: {', '.join(allowed)}")
     if schedule == "gpipe" and plan.partition.way != "none":
         # GPipe holds all micro-batches on every stage: more than a plan for 1F1B has counted.
@@ -63,7 +71,7 @@ def scheduled(
         plan = replace(plan, partition=replace(plan.partition, parts=parts))
     pieces = staged(model, plan)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    places = plan.devices if schedule in PATTERNS else tuple(range(len(pieces)))
+    places = plan.devices if schedule in own_places else tuple(range(len(pieces)))
     if ranks != len({*places}):
         raise PipelineError(
             f"group: got {ranks} ranks for {len(pieces)} stages on {len({*places})} devices; allowed: a rank for each "
@@ -79,7 +87,8 @@ def scheduled(
         for number, place in enumerate(places) if place == rank
     ]  # fmt: skip
     if schedule not in PATTERNS:
-        return kinds[schedule](own[0], n_microbatches=plan.microbatches, loss_fn=loss)
+        stages: Any = own if schedule == "interleaved" else own[0]
+        return kinds[schedule](stages, n_microbatches=plan.microbatches, loss_fn=loss)
     made = _PipelineScheduleRuntime(own, n_microbatches=plan.microbatches, loss_fn=loss)
     with TemporaryDirectory() as folder:
         order = Path(folder) / "order.csv"

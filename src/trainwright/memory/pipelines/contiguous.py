@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from trainwright.memory.pipelines.patterns import Pattern, Work
 
-__all__ = ["groups", "least_period", "one_forward_one_backward"]
+__all__ = ["groups", "least_period", "one_forward_one_backward", "periods"]
 
 
 def groups(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
@@ -30,13 +30,17 @@ def least_period(
     `fits(stage, held)` says whether a stage can hold so many. Groups change only where T is a sum of consecutive
     loads and links, so these are all periods that need be tried.
     """
-    row = _row(loads, links)
-    periods = sorted({sum(row[begin:end]) for begin in range(len(row)) for end in range(begin + 1, len(row) + 1)})
-    for period in periods:
+    for period in periods(loads, links):
         held = groups(loads, links, period)
         if held is not None and all(fits(stage, count) for stage, count in enumerate(held)):
             return period, held
     return None
+
+
+def periods(loads: Sequence[float], links: Sequence[float]) -> list[float]:
+    """Return the periods at which groups change, ascending: sums of consecutive loads and links."""
+    row = _row(loads, links)
+    return sorted({sum(row[begin:end]) for begin in range(len(row)) for end in range(begin + 1, len(row) + 1)})
 
 
 def one_forward_one_backward(works: Sequence[Work], links: Sequence[float], period: float) -> Pattern:

@@ -24,7 +24,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 PATTERNS = ("1f1b-star", "madpipe")
 """Orders that are patterns of a period (1F1B*, MadPipe), which have placements of their own."""
-PLANNED = ("1f1b", "zero-bubble", *PATTERNS)
+PLANNED = ("auto", *SCHEDULES, *PATTERNS)
 """Schedules that a plan may be for."""
 
 

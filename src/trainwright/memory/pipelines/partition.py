@@ -11,7 +11,7 @@ min(p, m)). O(L^2 P) given the loads. The load of a stage comes from one of thre
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -20,8 +20,9 @@ from trainwright.errors import PipelineError
 from trainwright.memory.chain import Chain
 from trainwright.memory.pipelines.memory import Holding, Weights, holding, weight_bytes
 from trainwright.memory.pipelines.memory import input_bytes as received
+from trainwright.memory.pipelines.rematerialised import Tables
 
-__all__ = ["Cost", "Part", "Partition", "Way", "cut", "ways"]
+__all__ = ["Cost", "Part", "Partition", "Way", "cut", "parts_of", "ways"]
 
 Way = Literal["none", "full", "planned"]
 Cost = Callable[[int, int, int], float]
@@ -51,13 +52,16 @@ class Partition:
     way: Way
 
 
-def cut(chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, microbatches: int) -> Partition | None:
-    """Return the partition of least load, or None if none fits."""
+def cut(
+    chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, microbatches: int, every: bool = False
+) -> Partition | None:
+    """Return the partition of least load, or None if none fits; with `every` micro-batch in flight, as under GPipe."""
     layers = len(chain.stages)
     if not 1 <= stages <= layers:
         raise PipelineError(f"stages: got {stages}; allowed: 1 to {layers}, the layers of the chain")
     if microbatches < 1:
         raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
+    flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
     links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
     best = {(layers + 1, 0): (0.0, 0)}
     for left in range(1, stages + 1):
@@ -67,36 +71,52 @@ def cut(chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, mi
                 rest = best.get((last + 1, left - 1))
                 if rest is None or max(rest[0], links[last - 1]) >= choice[0]:
                     continue
-                load = max(cost(first, last, min(left, microbatches)), links[last - 1], rest[0])
+                load = max(cost(first, last, flying[left]), links[last - 1], rest[0])
                 if load < choice[0]:
                     choice = (load, last)
             if choice[1]:
                 best[first, left] = choice
     if (1, stages) not in best:
         return None
-    parts, first = [], 1
+    ends, first = [], 1
     for left in range(stages, 0, -1):
-        last = best[first, left][1]
-        flying = min(left, microbatches)
+        ends.append(best[first, left][1])
+        first = ends[-1] + 1
+    parts = parts_of(chain, ends, cost, [flying[left] for left in range(stages, 0, -1)], bandwidth)
+    return None if parts is None else Partition(parts=parts, load_seconds=best[1, stages][0], way=way)
+
+
+def parts_of(
+    chain: Chain, ends: Sequence[int], cost: Cost, flying: Sequence[int], bandwidth: float
+) -> tuple[Part, ...] | None:
+    """Return the stages that end with these layers, None if one does not fit."""
+    parts, first, layers = [], 1, len(chain.stages)
+    for last, many in zip(ends, flying, strict=True):
+        seconds = cost(first, last, many)
+        if math.isinf(seconds):
+            return None
         end = len(chain.steps) if last == layers else last
         parts.append(
             Part(
                 first=first,
                 last=last,
-                seconds=cost(first, last, flying),
+                seconds=seconds,
                 forward_seconds=sum(layer.forward_seconds for layer in chain.steps[first - 1 : end]),
-                flying=flying,
-                link_seconds=links[last - 1],
+                flying=many,
+                link_seconds=2 * chain.stages[last - 1].output_bytes / bandwidth if last < layers else 0.0,
             )
         )
         first = last + 1
-    return Partition(parts=tuple(parts), load_seconds=best[1, stages][0], way=way)
+    return tuple(parts)
 
 
-def ways(chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int) -> dict[Way, Cost]:
-    """Return what a stage costs in each way to train it, within a device's memory; the last stage has the loss."""
-    from trainwright.memory.pipelines.rematerialised import planned_cost
+def ways(
+    chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int, tables: Tables | None = None
+) -> dict[Way, Cost]:
+    """Return what a stage costs in each way to train it, within a device's memory; the last stage has the loss.
 
+    `tables` of the chain may be shared by calls.
+    """
     layers = len(chain.stages)
 
     def end_of(last: int) -> int:
@@ -127,11 +147,17 @@ def ways(chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int
         held = flying * received(chain, first) + weight_bytes(chain, first, end_of(last), weights)
         return memory_bytes - borders - held
 
-    planned = planned_cost(chain, memory_bytes, end_of=end_of, room=room, most_flying=min(microbatches, layers))
-    return {
-        "none": none,
-        "full": full,
-        "planned": lambda first, last, flying: min(
-            none(first, last, flying), full(first, last, flying), planned(first, last, flying)
-        ),
-    }
+    known = tables or Tables(chain)
+
+    def planned(first: int, last: int, flying: int) -> float:
+        return known.seconds(first, last, flying, room(first, last, flying)) if flying <= microbatches else math.inf
+
+    optional = any(stage.options for stage in chain.steps)
+
+    def best(first: int, last: int, flying: int) -> float:
+        plain = none(first, last, flying)
+        if plain < math.inf and not optional:
+            return plain  # nothing is faster than what recomputes nothing
+        return min(plain, full(first, last, flying), planned(first, last, flying))
+
+    return {"none": none, "full": full, "planned": best}

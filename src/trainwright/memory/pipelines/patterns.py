@@ -47,16 +47,24 @@ class Pattern:
         return self.backward_starts[0] + self.works[0].backward_seconds - self.forward_starts[0]
 
     def orders(self, microbatches: int) -> list[list[tuple[str, int, int]]]:
-        """Return by device the forwards and backwards (kind, stage, micro-batch) of a step, in their order."""
+        """Return by device the forwards and backwards (kind, stage, micro-batch) of a step, in their order.
+
+        Work begins no earlier than what it needs has ended, whatever floating point has made of its start, and what
+        begins and ends at one time, as work of no time does, is in the order in which a micro-batch needs it: so no
+        device waits for another that waits for it.
+        """
         devices = 1 + max(work.device for work in self.works)
-        lanes: list[list[tuple[float, float, str, int, int]]] = [[] for _ in range(devices)]
-        for batch in range(microbatches):
-            at = batch * self.period_seconds
-            for stage, work in enumerate(self.works):
-                begin, back = self.forward_starts[stage] + at, self.backward_starts[stage] + at
-                lanes[work.device].append((begin, begin + work.forward_seconds, "F", stage, batch))
-                lanes[work.device].append((back, back + work.backward_seconds, "B", stage, batch))
-        return [[(kind, stage, batch) for *_, kind, stage, batch in sorted(lane)] for lane in lanes]
+        lanes: list[list[tuple[float, float, int, int, tuple[str, int, int]]]] = [[] for _ in range(devices)]
+        count, latest = len(self.works), 0.0
+        for place in range(2 * count):
+            stage = place if place < count else 2 * count - 1 - place
+            kind, work = "F" if place < count else "B", self.works[stage]
+            begin = max(latest, self.forward_starts[stage] if kind == "F" else self.backward_starts[stage])
+            latest = begin + (work.forward_seconds if kind == "F" else work.backward_seconds)
+            for batch in range(microbatches):
+                at = batch * self.period_seconds
+                lanes[work.device].append((begin + at, latest + at, place, batch, (kind, stage, batch)))
+        return [[piece for *_, piece in sorted(lane)] for lane in lanes]
 
 
 def breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:

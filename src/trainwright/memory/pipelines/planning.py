@@ -3,29 +3,28 @@
 import csv
 import io
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.memory.chain import Chain, Option, Stage
-from trainwright.memory.pipelines.memory import PATTERNS, PLANNED, SCHEDULES, Weights, check_schedule, stage_bytes
-from trainwright.memory.pipelines.partition import Cost, Part, Partition, Way, cut, ways
-from trainwright.memory.pipelines.schedules import Timeline, simulate_orders, simulate_schedule
-from trainwright.memory.pipelines.special import Placement, Search, contiguous, madpipe
+from trainwright.memory.pipelines.choosing import Problem
+from trainwright.memory.pipelines.memory import PATTERNS, PLANNED, Weights, check_schedule, stage_bytes
+from trainwright.memory.pipelines.partition import Partition, Way
+from trainwright.memory.pipelines.schedules import Timeline
+from trainwright.memory.pipelines.special import Placement, Search
 
 __all__ = ["PipelinePlan", "plan_pipeline"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
-    """The partition of least step, those of least load for each way to train, and steps under the schedules allowed."""
+    """Stages and schedule of a pipeline's step, and what the step takes under the others."""
 
     partition: Partition
-    """That of the schedule: under MadPipe several stages may be on one device."""
+    """That of the schedule: interleaved has two stages a device, under MadPipe one device may have several."""
     alternatives: dict[Way, Partition | None] = field(repr=False)
+    """The partitions of least load for each way to train."""
     timelines: dict[str, Timeline] = field(repr=False)
-    """By schedule; to compare: GPipe's holds more micro-batches than the partition was made for, interleaved cuts two
-    chunks a device, recomputes nothing and asks for no memory (absent where micro-batches or layers do not allow it).
-    """
+    """By schedule, the least step found in the memory; those that do not fit are absent."""
     schedule: str
     microbatches: int
     memory_bytes: int
@@ -42,7 +41,8 @@ class PipelinePlan:
         """The device of each stage, from 0."""
         if self.schedule in self.placements:
             return tuple(each.device for each in self.placements[self.schedule].stages)
-        return tuple(range(len(self.partition.parts)))
+        count = len(self.partition.parts) // (2 if self.schedule == "interleaved" else 1)
+        return tuple(number % count for number in range(len(self.partition.parts)))
 
     @property
     def step_seconds(self) -> float:
@@ -66,14 +66,16 @@ def plan_pipeline(
     microbatches: int,
     memory_bytes: int,
     bandwidth: float = float("inf"),
-    schedule: str = "1f1b",
+    schedule: str = "auto",
     weights: Weights | None = None,
 ) -> PipelinePlan:
     """Cut a chain into `stages` on devices of `memory_bytes` each, over links of `bandwidth` bytes per second.
 
-    Stages may recompute what they cannot hold. `schedule` is "1f1b" or "zero-bubble", with a stage a device, or a
-    pattern of the least period: "1f1b-star", or "madpipe", under which one device may have several stages, which
-    recompute nothing, apart from each other. Raises InfeasibleBudget if nothing fits.
+    Stages may recompute what they cannot hold. `schedule` is "gpipe", "1f1b" or "zero-bubble", with a stage a device;
+    "interleaved", with two; a pattern that repeats itself: "1f1b-star", or "madpipe", under which one device may have
+    several stages, which recompute nothing, apart from each other; or "auto", the one of least step. Partition,
+    schedule and recomputation are judged together by the seconds of a step, and more memory never makes it longer.
+    Raises InfeasibleBudget if nothing fits.
     """
     check_schedule(schedule, PLANNED)
     if chain.skips:
@@ -82,87 +84,52 @@ def plan_pipeline(
             f"{chain.skips[0].maker}); allowed: a chain whose stages hand everything on, as "
             "tw.memory.pipeline makes of a model"
         )
-    chain = _without_gradients(chain)
-    costs = ways(chain, memory_bytes, weights=weights or Weights(), microbatches=microbatches)
-    found = {
-        way: cut(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
-        for way, cost in costs.items()
-    }
-    if found["planned"] is None:
-        least = _least(chain, stages, microbatches, weights or Weights(), memory_bytes)
+    chain, weights = _without_gradients(chain), weights or Weights()
+    problem = Problem(chain, stages=stages, microbatches=microbatches, bandwidth=bandwidth, weights=weights)
+    patterns = {"auto": PATTERNS, "madpipe": PATTERNS, "1f1b-star": PATTERNS[:1]}.get(schedule, ())
+    found = problem.best(memory_bytes, patterns)
+    if not found:
+        least = problem.least_bytes
         raise InfeasibleBudget(
             f"memory: got {memory_bytes} bytes a device; allowed: about {least} bytes or more for {stages} stages of "
             "this chain; take more stages, smaller micro-batches or devices with more memory",
             minimal_bytes=least,
             owners={},
         )
-    # A step also fills and empties the pipeline: the least load is not always the least time.
-    flush = "1f1b" if schedule in PATTERNS else schedule
-    fitting = [found[way] for way in ("planned", "none", "full")]
-    best = min(
-        (each for each in fitting if each is not None),
-        key=lambda each: _timeline(each.parts, flush, microbatches).seconds,
-    )
-    placements: dict[str, Placement] = {}
-    if schedule in PATTERNS:
-        placements = _placements(
-            chain, costs["planned"], stages=stages, microbatches=microbatches, memory_bytes=memory_bytes,
-            bandwidth=bandwidth, weights=weights or Weights(), special=schedule == "madpipe",
-        )  # fmt: skip
-    partition = _partition(placements[schedule]) if placements else best
+    chosen = min(found, key=lambda name: found[name].timeline.seconds) if schedule == "auto" else schedule
+    if chosen not in found:
+        raise PipelineError(
+            f"schedule: got {schedule!r}, which does not fit into {memory_bytes} bytes a device with {microbatches} "
+            f"micro-batches and {len(chain.stages)} layers on {stages} devices; allowed: auto, {', '.join(found)}"
+        )
+    partition = found[chosen].partition
     plain = tuple(
-        stage_bytes(chain, part.first, part.last, flying=part.flying, weights=weights or Weights())
-        for part in partition.parts
+        stage_bytes(chain, part.first, part.last, flying=part.flying, weights=weights) for part in partition.parts
     )
+    kinds: tuple[Way, ...] = ("none", "full", "planned")
     return PipelinePlan(
         partition=partition,
-        alternatives=found,
-        timelines={name: _timeline(best.parts, name, microbatches) for name in SCHEDULES if name != "interleaved"}
-        | _interleaved(chain, stages, microbatches, bandwidth)
-        | {name: _replayed(each, microbatches) for name, each in placements.items()},
-        placements=placements,
-        schedule=schedule,
+        alternatives={way: problem.cut(memory_bytes, way) for way in kinds},
+        timelines={name: each.timeline for name, each in found.items()},
+        placements={
+            name: _bounded(problem.search(memory_bytes), each.placement)
+            for name, each in found.items()
+            if each.placement is not None
+        },
+        schedule=chosen,
         microbatches=microbatches,
         memory_bytes=memory_bytes,
         plain_bytes=plain,
         chain=chain,
-        weights=weights or Weights(),
+        weights=weights,
     )
 
 
-def _placements(chain: Chain, cost: Cost, *, stages: int, special: bool, **settings: Any) -> dict[str, Placement]:
-    """Return the best patterns; there is one wherever a partition for 1F1B fits, which holds as much or more."""
-    search = Search(chain, cost, devices=stages, **settings)
-    known = contiguous(search)
-    found = {"1f1b-star": known, "madpipe": madpipe(search, known) if special else None}
-    return {name: each for name, each in found.items() if each is not None}
-
-
-def _partition(placement: Placement) -> Partition:
-    pattern = placement.pattern
-    parts = tuple(
-        Part(
-            first=stage.first,
-            last=stage.last,
-            seconds=stage.seconds,
-            forward_seconds=work.forward_seconds,
-            flying=stage.flying,
-            link_seconds=2 * link,
-        )
-        for stage, work, link in zip(placement.stages, pattern.works, (*pattern.links, 0.0), strict=True)
-    )
-    return Partition(parts=parts, load_seconds=pattern.period_seconds, way="planned")
-
-
-def _replayed(placement: Placement, microbatches: int) -> Timeline:
-    """Place a step in a pattern's order in time."""
-    pattern = placement.pattern
-    return simulate_orders(
-        pattern.orders(microbatches),
-        [work.forward_seconds for work in pattern.works],
-        [work.backward_seconds for work in pattern.works],
-        pattern.links,
-    )
+def _bounded(search: Search, placement: Placement) -> Placement:
+    """Return a placement with the bound on periods in all of the memory."""
+    special = len({each.device for each in placement.stages}) < len(placement.stages)
+    period = placement.pattern.period_seconds
+    return replace(placement, lower_seconds=min(period, search.least_target(1 if special else -1, period)))
 
 
 def _without_gradients(chain: Chain) -> Chain:
@@ -181,54 +148,3 @@ def _without_gradients(chain: Chain) -> Chain:
         for stage in chain.stages
     )
     return replace(chain, stages=stages)
-
-
-def _timeline(parts: tuple[Part, ...], schedule: str, microbatches: int) -> Timeline:
-    """Place a step in time; recomputation is part of the backward."""
-    return simulate_schedule(
-        schedule,
-        [part.forward_seconds for part in parts],
-        [part.seconds - part.forward_seconds for part in parts],
-        microbatches=microbatches,
-        link_seconds=[part.link_seconds / 2 for part in parts],
-    )
-
-
-def _interleaved(chain: Chain, stages: int, microbatches: int, bandwidth: float) -> dict[str, Timeline]:
-    """Place a step of two chunks a device in time, cut for the least load of a chunk whatever its memory."""
-    layers = len(chain.stages)
-    if microbatches % stages or 2 * stages > layers or stages == 1:
-        return {}
-
-    def seconds(first: int, last: int, _: int) -> float:
-        end = len(chain.steps) if last == layers else last
-        return sum(each.forward_seconds + each.backward_seconds for each in chain.steps[first - 1 : end])
-
-    found = cut(chain, 2 * stages, seconds, way="none", bandwidth=bandwidth, microbatches=microbatches)
-    if found is None:
-        return {}
-    timeline = simulate_schedule(
-        "interleaved",
-        [part.forward_seconds for part in found.parts],
-        [part.seconds - part.forward_seconds for part in found.parts],
-        microbatches=microbatches,
-        link_seconds=[part.link_seconds / 2 for part in found.parts],
-        devices=stages,
-    )
-    return {"interleaved": timeline}
-
-
-def _least(chain: Chain, stages: int, microbatches: int, weights: Weights, memory_bytes: int) -> int:
-    """Return the least memory with a partition, to a percent, by doubling and bisection."""
-    low, high = memory_bytes, 2 * memory_bytes
-
-    def fits(size: int) -> bool:
-        cost = ways(chain, size, weights=weights, microbatches=microbatches)["planned"]
-        return cut(chain, stages, cost, way="planned", bandwidth=float("inf"), microbatches=microbatches) is not None
-
-    while not fits(high):
-        low, high = high, 2 * high
-    while high - low > high // 100 + 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high

@@ -9,11 +9,12 @@ k slots of it held across the gap:
     keep:   forward_s + D(s+1,t, m - w_saved[s], k - w_saved[s]) + backward_s
 
 with the limits of C, the table of `persistent` over the whole chain, which every stage shares. A stage with g
-micro-batches in flight takes the least over k of D(s, t, room - (g - 1) k, k).
+micro-batches in flight takes the least over k of D(s, t, room - (g - 1) k, k). Slots are powers of two of bytes, the
+least in which the room has no more than the most slots, and all slots of the half beside: what fits into so many small
+slots fits into as many large ones, so that more room is never slower.
 """
 
 import math
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -23,35 +24,34 @@ from trainwright.memory.chain import Chain
 from trainwright.memory.persistent import Persistent
 from trainwright.memory.sizes import sizes_of
 
-__all__ = ["planned_cost"]
+__all__ = ["Tables"]
 
 _SLOTS = 120
-_LEVELS = 12
 
 
-def planned_cost(
-    chain: Chain, memory_bytes: int, *, end_of: Callable[[int], int], room: Callable[[int, int, int], int],
-    most_flying: int,
-) -> Callable[[int, int, int], float]:  # fmt: skip
-    """Return (first, last, in flight) -> seconds of a micro-batch; `room` says what the stage may use for them."""
-    from trainwright.memory.pipelines._rematerialised import across
+class Tables:
+    """D of a chain for slots of every size, made when they are first asked for; the loss goes with the last layer."""
 
-    unit = max(1, -(-memory_bytes // _SLOTS))
-    table = Persistent(chain, unit=unit, slots=_SLOTS)
-    sizes = sizes_of(chain)
+    def __init__(self, chain: Chain) -> None:
+        self._sizes, self._layers, self._steps = sizes_of(chain), len(chain.stages), len(chain.steps)
+        self._persistent = cache(lambda unit: Persistent(chain, unit=unit, slots=_SLOTS))
+        self._rows = cache(self._across)
 
-    @cache
-    def rows(last: int) -> NDArray[np.float32]:
-        """D(s, last, m, k) for all s, with k in slots."""
-        return across(sizes, table.table, end_of(last) - 1, (unit, unit - 1, _SLOTS))
-
-    def cost(first: int, last: int, flying: int) -> float:
-        slots = min(_SLOTS, room(first, last, flying) // unit)
-        if slots < 0 or flying > most_flying:
+    def seconds(self, first: int, last: int, flying: int, room: int) -> float:
+        """Return the least time of layers first..last for a micro-batch of so many in flight; inf if none fits."""
+        if room < 0:
             return math.inf
-        found = rows(last)[first - 1]
-        most = slots if flying == 1 else slots // flying
-        levels = np.arange(most + 1) if most < 4 * _LEVELS else most * np.arange(_LEVELS + 1) // _LEVELS
-        return float(found[slots - (flying - 1) * levels, levels].min())
+        unit = 1 << (room // (_SLOTS + 1)).bit_length()
+        found = self._least(first, last, flying, unit, room // unit)
+        return found if unit == 1 else min(found, self._least(first, last, flying, unit // 2, _SLOTS))
 
-    return cost
+    def _least(self, first: int, last: int, flying: int, unit: int, slots: int) -> float:
+        held = np.arange(slots // flying + 1)
+        return float(self._rows(unit, last)[first - 1][slots - (flying - 1) * held, held].min())
+
+    def _across(self, unit: int, last: int) -> NDArray[np.float32]:
+        """D(s, last, m, k) for all s, with k in slots."""
+        from trainwright.memory.pipelines._rematerialised import across
+
+        end = self._steps if last == self._layers else last
+        return across(self._sizes, self._persistent(unit).table, end - 1, (unit, unit - 1, _SLOTS))

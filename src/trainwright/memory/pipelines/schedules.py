@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.errors import PipelineError
-from trainwright.memory.pipelines.memory import check_schedule
+from trainwright.memory.pipelines.memory import check_schedule, in_flight
 
-__all__ = ["Run", "Timeline", "simulate_orders", "simulate_schedule"]
+__all__ = ["Orders", "Run", "Timeline", "deep_orders", "orders_of", "simulate_orders", "simulate_schedule"]
+
+_Work = tuple[str, int, int]
+"""Kind "F", "B" or "W", chunk, micro-batch."""
+Orders = list[list[_Work]]
+"""What each device does, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +53,64 @@ def simulate_schedule(
     microbatches: int,
     link_seconds: Sequence[float] | None = None,
     devices: int | None = None,
-    weight_share: float = 0.5,
+    weight_seconds: Sequence[float] | None = None,
 ) -> Timeline:
     """Place a step in time. Sequences are per chunk; `link_seconds[c]` is one way between chunks c and c + 1.
 
     Chunks are as many as devices, or (interleaved) a multiple, with micro-batches a multiple of the devices.
-    `weight_share` is the part of a backward that zero-bubble defers.
+    `weight_seconds` are the parts of the backwards that zero-bubble defers, by default half of each.
+    """
+    chunks = len(forward_seconds)
+    links = list(link_seconds)[: chunks - 1] if link_seconds is not None else [0.0] * (chunks - 1)
+    weights = [each / 2 for each in backward_seconds] if weight_seconds is None else list(weight_seconds)
+    found = [
+        simulate_orders(orders, forward_seconds, backward_seconds, links, weight_seconds=weights)
+        for orders in orders_of(
+            schedule, forward_seconds, backward_seconds, microbatches=microbatches, link_seconds=links,
+            devices=devices or chunks, weight_seconds=weights,
+        )
+    ]  # fmt: skip
+    return min(found, key=lambda each: each.seconds)
+
+
+def orders_of(
+    schedule: str,
+    forward_seconds: Sequence[float],
+    backward_seconds: Sequence[float],
+    *,
+    microbatches: int,
+    link_seconds: Sequence[float],
+    devices: int,
+    weight_seconds: Sequence[float],
+) -> list[Orders]:
+    """Return the orders that a schedule may have, by device; their times matter to zero-bubble alone.
+
+    Zero-bubble has two: 1F1B with the weights' part right behind its backward, and one in which it waits until its
+    device is idle, or has as many micro-batches in flight as 1F1B.
     """
     check_schedule(schedule)
     chunks = len(forward_seconds)
-    count = devices or chunks
     if microbatches < 1:
         raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
-    if chunks % count or (schedule != "interleaved" and chunks != count):
-        raise PipelineError(f"devices: got {count} for {chunks} chunks; allowed: {chunks}, or a divisor if interleaved")
-    if schedule == "interleaved" and microbatches % count:
+    if chunks % devices or (schedule != "interleaved" and chunks != devices):
         raise PipelineError(
-            f"microbatches: got {microbatches}; allowed: a multiple of the {count} devices for interleaved"
+            f"devices: got {devices} for {chunks} chunks; allowed: {chunks}, or a divisor if interleaved"
         )
-    links = list(link_seconds) if link_seconds is not None else [0.0] * chunks
-    zero = schedule == "zero-bubble"
-    durations = {
-        "F": list(forward_seconds),
-        "B": [each * (1 - weight_share if zero else 1.0) for each in backward_seconds],
-        "W": [each * weight_share for each in backward_seconds],
-    }
-    orders = [_order(schedule, device, count, chunks // count, microbatches) for device in range(count)]
-    return _place(orders, durations, links, defer=zero)
+    if schedule == "interleaved" and microbatches % devices:
+        raise PipelineError(
+            f"microbatches: got {microbatches}; allowed: a multiple of the {devices} devices for interleaved"
+        )
+    orders = [_order(schedule, device, devices, chunks // devices, microbatches) for device in range(devices)]
+    if schedule != "zero-bubble":
+        return [orders]
+    durations = _durations(forward_seconds, backward_seconds, weight_seconds)
+    most = [in_flight("1f1b", stage=device, stages=devices, microbatches=microbatches) for device in range(devices)]
+    deferred = _place(orders, durations, [*link_seconds, 0.0], most=most)
+    behind = [
+        [each for work in order for each in ([work] if work[0] == "F" else [work, ("W", *work[1:])])]
+        for order in orders
+    ]
+    return [[[(run.kind, run.chunk, run.microbatch) for run in lane] for lane in deferred.runs], behind]
 
 
 def simulate_orders(
@@ -82,13 +118,27 @@ def simulate_orders(
     forward_seconds: Sequence[float],
     backward_seconds: Sequence[float],
     link_seconds: Sequence[float],
+    *,
+    weight_seconds: Sequence[float] | None = None,
 ) -> Timeline:
-    """Place a step in time in which each device runs its own order of (kind, chunk, micro-batch), as soon as it can."""
-    durations = {"F": list(forward_seconds), "B": list(backward_seconds)}
-    return _place([list(order) for order in orders], durations, [*link_seconds, 0.0], defer=False)
+    """Place a step in time in which each device runs its own order of (kind, chunk, micro-batch), as soon as it can.
+
+    Where an order has the weights' parts ("W"), these take `weight_seconds` of the backwards.
+    """
+    split = any(work[0] == "W" for order in orders for work in order)
+    weights = weight_seconds if split and weight_seconds is not None else [0.0] * len(forward_seconds)
+    durations = _durations(forward_seconds, backward_seconds, weights)
+    return _place([list(order) for order in orders], durations, [*link_seconds, 0.0])
 
 
-_Work = tuple[str, int, int]
+def _durations(
+    forward_seconds: Sequence[float], backward_seconds: Sequence[float], weight_seconds: Sequence[float]
+) -> dict[str, list[float]]:
+    return {
+        "F": list(forward_seconds),
+        "B": [back - weights for back, weights in zip(backward_seconds, weight_seconds, strict=True)],
+        "W": list(weight_seconds),
+    }
 
 
 def _order(schedule: str, device: int, devices: int, chunks: int, microbatches: int) -> list[_Work]:
@@ -111,18 +161,34 @@ def _order(schedule: str, device: int, devices: int, chunks: int, microbatches: 
     if schedule == "gpipe":
         return forwards + backwards
     ahead = devices - device - 1
-    warm = min(total, ahead if chunks == 1 else 2 * ahead + (chunks - 1) * devices)
-    order = forwards[:warm]
-    for each in range(total - warm):
-        order += [forwards[warm + each], backwards[each]]
-    return order + backwards[total - warm :]
+    return _alternating(forwards, backwards, ahead if chunks == 1 else 2 * ahead + (chunks - 1) * devices)
+
+
+def deep_orders(flying: Sequence[int], microbatches: int) -> Orders:
+    """Return the orders of 1F1B with so many micro-batches in flight on each device, no more than on the one before."""
+    batches = range(microbatches)
+    return [
+        _alternating([("F", device, each) for each in batches], [("B", device, each) for each in batches], held - 1)
+        for device, held in enumerate(flying)
+    ]
+
+
+def _alternating(forwards: list[_Work], backwards: list[_Work], ahead: int) -> list[_Work]:
+    """Return forwards up to so many ahead of their backwards, then both in turn."""
+    warm = min(len(forwards), ahead)
+    pairs = zip(forwards[warm:], backwards, strict=False)
+    return [*forwards[:warm], *(work for pair in pairs for work in pair), *backwards[len(forwards) - warm :]]
 
 
 def _place(
-    orders: list[list[_Work]], durations: dict[str, list[float]], links: list[float], *, defer: bool
+    orders: Orders, durations: dict[str, list[float]], links: list[float], *, most: list[int] | None = None
 ) -> Timeline:
+    """Place orders in time; with `most`, put the weights' part of each backward where its device is idle.
+
+    No device then has more than `most` micro-batches whose weights' part is still to come.
+    """
     devices, chunks = len(orders), len(links)
-    free, place = [0.0] * devices, [0] * devices
+    free, place, flying = [0.0] * devices, [0] * devices, [0] * devices
     ends: dict[_Work, float] = {}
     waiting: list[list[_Work]] = [[] for _ in orders]  # weights' parts
     lanes: list[list[Run]] = [[] for _ in orders]
@@ -131,6 +197,8 @@ def _place(
         kind, chunk, batch = work
         if kind == "F":
             needs = [(("F", chunk - 1, batch), links[chunk - 1])] if chunk else []
+        elif kind == "W":
+            needs = [(("B", chunk, batch), 0.0)]
         else:
             needs = [(("F", chunk, batch), 0.0)]
             if chunk + 1 < chunks:
@@ -142,6 +210,7 @@ def _place(
     def run(device: int, work: _Work, start: float) -> None:
         end = start + durations[work[0]][work[1]]
         ends[work] = free[device] = end
+        flying[device] += (work[0] == "F") - (work[0] == "W")
         lanes[device].append(Run(*work, start, end))
 
     while any(place[device] < len(orders[device]) or waiting[device] for device in range(devices)):
@@ -149,12 +218,13 @@ def _place(
         for device in sorted(range(devices), key=lambda each: free[each]):
             head = orders[device][place[device]] if place[device] < len(orders[device]) else None
             at = ready(head) if head is not None else None
-            if waiting[device] and (at is None or at > free[device]):
+            full = most is not None and head is not None and head[0] == "F" and flying[device] >= most[device]
+            if waiting[device] and (full or at is None or at > free[device]):
                 run(device, waiting[device].pop(0), free[device])
             elif head is not None and at is not None:
                 run(device, head, max(at, free[device]))
                 place[device] += 1
-                if defer and head[0] == "B":
+                if most is not None and head[0] == "B":
                     waiting[device].append(("W", head[1], head[2]))
             else:
                 continue
@@ -162,12 +232,12 @@ def _place(
             break
         if not moved:
             raise PipelineError("schedule: got orders in which every device waits for another")
-    last = "W" if defer else "B"
+    last = "W" if any(run.kind == "W" for lane in lanes for run in lane) else "B"
     held = []
     for lane in lanes:
-        now = most = 0
+        now = highest = 0
         for each in lane:
             now += (each.kind == "F") - (each.kind == last)
-            most = max(most, now)
-        held.append(most)
+            highest = max(highest, now)
+        held.append(highest)
     return Timeline(runs=tuple(map(tuple, lanes)), seconds=max(free), held=tuple(held))
