@@ -1,5 +1,7 @@
 """`trainwright checkpoint ...`: look at checkpoints, check and compare them, and choose how and when to save."""
 
+from collections.abc import Callable
+
 import typer
 
 from trainwright.cli._checkpoint_costs import bench, interval
@@ -14,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_COMMANDS = {
+_COMMANDS: dict[Callable[..., None], str] = {
     inspect: "Show what is in a checkpoint, without its tensors.",
     verify: "Compute every checksum again.",
     verify_resume: "Interrupt a training, resume it, compare every step.",

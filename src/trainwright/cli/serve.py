@@ -1,5 +1,7 @@
 """`trainwright serve ...`: place an ensemble on devices, answer requests with it, and load it."""
 
+from collections.abc import Callable
+
 import typer
 
 from trainwright.cli._serve_allocate import allocate
@@ -14,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_COMMANDS = {
+_COMMANDS: dict[Callable[..., None], str] = {
     allocate: "Find which member runs where, with which batch size.",
     run: "Serve an ensemble over HTTP (Open Inference Protocol).",
     load: "Send requests at times drawn beforehand, and measure.",
