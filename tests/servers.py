@@ -15,7 +15,7 @@ __all__ = ["CuttingProxy", "Server", "needs_redis"]
 
 def needs_redis():
     """Skip the module unless client and server are installed."""
-    pytest.importorskip("redis", reason="redis-py is not installed: pip install 'trainwright[redis]'")
+    pytest.importorskip("redis", reason="redis-py is not installed; install the extra redis")
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed: apt-get install redis-server", allow_module_level=True)
 

@@ -281,7 +281,7 @@ class MissingExtra(InputError):
     @classmethod
     def of(cls, what: str, package: str, extra: str) -> "MissingExtra":
         """Return the error that says that `what` needs `package`, which `extra` brings."""
-        return cls(f'{what} needs {package}: pip install "trainwright[{extra}]"')
+        return cls(f'{what} needs {package}: pip install ".[{extra}]"')
 
 
 class LedgerError(TrainwrightError):

@@ -98,7 +98,7 @@ class TestBench:
         monkeypatch.setattr(type(FORMATS["hdf5"]), "_write", missing)
         found = bench(state, directory=tmp_path, formats=["hdf5", "npz"], writers=[], repeats=1)
         assert [one.name for one in found.rows] == ["torch", "npz"]
-        assert found.skipped == {"hdf5": 'hdf5 needs h5py: pip install "trainwright[formats]"'}
+        assert found.skipped == {"hdf5": 'hdf5 needs h5py: pip install ".[formats]"'}
 
     def test_no_room(self, state, tmp_path, monkeypatch):
         """Told before anything is written, or when it turns out."""

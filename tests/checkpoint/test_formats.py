@@ -276,5 +276,5 @@ def test_missing_extra(tmp_path, kind, package, monkeypatch):
     """Without its package a format says the pip line; a file of it is not held damaged for that."""
     kind.write(tmp_path / "one", STATE)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=rf'needs {package}: pip install "trainwright\[\w+\]"'):
+    with pytest.raises(MissingExtra, match=rf'needs {package}: pip install "\.\[\w+\]"'):
         kind.read(tmp_path / "one")

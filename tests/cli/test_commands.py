@@ -286,7 +286,7 @@ class TestExport:
         monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
         said = trainwright("export", done, "--mlflow", "sqlite:///x.db")
         assert (said.status, said.out) == (2, "")
-        assert 'the MLflow export needs mlflow: pip install "trainwright[mlflow]"' in said.err
+        assert 'the MLflow export needs mlflow: pip install ".[mlflow]"' in said.err
 
     def test_following(self, trainwright, done, tmp_path, monkeypatch):
         """A study that has its results ends it at once; tables cannot grow."""

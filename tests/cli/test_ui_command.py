@@ -64,5 +64,5 @@ def test_a_missing_extra_is_named(study, monkeypatch):
     from trainwright.ui import serve_page
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(MissingExtra, match=r'the live page needs fastapi and uvicorn: pip install "trainwright\[ui\]"'):
+    with pytest.raises(MissingExtra, match=r'the live page needs fastapi and uvicorn: pip install "\.\[ui\]"'):
         serve_page(study, port=0)

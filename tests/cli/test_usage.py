@@ -1,8 +1,15 @@
 """Words that no command takes, and paths where no such file is: one sentence on stderr, and exit status 2."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import typer
 
 import trainwright as tw
+from trainwright.cli.main import app
 
 
 def refused(said):
@@ -105,3 +112,48 @@ def test_what_cannot_be_written(trainwright, tmp_path):
     said = trainwright("memory", "plan", tmp_path / "chain.json", "--budget", "1GiB", "--out", nowhere)
     assert said.status == 2
     assert f"plan file '{nowhere}': it cannot be written (no such file or directory)" in said.err
+
+
+def every_command():
+    """Return the words of every command and group, the program itself among them."""
+    found, waiting = [], [((), typer.main.get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        found.append(words)
+        waiting += [((*words, name), each) for name, each in getattr(command, "commands", {}).items()]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("words", every_command(), ids=lambda words: " ".join(words) or "trainwright")
+def test_help_is_whole_and_unknown_options_list_the_known(trainwright, words):
+    """`-h` is `--help`, no command's sentence is cut in it, and an unknown option is answered with those there are."""
+    short, long = trainwright(*words, "-h"), trainwright(*words, "--help")
+    assert (short.status, short.out) == (0, long.out)
+    assert "-h, --help" in short.out
+    assert "..." not in short.out.partition("Commands:")[2]
+    sentence = refused(trainwright(*words, "--frobnicate"))
+    known = sentence.partition("; allowed: ")[2].partition(";")[0].split(", ")
+    shown = trainwright(
+        *sentence.partition("see `trainwright ")[2].rstrip("`").split()
+    ).out  # of `plan` it is a command's
+    assert "--help" in known
+    assert all(option.startswith("--") and option in shown for option in known)
+
+
+def test_the_version(trainwright):
+    said = trainwright("--version")
+    assert (said.status, said.out) == (0, f"trainwright {tw.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("sta", "status"), ("checkpoint ver", "verify"), ("status --js", "--json")]
+)
+def test_a_shell_can_complete_a_line(typed, offered):
+    """The completion that `--install-completion` sets up asks the program itself."""
+    words = f"trainwright {typed}"
+    asked = {"_TRAINWRIGHT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("trainwright")], env={**os.environ, **asked}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert offered in done.stdout.split()

@@ -62,7 +62,7 @@ class TestPackages:
         assert found["numpy"].says == "2.4.6"
         assert found["ray"].state is State.ABSENT
         assert "several nodes" in found["ray"].says
-        assert found["ray"].mend == 'pip install "trainwright[ray]"'
+        assert found["ray"].mend == 'pip install ".[ray]"'
         assert all(finding.mend for finding in found.values() if finding.state is not State.FINE)
 
     @pytest.mark.parametrize(

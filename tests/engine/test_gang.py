@@ -152,9 +152,7 @@ def test_a_group_needs_torch(monkeypatch):
     from trainwright.train.group import join
 
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed", None)
-    with pytest.raises(
-        MissingExtra, match=r'a trial on several devices needs torch: pip install "trainwright\[torch\]"'
-    ):
+    with pytest.raises(MissingExtra, match=r'a trial on several devices needs torch: pip install "\.\[torch\]"'):
         join(Assignment(trial=0, lease=1, params={}, seed=0, world_size=2), None, gpu=False)
 
 

@@ -155,7 +155,7 @@ class TestSettings:
     def test_without_ray(self, monkeypatch):
         """The sentence says how to get it."""
         monkeypatch.setattr("importlib.import_module", _absent)
-        with pytest.raises(MissingExtra, match=r'tw.Ray needs ray: pip install "trainwright\[ray\]"'):
+        with pytest.raises(MissingExtra, match=r'tw.Ray needs ray: pip install "\.\[ray\]"'):
             _ = Ray().slots
 
     def test_another_ray(self, monkeypatch):

@@ -141,7 +141,7 @@ def test_a_server_that_saves_nothing_is_told_of(tmp_path):
 
 def test_without_the_client(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(MissingExtra, match=r'the Redis ledger needs redis: pip install "trainwright\[redis\]"'):
+    with pytest.raises(MissingExtra, match=r'the Redis ledger needs redis: pip install "\.\[redis\]"'):
         RedisLedger("redis://host/0?study=a")
 
 

@@ -73,7 +73,7 @@ tensorboard = pytest.mark.outside("TensorBoard")
 @pytest.fixture
 def read_runs():
     """Return a function that reads a log directory with TensorBoard's own reader: run name to accumulator."""
-    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install "trainwright[tensorboard]"')
+    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install ".[tensorboard]"')
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
     def read(path):
@@ -130,7 +130,7 @@ def test_the_page_of_parameters_knows_the_space(study, tmp_path, read_runs):
 @theirs
 def test_the_page_of_parameters_lists_the_trials(study, tmp_path):
     """TensorBoard's own server answers with a session for each trial, its parameters and its objective."""
-    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install "trainwright[tensorboard]"')
+    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install ".[tensorboard]"')
     from tensorboard.program import TensorBoard
     from werkzeug.test import Client
 
@@ -157,7 +157,7 @@ def files_of(path):
 @tensorboard
 def test_tensorboard_again_writes_nothing_anew(study, tmp_path):
     """Files stay as they are; one cut short by a crash is written again, and what ended since is added."""
-    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install "trainwright[tensorboard]"')
+    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install ".[tensorboard]"')
     log = TensorBoardLog(study, tmp_path / "logs")
     before = files_of(log.path)
     assert files_of(export_tensorboard(study, tmp_path / "logs")) == before
@@ -179,7 +179,7 @@ def test_tensorboard_again_writes_nothing_anew(study, tmp_path):
 
 @tensorboard
 def test_tensorboard_refusals(study, tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install "trainwright[tensorboard]"')
+    pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install ".[tensorboard]"')
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "events.out.tfevents.1.other").write_bytes(b"")
@@ -194,9 +194,7 @@ def test_tensorboard_refusals(study, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="lies in the study's own records"):
         export_tensorboard(study, study / "ledger" / "logs")
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
-    with pytest.raises(
-        MissingExtra, match=r'TensorBoard export needs tensorboard: pip install "trainwright\[tensorboard'
-    ):
+    with pytest.raises(MissingExtra, match=r'TensorBoard export needs tensorboard: pip install "\.\[tensorboard'):
         export_tensorboard(study, tmp_path / "more")
     assert not (tmp_path / "more").exists()
 
@@ -207,8 +205,8 @@ def test_tensorboard_refusals(study, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def empty_store(tmp_path_factory):
     """Return an SQLite store without runs: to make one takes seconds."""
-    pytest.importorskip("sqlalchemy", reason='SQLAlchemy is absent; pip install "trainwright[mlflow]"')
-    pytest.importorskip("mlflow", reason='MLflow is absent; pip install "trainwright[mlflow]"')
+    pytest.importorskip("sqlalchemy", reason='SQLAlchemy is absent; pip install ".[mlflow]"')
+    pytest.importorskip("mlflow", reason='MLflow is absent; pip install ".[mlflow]"')
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -293,7 +291,7 @@ def test_mlflow_refusals(study, store, monkeypatch):
     with pytest.raises(InputError, match="experiment 'study' has been deleted; restore it"):
         export_mlflow(study, uri)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
-    with pytest.raises(MissingExtra, match=r'the MLflow export needs mlflow: pip install "trainwright\[mlflow\]"'):
+    with pytest.raises(MissingExtra, match=r'the MLflow export needs mlflow: pip install "\.\[mlflow\]"'):
         export_mlflow(study, uri)
 
 

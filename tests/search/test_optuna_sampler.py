@@ -194,4 +194,4 @@ def test_bad_settings(arguments, sentence):
 def test_without_optuna_the_line_to_install_it():
     code = "import sys; sys.modules['optuna'] = None\nimport trainwright as tw\ntw.TrainwrightSampler"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert 'TrainwrightSampler needs optuna: pip install "trainwright[optuna]"' in done.stderr
+    assert 'TrainwrightSampler needs optuna: pip install ".[optuna]"' in done.stderr

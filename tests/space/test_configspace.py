@@ -302,5 +302,5 @@ def test_conditional_constants_become_choices_of_one():
 def test_without_the_package_the_line_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ConfigSpace", None)
     for call in (FULL.to_configspace, lambda: Space.from_configspace(None)):
-        with pytest.raises(MissingExtra, match=r'needs ConfigSpace: pip install "trainwright\[configspace\]"'):
+        with pytest.raises(MissingExtra, match=r'needs ConfigSpace: pip install "\.\[configspace\]"'):
             call()

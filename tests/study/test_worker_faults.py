@@ -317,7 +317,7 @@ def fill(path):
 @pytest.fixture
 def server(tmp_path):
     """Start a server; kill it in the end."""
-    pytest.importorskip("redis", reason="redis-py is not installed: pip install 'trainwright[redis]'")
+    pytest.importorskip("redis", reason="redis-py is not installed; install the extra redis")
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed: apt-get install redis-server")
     server = Server(tmp_path / "redis")

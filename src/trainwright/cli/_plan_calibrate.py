@@ -21,7 +21,7 @@ _BUSY = 0.5  # load a core from which other work is likely to have lengthened ev
 
 def add(app: typer.Typer) -> None:
     """Give a group of commands the command `calibrate`."""
-    app.command()(calibrate)
+    app.command(short_help="Measure computation, memory, storage and the network.")(calibrate)
 
 
 def calibrate(

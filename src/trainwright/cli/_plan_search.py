@@ -14,7 +14,7 @@ __all__ = ["add", "search"]
 
 def add(app: typer.Typer) -> None:
     """Give a group of commands the command `search`."""
-    app.command()(search)
+    app.command(short_help="Predict what a study costs on a cluster.")(search)
 
 
 def search(

@@ -19,7 +19,7 @@ def sentence(error: Any) -> str:
     command, path = error.ctx.command, error.ctx.command_path
     see = f"see `{path} --help`"
     if hasattr(error, "possibilities"):
-        known = [name for param in command.params for name in param.opts if name.startswith("--")]
+        known = [name for param in command.params for name in param.opts if name.startswith("--")] + ["--help"]
         bare = closest(error.option_name.strip("-"), [name.strip("-") for name in known])  # dashes are alike in all
         near = bare.replace("'", "'--", 1) or f"; allowed: {', '.join(known)}"
         return f"unknown option {error.option_name} of `{path}`{near}; {see}"

@@ -1,5 +1,7 @@
 """`trainwright checkpoint ...`: look at checkpoints, check and compare them, and choose how and when to save."""
 
+from collections.abc import Callable
+
 import typer
 
 from trainwright.cli._checkpoint_costs import bench, interval
@@ -14,5 +16,14 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for _command in (inspect, verify, verify_resume, diff, convert, bench, interval):
-    app.command()(_command)
+_COMMANDS: dict[Callable[..., None], str] = {
+    inspect: "Show what is in a checkpoint, without its tensors.",
+    verify: "Compute every checksum again.",
+    verify_resume: "Interrupt a training, resume it, compare every step.",
+    diff: "Compare two checkpoints, tensor by tensor.",
+    convert: "Write a checkpoint in another format.",
+    bench: "Measure what saving and restoring a model takes.",
+    interval: "How often to save, by every estimator.",
+}
+for _command, _short in _COMMANDS.items():
+    app.command(short_help=_short)(_command)

@@ -5,7 +5,7 @@
 
 import signal
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -36,9 +36,9 @@ app = typer.Typer(
     name="trainwright",
     help="From hyperparameter search to a served ensemble.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Run a study file, all its stages, or go on with it.")(run.run)
 app.command(short_help="Work on a study from anywhere that sees its ledger.")(worker.worker)
@@ -55,8 +55,21 @@ app.add_typer(memory.app, short_help="Train within a memory budget.")
 app.add_typer(serve.app, short_help="Place an ensemble on devices and answer requests.")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from trainwright import __version__
+
+        print(f"trainwright {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     """From hyperparameter search to a served ensemble."""
 
 

@@ -35,7 +35,7 @@ _MULTIPLE = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Find the fastest plan within a budget.")
 def plan(
     spec: _SPEC,
     *,
@@ -101,7 +101,7 @@ def plan(
                     "full_bytes": full})  # fmt: skip
 
 
-@app.command()
+@app.command(short_help="Show memory against time, budget by budget.")
 def curve(
     spec: _SPEC,
     *,
@@ -135,7 +135,7 @@ def curve(
         )
 
 
-@app.command()
+@app.command(short_help="Say what a plan does with each stage, and why.")
 def explain(file: _PLAN, *, json: _JSON = False) -> None:
     """Say what a plan does with each stage, and who holds the bytes of its peak."""
     from dataclasses import asdict
@@ -177,7 +177,7 @@ def explain(file: _PLAN, *, json: _JSON = False) -> None:
         )
 
 
-@app.command()
+@app.command(short_help="Draw memory over time, with computation and copies.")
 def plot(
     file: _PLAN,
     *,
@@ -201,7 +201,7 @@ def plot(
         print_json({"picture": out})
 
 
-@app.command()
+@app.command(short_help="Cut a chain into pipeline stages that recompute.")
 def pipeline(
     spec: _SPEC,
     *,

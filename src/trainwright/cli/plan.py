@@ -27,7 +27,7 @@ class _Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] == "--search":
             args = ["search", *args[1:]]
-        if args and args[0] not in {*self.commands, "--help"}:
+        if args and args[0] not in {*self.commands, "--help", "-h"}:
             args = ["model", *args]
         return super().parse_args(ctx, args)
 
@@ -43,7 +43,7 @@ _plan_calibrate.add(app)
 _plan_search.add(app)
 
 
-@app.command()
+@app.command(short_help="Rank the parallel strategies for a model.")
 def model(
     model: Annotated[str, typer.Argument(help="MODULE:FUNCTION that returns a nn.Module, or a profile's .json file.")],
     *,

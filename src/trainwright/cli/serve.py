@@ -1,5 +1,7 @@
 """`trainwright serve ...`: place an ensemble on devices, answer requests with it, and load it."""
 
+from collections.abc import Callable
+
 import typer
 
 from trainwright.cli._serve_allocate import allocate
@@ -14,5 +16,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for _command in (allocate, run, load):
-    app.command()(_command)
+_COMMANDS: dict[Callable[..., None], str] = {
+    allocate: "Find which member runs where, with which batch size.",
+    run: "Serve an ensemble over HTTP (Open Inference Protocol).",
+    load: "Send requests at times drawn beforehand, and measure.",
+}
+for _command, _short in _COMMANDS.items():
+    app.command(short_help=_short)(_command)

@@ -19,13 +19,12 @@ from trainwright.ledger.opening import is_url, open_ledger
 from trainwright.ledger.protocol import Cursor, Dropped, Ledger
 from trainwright.ledger.record import FORMAT, Record
 from trainwright.ledger.redis import RedisLedger
-from trainwright.ledger.standing import SILENT, state_counts, under_way
+from trainwright.ledger.standing import state_counts, under_way
 from trainwright.ledger.trials import Checkpoint, End, Failure, Lease, Offer, RaisedAt, Report, Status, TrialState
 from trainwright.ledger.writers import Liveness, Writer
 
 __all__ = [
     "FORMAT",
-    "SILENT",
     "Checkpoint",
     "Constraint",
     "Cursor",

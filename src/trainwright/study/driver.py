@@ -24,6 +24,7 @@ from trainwright.study.member import Member
 from trainwright.study.patience import Patience
 from trainwright.study.progress import Progress
 from trainwright.study.proposals import Proposals
+from trainwright.study.repeats import Repeats
 from trainwright.study.seats import Seats
 from trainwright.study.works import Works
 from trainwright.train import Assignment
@@ -86,7 +87,7 @@ class Driver:
         self._left_out: set[int] = set()  # the first slots of nodes that the engine has lost
         self._failed_before = failed_numbers(book.state)  # in earlier runs: they say nothing of this one
         self._rejected = 0  # trials that a verdict never let start
-        self._unsaved = False  # a trial was paused that had saved nothing
+        self._repeats = Repeats(book.directory, progress.say)
         self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
         self._room.told = book.patience.told = lambda: self.leaving.told
 
@@ -230,6 +231,7 @@ class Driver:
             self.seats.gone(number)
             return
         trial = self.book.state.trials[number]
+        self._repeats.starts(trial)
         self._running[number] = _Running(lease=lease, block=block, since=time.monotonic(), before=before)
         assignment = Assignment(
             trial=number,
@@ -375,19 +377,10 @@ class Driver:
         if not leaving:
             self.works.add(trial)
         self.progress.ended(self.book.state, state)
-        self._warn_of_restarts(state)
+        self._repeats.paused(state)
         if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
             self._room.wait(TrainwrightError(outcome.message))
         self._give_up_if_hopeless(state)
-
-    def _warn_of_restarts(self, trial: TrialState) -> None:
-        if (trial.at_rung or trial.resizing) and not trial.checkpoints and not self._unsaved:
-            self._unsaved = True
-            when = "once promoted" if trial.at_rung else "on other devices"
-            self.progress.say(
-                f"trial {trial.number} was paused without a checkpoint: {when}, such trials start again from epoch 1; "
-                "save one with trial.prepare, in a study with a directory"
-            )
 
     def _give_up_if_hopeless(self, trial: TrialState) -> None:
         if not gave_up(trial):

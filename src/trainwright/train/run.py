@@ -53,6 +53,13 @@ class Run:
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
     ) -> None:
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "register_step_pre_hook"):
+            # A wrapper that never ran torch's own constructor, as accelerate's does not, refuses hooks.
+            name = type(optimizer).__name__
+            raise TrialError(
+                f"prepare: the optimizer is wrapped in {name}, which takes no hooks; call trial.prepare with the plain "
+                "model and optimizer first, and accelerator.prepare after it"
+            )
         self.device = trial.device
         self.optimizer = optimizer
         self.schedule = schedule

@@ -280,6 +280,16 @@ class Trial:
             )
         return self._checkpoints
 
+    @property
+    def folder(self) -> Path:
+        """A folder of this trial's own, the same in every run of it: for files from which it can go on by itself.
+
+        Raises `TrialError` if the study keeps nothing on disk.
+        """
+        folder = self._folder("files")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def library_directory(self) -> Path:
         """Return the folder for what this run offers to the ensemble library."""
         return self._folder("library") / f"lease-{self.assignment.lease}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.errors import InputError
-from trainwright.ledger import SILENT, Status, TrialState
+from trainwright.ledger import Status, TrialState
+from trainwright.ledger.standing import SILENT
 from trainwright.report.overview import Overview
 
 __all__ = ["MOST_ROWS", "Query", "window"]

@@ -29,7 +29,7 @@ def _finding(name: str, state: State, says: str, mend: str = "") -> Finding:
 def _ray(host: Host) -> Finding:
     version = host.version("ray")
     if version is None:
-        return _finding("Ray", State.ABSENT, "tw.Ray, trials on several nodes", 'pip install "trainwright[ray]"')
+        return _finding("Ray", State.ABSENT, "tw.Ray, trials on several nodes", 'pip install ".[ray]"')
     address = host.environment.get("RAY_ADDRESS")
     where = f"RAY_ADDRESS names {address}" if address else "no RAY_ADDRESS: tw.Ray() starts it on this machine"
     return _finding("Ray", State.FINE, f"{version}; {where}")

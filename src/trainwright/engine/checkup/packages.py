@@ -119,7 +119,7 @@ def _extra(host: Host, extra: str, asked: list[tuple[str, str]]) -> Finding:
     versions = {name: host.version(name) for name, _ in asked}
     missing = [name for name, version in versions.items() if version is None]
     old = [f"{name} {versions[name]} (needs {bounds})" for name, bounds in asked if not _meets(versions[name], bounds)]
-    line = f'pip install "trainwright[{extra}]"'
+    line = f'pip install ".[{extra}]"'
     if missing:
         without = "" if len(missing) == len(asked) else f" ({', '.join(missing)} missing)"
         return Finding(area=Area.EXTRAS, name=extra, state=State.ABSENT, says=f"{GIVES[extra]}{without}", mend=line)
