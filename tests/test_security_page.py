@@ -94,6 +94,7 @@ def test_torch_reads_programs_only_with_trust():
     trusting = {
         name
         for name, path in NAMES.items()
+        if not name.startswith("checkpoint/")  # where the word is about pickles of checkpoints
         for _, call in calls(path)
         for word in call.keywords
         if word.arg == "trust" and ast.unparse(word.value) == "True"
