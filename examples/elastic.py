@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 import trainwright as tw
-from trainwright.schedule import Doubling
 
 
 def train(trial: tw.Trial) -> None:
@@ -30,7 +29,7 @@ def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 if __name__ == "__main__":
     space = tw.Space(rate=tw.Float(0.005, 0.02))
     curves = []
-    for name, policy in (("one", tw.Fixed(1)), ("grown", Doubling(start=1, wait_seconds=60))):
+    for name, policy in (("one", tw.Fixed(1)), ("grown", tw.DoublingAsPublished())):
         study = tw.Study(space, objectives="min mse", directory=f"runs/{name}", seed=0)
         scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2, min_epochs=2), policy)
         study.run(train, trials=1, scheduler=scheduler, engine=tw.Local(workers=2), progress=False)

@@ -1,57 +1,74 @@
-"""The benchmark of allocation policies keeps what it has simulated."""
+"""The benchmarks of allocation policies and of `Extrapolate`: their tables, and what they keep."""
 
 import json
 
+import numpy as np
 import pytest
-from benchmarks.schedule import real, whole
+from benchmarks.schedule import real, recall
 from benchmarks.schedule import run as schedule
-from benchmarks.schedule.grid import Cell, Seeds
+from benchmarks.schedule.speeds import SPEEDS, derived
 
 
-def test_finished_cells_are_kept(capsys: pytest.CaptureFixture, tmp_path):
-    small = ["--parts", "grid", "--grid", "band", "--devices", "64", "--seeds", "1", "--cells", str(tmp_path), "--json"]
-    schedule.main(small)
-    names = {"asha", "rasda", "marginal-gain", "static-8", "static-16"}
-    assert {path.stem for path in tmp_path.iterdir()} == names
-    before = [path.read_text() for path in sorted(tmp_path.iterdir())]
-    schedule.main(small)
-    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == before
+@pytest.fixture
+def one_small_cluster(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedule, "settings", lambda: [schedule.Setting("held", "ImageNet", "RTX", 16)])
+    monkeypatch.setattr(schedule, "DEADLINES", (1.0,))
+
+
+@pytest.mark.usefixtures("one_small_cluster")
+def test_every_column_is_the_scheduler_that_it_names(capsys: pytest.CaptureFixture):
+    """RASDA is `tw.RASDA`, and all have the same rule."""
+    schedule.main(["--parts", "speeds", "--seeds", "2", "--json"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    summary = result["summary"]
-    assert summary["cells"] == 24
-    assert 0 < summary["ours_over_rasda_makespan_worst"] <= summary["ours_over_rasda_makespan_worst_high"]
-    assert 0 < summary["ours_over_asha_first_full_worst"] <= 1.0 + 1e-9
-    assert [row[:2] for row in result["table"]["rows"]] == [["64", "at once"], ["64", "queue"]]
-    assert all(result["table"]["rows"][0])
+    rows = result["table"]["rows"]
+    assert [row[:3] for row in rows] == [
+        ["held, ImageNet, RTX (1.21, 1.42)", "16", "at once"],
+        ["held, ImageNet, RTX (1.21, 1.42)", "16", "queue"],
+    ]
+    assert all(len(row) == len(result["table"]["header"]) and all(row) for row in rows)
+    assert result["summary"]["asha_over_marginalgain_held_queue_least"] > 0.9
+    assert schedule.SCHEDULERS["RASDA"] == schedule.tw.RASDA(max_epochs=8, start=4)
+    assert len({scheduler.rule for scheduler in schedule.SCHEDULERS.values()}) == 1
 
 
-def test_parts_that_are_not_run_stay(capsys: pytest.CaptureFixture, tmp_path):
+@pytest.mark.usefixtures("one_small_cluster")
+def test_quality_in_time_has_a_table_of_its_own(capsys: pytest.CaptureFixture):
+    schedule.main(["--parts", "deadline", "--seeds", "2", "--json"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["benchmark"] == "schedule_deadline"
+    assert [row[1] for row in result["table"]["rows"]] == ["1", "1"]
+    assert all("2 of 2" in row[2] or row[2] == "none complete" for row in result["table"]["rows"])
+
+
+def test_parts_that_are_not_run_stay(tmp_path):
     file = tmp_path / "schedule.json"
-    row = ["64", "queue", *["1.00 (1.00 to 1.00)"] * 8]
-    file.write_text(json.dumps({"summary": {"ray_trials": 3.0, "cells": 9}, "table": {"rows": [row]}}))
+    file.write_text(json.dumps({"summary": {"ray_trials": 3.0}, "table": {"rows": [["a"] * len(schedule.HEADER)]}}))
     schedule.main(["--parts", "", "--results", str(file)])
     result = json.loads(file.read_text())
-    assert (result["summary"], result["table"]["rows"]) == ({"ray_trials": 3.0, "cells": 9}, [row])
+    assert (result["summary"], result["table"]["rows"]) == ({"ray_trials": 3.0}, [["a"] * len(schedule.HEADER)])
 
 
-def test_many_seeds_where_something_must_hold():
-    seeds = Seeds(most=30, few=5)
-    assert seeds.of(Cell(4096, 4096, 8, 0.9, 0.1)) == seeds.of(Cell(1024, 256, 8, 1.0, 0.0)) == 30
-    assert seeds.of(Cell(512, 128, 8, 1.0, 0.0)) == seeds.of(Cell(1024, 256, 32, 0.9, 0.1)) == 5
+def test_speeds_are_those_of_the_step_times(tmp_path):
+    """Twice the GPUs with half the batch each, or with the same; between two batches a step time is interpolated."""
+    for model in ("imagenet", "cifar10"):
+        (tmp_path / model).mkdir()
+        for machine, places in (("dgx", ("4", "8", "88")), ("rtx", ("4", "8", "88")), ("aws", ("4", "44", "4444"))):
+            lines = ["placement,local_bsz,step_time"]
+            lines += [f"{place},{batch},{batch / 100}" for place in places for batch in (20, 60, 100)]
+            (tmp_path / model / f"placements-{machine}.csv").write_text("\n".join(lines) + "\n")
+    found = derived(tmp_path)
+    assert found.keys() == SPEEDS.keys()
+    assert set(map(str, found.values())) == {str({"held": (2.0, 4.0), "grown": (2.0, 4.0)})}
 
 
-def test_the_whole_grid_names_misses_and_stalls(capsys: pytest.CaptureFixture, tmp_path):
-    """On eight devices RASDA as published wants more than there are in each setting of more than two epochs."""
-    whole.main(["--devices", "8", "--seeds", "1", "--few", "1", "--cells", str(tmp_path), "--json"])
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    summary = result["summary"]
-    assert (summary["first_full_settings"], summary["makespan_settings"], summary["rasda_stalls"]) == (128, 0, 128)
-    assert summary["rasda_stalls_elsewhere_than_expected"] == 0
-    assert summary["first_full_worst"] >= summary["first_full_mean"] > 0
-    assert [row[:5] for row in result["table"]["rows"][:2]] == [
-        ["4", "0.7", "at once", "4", "stalls"],
-        ["4", "0.7", "queue", "4", "stalls"],
-    ]
+def test_recall_on_curves_that_do_not_cross(capsys: pytest.CaptureFixture, tmp_path):
+    """Where a trial's rank never changes nobody ends a winner, and both rules save something."""
+    levels = np.random.default_rng(0).permutation(40) / 40
+    np.savez(tmp_path / "one.npz", valid_loss=levels[:, None] + 1 / np.arange(1, 28)[None, :])
+    recall.main(["--taskset", str(tmp_path), "--seeds", "3", "--json"])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
+    assert summary["extrapolate_taskset_ended"] == summary["better_half_taskset_ended"] == 0.0
+    assert 0 < summary["extrapolate_taskset_saved"] < summary["better_half_taskset_saved"]
 
 
 @pytest.mark.slow

@@ -66,7 +66,8 @@ class Branching(nn.Sequential):
 class Training:
     """A small network in float64; what was done comes back in `seen`, by epoch."""
 
-    def __init__(self, *, optimizer="Adam", loader="ours", own_loop=False, branches=False, **prepared):
+    def __init__(self, *, optimizer="Adam", loader="ours", own_loop=False, branches=False, clip=None, **prepared):
+        self.clip = clip
         self.optimizer, self.loader, self.own_loop, self.branches = optimizer, loader, own_loop, branches
         self.prepared = prepared
 
@@ -76,6 +77,10 @@ class Training:
         model = network(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).double()
         settings = {"lr": 0.05, "momentum": 0.9} if self.optimizer == "SGD" else {"lr": 0.01}
         optimizer = getattr(torch.optim, self.optimizer)(model.parameters(), **settings)
+        if self.clip is not None:
+            optimizer.register_step_pre_hook(
+                lambda *_: nn.utils.clip_grad_norm_(model.parameters(), self.clip) and None
+            )
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS, eta_min=1e-3)
         run = trial.prepare(model, optimizer, self._batches(trial), loss=loss_of, schedule=schedule, **self.prepared)
         self.seen = {}
@@ -229,10 +234,26 @@ def test_any_number_of_processes(alone, tmp_path, worlds, start, settings):
 @pytest.mark.slow
 def test_resumed_on_four_processes_bit_for_bit(tmp_path):
     """Interrupted and not, with a branch of the model that only some steps take: DDP keeps its grouping."""
-    training = Training(branches=True)
+    training = Training(branches=True, unused_parameters=True)
     runs = [through(worlds, training, tmp_path / str(len(worlds))) for worlds in ([[4] * EPOCHS], [[4], [4, 4], [4]])]
     assert runs[0][1:] == runs[1][1:]
     assert runs[0][0].reports == runs[1][0].reports
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_parameter_that_a_step_leaves_out_is_named(tmp_path, micro_batch):
+    """On two ranks, with the setting that mends it, before they take one message for another."""
+    ranks = lease(1, 2, Training(branches=True, micro_batch=micro_batch), Ledger(), tmp_path)
+    assert any("trial.prepare(..., unused_parameters=True)" in str(outcome) for outcome, *_ in ranks)
+
+
+@pytest.mark.slow
+def test_clipped_gradients_are_those_of_one_process(alone, tmp_path):
+    """A hook of the optimizer sees the gradient of the whole batch, on any number of ranks."""
+    found = [through(worlds, Training(clip=0.05), tmp_path / str(len(worlds))) for worlds in ([[1] * EPOCHS], RESIZES)]
+    assert apart(found[0][2][0], found[1][2][0]) <= 1e-10
+    assert apart(found[0][2][0], alone("Adam", "ours")[2][0]) > 1e-6
 
 
 @pytest.mark.slow

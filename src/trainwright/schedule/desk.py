@@ -67,7 +67,7 @@ class Desk:
     slots: int
     rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
     survival: Callable[[Seat], tuple[float, ...]]
-    left: Callable[[], float] = lambda: math.inf  # seconds until the budget of time is used
+    left: Callable[[], float] = field(default_factory=lambda: _endless)  # seconds until the budget of time is used
     estimates: Estimates = field(default_factory=Estimates)
     seats: dict[int, Seat] = field(default_factory=dict)
     resting: dict[int, Seat] = field(default_factory=dict)
@@ -245,3 +245,7 @@ class Desk:
             total += chance * (rung - before)
             before = rung
         return total
+
+
+def _endless() -> float:
+    return math.inf

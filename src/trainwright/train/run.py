@@ -52,6 +52,7 @@ class Run:
         plan: "ParallelPlan | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
+        unused_parameters: bool = False,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "register_step_pre_hook"):
             # A wrapper that never ran torch's own constructor, as accelerate's does not, refuses hooks.
@@ -60,6 +61,8 @@ class Run:
                 f"prepare: the optimizer is wrapped in {name}, which takes no hooks; call trial.prepare with the plain "
                 "model and optimizer first, and accelerator.prepare after it"
             )
+        self._unused = unused_parameters
+        self._exchanged = 0  # elements of gradients, in the step at hand
         self.device = trial.device
         self.optimizer = optimizer
         self.schedule = schedule
@@ -265,16 +268,25 @@ class Run:
         """Return the model as torch's DDP, with gradients summed by share instead of averaged."""
         from torch.nn.parallel import DistributedDataParallel
 
-        # Without the search for unused ones it would regroup gradients after the first step: a resume would round
-        # otherwise. And a model may have branches that a step does not take, as on one device.
-        model = DistributedDataParallel(module, find_unused_parameters=True)
+        # The search for unused ones also keeps DDP from regrouping gradients after the first step of a process.
+        model = DistributedDataParallel(module, find_unused_parameters=self._unused)
         model.register_comm_hook(None, lambda _, bucket: self._summed(bucket))
         return model
+
+    def _refuse_unused(self) -> None:
+        """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
+        exchanged, self._exchanged = self._exchanged, 0
+        if not self._unused and exchanged < sum(each.numel() for each in self.model.parameters() if each.requires_grad):
+            raise TrialError(
+                "run.step: some parameters of the model had no part in the loss of this step, and other ranks wait for "
+                "their gradients; give trial.prepare(..., unused_parameters=True), or freeze them before prepare"
+            )
 
     def _summed(self, bucket: Any) -> Any:
         """Start to sum a bucket of gradients over the ranks, each in proportion to its share of the batch."""
         import torch.distributed as dist
 
+        self._exchanged += bucket.buffer().numel()
         work = dist.all_reduce(bucket.buffer().mul_(self._share), async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
@@ -300,6 +312,7 @@ class Run:
                 (loss if weight == 1.0 else loss * weight).backward()
             total = loss.detach() if weight == 1.0 else total + loss.detach() * weight
         if not alone:
+            self._refuse_unused()
             total = total * self._share
             dist.all_reduce(total)
         return total  # type: ignore[no-any-return]

@@ -196,6 +196,7 @@ class Trial:
         plan: "ParallelPlan | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
+        unused_parameters: bool = False,
     ) -> Run:
         """Make ready to train on the trial's devices, from the newest good checkpoint if there is one.
 
@@ -210,13 +211,13 @@ class Trial:
         default an epoch's. With `slots` gradients are equal to the last bit on any number of devices: see `Slots`.
         Raises `TrialError` for a batch that the devices cannot share.
 
-        With a `plan` of the oracle the model is set up as `parallelise` does it, one rank for each of its devices; its
-        batch is the loader's. `sync_bn` is for batch normalisation. Raises `UnsupportedPlan`, naming the strategy.
-
-        `memory` is a budget of each device ("8 GiB", bytes, a share of what a step takes, or a plan of
-        `tw.memory.plan`), the optimizer's state and what ranks exchange gradients in included: `run.model` then
-        recomputes what it cannot keep, with the same gradients. It is planned with the first batch, where
-        `InfeasibleBudget` is raised if nothing can make it fit, and again for a larger one.
+        With a `plan` of the oracle the model is set up as `parallelise` does it, one rank a device; its batch is the
+        loader's. `sync_bn` is for batch normalisation. Raises `UnsupportedPlan`, naming the strategy.
+        `memory` is a budget of each device ("8 GiB", bytes, a share of what a step takes, or a `tw.memory.plan`), with
+        the optimizer's state and the buffers of gradients: `run.model` recomputes what it cannot keep. It is planned
+        with the first batch, where `InfeasibleBudget` is raised if nothing fits, and again for a larger one.
+        `unused_parameters=True` is for models of which a step on several ranks may leave out parameters, which
+        `run.step` refuses otherwise; gradients are then grouped alike from the first step on, so resumes are bit-exact.
         """
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
@@ -235,6 +236,7 @@ class Trial:
             plan=plan,
             sync_bn=sync_bn,
             memory=memory,
+            unused_parameters=unused_parameters,
         )
         if run.place:  # dropout draws something else where other samples are
             seed_all(int(rng(self.seed, "rank", run.place).integers(2**63)))
