@@ -145,3 +145,26 @@ def test_a_start_with_one_slow_batch(monkeypatch):
     _, built = worker._started(told)
     assert built["seconds"] == pytest.approx(0.001)
     assert (built["output_shape"], built["rows"]) == ([2], 8)
+
+
+@pytest.mark.parametrize(("rates", "names"), [([9.0, 10.0], ["loop(0,1,2)"]), ([10.0, 9.0], ["loop(0,2)", "1"])])
+def test_what_answers_more_when_run_is_the_plan(monkeypatch, rates, names):
+    """By time tables two processes are best; what the front takes may make one the better, which a run tells."""
+    from trainwright.serve import timing
+    from trainwright.serve.real_cost import RealCost
+
+    found = found_on(monkeypatch, (2, None, None, ["cpu:0-1"]))
+    times = np.array([[1.0, 4.0, 20.0], [1.0, 5.0, 35.0], [1.0, 3.0, 15.0]])
+    both = np.array([[1.0] * 3, [1.8] * 3])
+    tables = TimeTables(batches=BATCHES, seconds={"cpu x 2": times}, shared={"cpu x 2": both}, source="measured")
+    memory = MemoryModel(footprints=(Footprint(weight_bytes=10, row_bytes=1),) * 3)
+    monkeypatch.setattr(timing, "measured", lambda *_: (tables, memory))
+    asked = []
+    monkeypatch.setattr(RealCost, "beside", lambda self, placements, rounds: asked.append(placements) or rates)
+    plan = allocate(ensemble(1, 2, 3), found, batches=BATCHES)
+    assert [[unit.name for unit in one.units] for one in asked[0]] == [["loop(0,2)", "1"], ["loop(0,1,2)"]]
+    assert [unit.name for unit in plan.units] == names
+    assert plan.measured == {"value": 10.0, "in_one": rates[1]}
+    asked.clear()
+    assert allocate(ensemble(1, 2, 3), found, tables=tables, memory=memory, batches=BATCHES).measured == {}
+    assert asked == []
