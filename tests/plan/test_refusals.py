@@ -39,7 +39,7 @@ def check(rejections):
     strategies=st.sampled_from([None, ("data", "hsdp"), ("hsdp",), ("fsdp", "tensor"), ("zero1", "pipeline")]),
     goal=st.sampled_from(["time", "memory"]),
 )
-def test_every_refusal_wants_more_than_there_is(profile, batch, devices, memory, strategies, goal):
+def test_every_refusal_wants_more_than_there_is(*, profile, batch, devices, memory, strategies, goal):
     oracle = Oracle(make_cluster(4, 2))
     settings = {"batch": batch, "devices": devices, "max_memory_bytes": memory, "goal": goal}
     try:

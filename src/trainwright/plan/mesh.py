@@ -21,7 +21,8 @@ SCHEDULES = ("", "gpipe", "1f1b", "interleaved")
 
 _LONG = 2**40
 
-_INNER = ("tensor", "context", "filter", "channel", "spatial")
+_INNER = tuple(name for name in AXES if name not in {"data", "pipeline"})
+"""Axes that say how a stage works on a micro-batch."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,7 +100,7 @@ class Mesh:
 
     def inner(self) -> tuple["Mesh", Ints]:
         """Return the different ways in which one pipeline stage works on a micro-batch, and each candidate's place."""
-        ways = [*(self.axis(name) for name in (*_INNER, "expert")), self.micro, self.sequence.astype(np.int64)]
+        ways = [*(self.axis(name) for name in _INNER), self.micro, self.sequence.astype(np.int64)]
         code = np.zeros(self.rows, dtype=np.int64)
         different = 1
         for column in ways:

@@ -6,17 +6,14 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError, closest
-from trainwright.plan.mesh import Floats, Mesh
+from trainwright.plan.mesh import AXES, Floats, Mesh
 from trainwright.plan.state import Optimizer, Precision, optimizer_of, precision_of
 from trainwright.plan.surroundings import Input, Saving, inflation, input_seconds
 
 __all__ = ["FAMILIES", "GOALS", "Request"]
 
 GOALS = ("time", "device-hours", "time-to-solution", "memory")
-FAMILIES = (
-    "serial", "data", "zero1", "zero2", "fsdp", "hsdp", "tensor", "context", "filter", "channel", "spatial", "expert",
-    "pipeline",
-)  # fmt: skip
+FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(name for name in AXES if name != "data"))
 """What a strategy's name is made of, joined by "+"."""
 
 

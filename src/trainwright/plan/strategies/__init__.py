@@ -1,5 +1,6 @@
 """The strategies of the oracle: one file, one class, one axis of `Degrees` each."""
 
+from trainwright.plan.mesh import AXES
 from trainwright.plan.strategies._strategy import Exchange, Limit, Load, Strategy
 from trainwright.plan.strategies.channel import Channel
 from trainwright.plan.strategies.context import Context
@@ -23,3 +24,10 @@ STRATEGIES: tuple[Strategy, ...] = (
     Pipeline(),
 )
 """In the order of the axes of `Degrees`: the first changes fastest over the ranks."""
+
+for _each in STRATEGIES:
+    if _each.axis not in AXES:
+        raise ImportError(
+            f"strategy {type(_each).__name__}: its axis {_each.axis!r} is no field of Degrees; allowed: "
+            f"{', '.join(AXES)}, or one more field there, {_each.axis}: int = 1"
+        )

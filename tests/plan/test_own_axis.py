@@ -1,0 +1,64 @@
+"""A strategy with an axis of its own, added as docs/extending.md says: a file, an entry, and a field of `Degrees`."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RANK = """
+from trainwright.cluster import Cluster
+from trainwright.plan import Degrees, Oracle
+from trainwright.profile import describe_transformer
+profile = describe_transformer(hidden=256, layers=4, heads=8, sequence=128, vocabulary=1000)
+oracle = Oracle(Cluster.preset("dgx-a100"))
+ranking = oracle.rank(profile, batch=4, devices=8, strategies=["ring", "data"])
+print(sorted(plan.strategy for plan in ranking))
+one, two = (oracle.estimate(profile, batch=4, degrees=Degrees(ring=parts)) for parts in (1, 2))
+print(two.devices, two.breakdown.compute < one.breakdown.compute, two.activation_bytes < one.activation_bytes)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return a copy of the package with the strategy of the page, its axis "ring"."""
+    shutil.copytree(ROOT / "src" / "trainwright", tmp_path / "trainwright", ignore=shutil.ignore_patterns("*.pyc"))
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    own = re.search(r"`own_strategy\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[1]
+    strategies = tmp_path / "trainwright" / "plan" / "strategies"
+    own = own.replace('"context"', '"ring"').replace("plan.strategies import", "plan.strategies._strategy import")
+    (strategies / "ring.py").write_text(own, encoding="utf-8")
+    table = strategies / "__init__.py"
+    text = table.read_text(encoding="utf-8").replace("    Data(),\n", "    Ulysses(),\n    Data(),\n")
+    table.write_text("from trainwright.plan.strategies.ring import Ulysses\n" + text, encoding="utf-8")
+    return tmp_path
+
+
+def run(tree):
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", RANK]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_axis_of_ones_own_is_searched_and_priced(tree):
+    degrees = tree / "trainwright" / "plan" / "parallel_plan.py"
+    text = degrees.read_text(encoding="utf-8")
+    degrees.write_text(
+        text.replace("    data: int = 1\n", "    ring: int = 1\n    data: int = 1\n", 1), encoding="utf-8"
+    )
+    done = run(tree)
+    assert not done.returncode, done.stderr
+    names, figures = done.stdout.splitlines()
+    assert "'ring'" in names
+    assert "'data+ring'" in names
+    assert figures == "2 True True"
+
+
+def test_an_axis_that_degrees_has_not_is_told(tree):
+    done = run(tree)
+    assert done.returncode
+    assert "Ulysses: its axis 'ring' is no field of Degrees; allowed: tensor, context" in done.stderr
