@@ -3,10 +3,10 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from trainwright.engine.simulated._agenda import NANO, Agenda, Event, Kind
+from trainwright.engine.simulated._callbacks import Configure, Told
 from trainwright.engine.simulated._draws import Draws
 from trainwright.engine.simulated._trial import SimulatedTrial
 from trainwright.engine.simulated.config import Simulated
@@ -41,16 +41,7 @@ from trainwright.schedule import (
 from trainwright.schedule import Event as RuleEvent
 from trainwright.schedule.time_left import seconds_left
 
-__all__ = ["Configure", "Told", "simulate"]
-
-Configure = Callable[[int], Mapping[str, Any] | None]
-"""Returns the parameters of a new trial; None for none."""
-
-Told = Callable[[int, int, tuple[float, ...], bool], None]
-"""Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused.
-
-A trial that was promoted tells its last report again, and that it does not rest any more.
-"""
+__all__ = ["simulate"]
 
 _IDLE = 1000  # events a node without any training, after which nothing more is expected
 
