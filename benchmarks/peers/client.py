@@ -20,7 +20,14 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "optuna": ("optuna==5.0.0", "redis==7.1.0"),
     "optuna-gp": ("optuna==5.0.0", "torch==2.13.0", "scipy==1.17.1"),
     "deephyper": ("deephyper==0.13.2",),
-    "ray-tune": ("ray==2.60.0", "fsspec==2026.9.0", "pandas==3.1.1", "pyarrow==26.0.1", "tensorboardX==2.6.5"),
+    "ray-tune": (
+        "ray==2.60.0",
+        "fsspec==2026.9.0",
+        "pydantic==2.14.3",
+        "pandas==3.1.1",
+        "pyarrow==26.0.1",
+        "tensorboardX==2.6.5",
+    ),
     "smac": ("swig==4.4.1", "smac==2.4.1"),  # swig compiles the forest that SMAC needs
 }
 

@@ -79,7 +79,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             progress(f"{kind} {name}: {len(trials)} curves")
     if not found:
         parser.error("give --taskset, --algoperf, or both")
-    lines, summary = [], {}
+    lines: list[list[str]] = []
+    summary: dict[str, float] = {}
     for (kind, label), rows in found.items():
         winners, ended = sum(row[0] for row in rows), sum(row[1] for row in rows)
         saved, slowest = float(np.mean([row[2] for row in rows])), max(row[3] for row in rows)

@@ -99,10 +99,15 @@ def settings() -> Iterator[Setting]:
                 yield Setting(batch, model, machine, devices)
 
 
-def forecasts(setting: Setting, seeds: int, processes: int, **budget: float) -> dict[str, Forecast]:
+def forecasts(
+    setting: Setting, seeds: int, processes: int, *, trials: int | None = None, wall_seconds: float | None = None
+) -> dict[str, Forecast]:
     """Simulate all schedulers, under the same draws."""
     study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", seed=0)
-    return study.simulate(SCHEDULERS, engine=setting.engine(), seeds=seeds, processes=processes, **budget)
+    engine = setting.engine()
+    return study.simulate(
+        SCHEDULERS, engine=engine, trials=trials, wall_seconds=wall_seconds, seeds=seeds, processes=processes
+    )
 
 
 def values(found: Forecast, measure: str) -> np.ndarray:

@@ -211,13 +211,11 @@ class Trial:
         default an epoch's. With `slots` gradients are equal to the last bit on any number of devices: see `Slots`.
         Raises `TrialError` for a batch that the devices cannot share.
 
-        With a `plan` of the oracle the model is set up as `parallelise` does it, one rank a device; its batch is the
-        loader's. `sync_bn` is for batch normalisation. Raises `UnsupportedPlan`, naming the strategy.
-        `memory` is a budget of each device ("8 GiB", bytes, a share of what a step takes, or a `tw.memory.plan`), with
-        the optimizer's state and the buffers of gradients: `run.model` recomputes what it cannot keep. It is planned
-        with the first batch, where `InfeasibleBudget` is raised if nothing fits, and again for a larger one.
-        `unused_parameters=True` is for models of which a step on several ranks may leave out parameters, which
-        `run.step` refuses otherwise; gradients are then grouped alike from the first step on, so resumes are bit-exact.
+        With a `plan` of the oracle the model is set up by `parallelise`, one rank a device, with the loader's batch;
+        `sync_bn` is for batch normalisation. `memory` is a budget of each device ("8 GiB", bytes, a share of what a
+        step takes, or a `tw.memory.plan`), optimizer and gradients included: `run.model` recomputes what it cannot
+        keep; `InfeasibleBudget` is raised at the first batch if nothing fits. `unused_parameters=True` is for models of
+        which a step on several ranks may leave out parameters, else refused; resumes are then bit-exact on any ranks.
         """
         if self._run is not None:
             raise TrialError(f"trial {self.number}: prepare was called twice; call it once, before trial.epochs()")
