@@ -87,7 +87,7 @@ class Study(Inspecting, Simulating):
         """Open the study in directory `where`, or at a Redis URL, to look at it, to export it, or to run on.
 
         A directory knows its study's `ledger`. Opened by its URL alone, a study has no place for checkpoints and logs.
-        `searcher` left out is the one that the study was searched by last; one of a user's own class has to be given.
+        `searcher` is as in the constructor; one of a user's own class has to be given again.
         """
         study = cls.__new__(cls)
         study.directory = None if is_url(where) else Path(where)
@@ -250,8 +250,7 @@ class Study(Inspecting, Simulating):
         )
         if budget.endless and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
-        job = Job.last(self._book.state)
-        if scheduler is None and job is not None:
+        if scheduler is None and (job := Job.last(self._book.state)) is not None:
             scheduler = job.scheduler("study.run(..., scheduler=...)")
         chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
         with Heart(self._book.ledger) as heart:
