@@ -1,19 +1,64 @@
-"""Corrections: the few operations of which fake tensors tell other bytes than the kernel's results have."""
+"""Corrections: operations of which fake tensors tell other bytes than the kernel's results have, or nothing at all."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["corrected"]
+__all__ = ["corrected", "depends_on_values", "in_earnest"]
+
+_OF_FAKE_TENSORS = (
+    "DataDependent",
+    "DynamicOutputShape",
+    "UnsupportedFakeTensor",
+    "UnsupportedOperator",
+    "GuardOnData",
+)
+
+
+def depends_on_values(error: Exception) -> bool:
+    """Whether an error says that what an operation makes depends on values, which fake tensors have not."""
+    return type(error).__name__.startswith(_OF_FAKE_TENSORS)
 
 
 def corrected(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """Return the result of an operation, with fake tensors as large as the kernel's would be."""
     correct = _CORRECTIONS.get(func._schema.name)  # noqa: SLF001  no public name
     return result if correct is None or not isinstance(result[0], FakeTensor) else correct(func, args, kwargs, result)
+
+
+def in_earnest(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return fake tensors like what an operation makes of real ones, for one that fails on fake tensors alone.
+
+    The operation runs once on a CPU, on numbers of any value; whole numbers, which may be places or sizes, are zeros.
+    NotImplemented if it has no fake arguments, writes to its arguments or fails so too.
+    """
+    tensors = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, FakeTensor)]
+    if not tensors or func._schema.is_mutable or func.is_view:  # noqa: SLF001  no public name
+        return NotImplemented
+    try:
+        with unset_fake_temporarily():
+            real = func(*tree_map(_some, tuple(args)), **tree_map(_some, dict(kwargs)))
+    except Exception:  # noqa: BLE001  the fake one's error is told
+        return NotImplemented
+    return tree_map(partial(_fake, tensors[0]), real)
+
+
+def _some(value: Any) -> Any:
+    if not isinstance(value, FakeTensor):
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    return made if value.is_floating_point() or value.is_complex() else made.zero_()
+
+
+def _fake(like: FakeTensor, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with like.fake_mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=like.device)
 
 
 def _with_workspace(place: int) -> Callable[..., Any]:

@@ -1,17 +1,10 @@
 """Errors of a run through a model, in one sentence: which operation, in which module, on which shapes."""
 
 from trainwright.errors import ProfileError
+from trainwright.profile.corrections import depends_on_values
 from trainwright.profile.recorder import Recorder
 
 __all__ = ["Untraceable", "explained"]
-
-_OF_FAKE_TENSORS = (
-    "DataDependent",
-    "DynamicOutputShape",
-    "UnsupportedFakeTensor",
-    "UnsupportedOperator",
-    "GuardOnData",
-)
 
 
 class Untraceable(ProfileError):
@@ -39,9 +32,8 @@ def explained(error: Exception, recorder: Recorder, *, fake: bool) -> ProfileErr
 
 
 def _needs_values(error: Exception) -> bool:
-    name = type(error).__name__
     return (
-        name.startswith(_OF_FAKE_TENSORS)
+        depends_on_values(error)
         or isinstance(error, NotImplementedError)
         or any(word in str(error) for word in ("FakeTensor", "tensor subclasses", "Meta tensors", "meta tensor"))
     )

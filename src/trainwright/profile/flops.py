@@ -53,6 +53,13 @@ def _product(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     return 2 * math.prod(left) * right[-1]
 
 
+def _grouped(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    # rows, columns or the inner size fall to the groups, so that their number counts where neither is a part of them
+    left, right = _shapes(arguments[:2])
+    both = len(left) == len(right) == 3
+    return 2 * (left[0] if both else 1) * left[-2] * left[-1] * right[-1]
+
+
 def _shapes(arguments: Sequence[Any]) -> list[Shape]:
     return [tuple(argument.shape) for argument in arguments]
 
@@ -106,9 +113,10 @@ _PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
     aten.addmm: _after_first(_product),
     aten.bmm: _product,
     aten.baddbmm: _after_first(_product),
+    aten._grouped_mm: _grouped,  # noqa: SLF001  aten's names, here and below
     aten.convolution: _convolution,
     aten.convolution_backward: _convolution_backward,
-    aten._scaled_dot_product_flash_attention: _attention,  # noqa: SLF001  aten's names, here and below
+    aten._scaled_dot_product_flash_attention: _attention,  # noqa: SLF001
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,  # noqa: SLF001
     aten._scaled_dot_product_efficient_attention: _attention,  # noqa: SLF001
     aten._scaled_dot_product_cudnn_attention: _attention,  # noqa: SLF001
@@ -210,6 +218,7 @@ _BOUND_BY_MEMORY = (  # beginnings of names
         "prelu_kernel",
         "hardtanh",
         "pixel_unshuffle",
+        "floor_divide",
         "unsafe_split",
         "weight_norm",
         "thnn_fused",

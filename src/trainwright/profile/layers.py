@@ -143,6 +143,7 @@ def layer_of(
         forward_bytes=sum(operation.bytes for operation in own),
         backward_bytes=sum(operation.bytes for operation in back),
         saved_bytes=saved,
+        experts=max((_groups(operation) for operation in own), default=0),
         launches=sum(_launched(operation) for operation in own),
         backward_launches=sum(_launched(operation) for operation in back),
         **_geometry(own),
@@ -175,7 +176,7 @@ def _base(operation: Operation) -> str:
 _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("attention", ("scaled_dot_product",)),
     ("conv", ("convolution",)),
-    ("linear", ("addmm", "mm", "linear")),
+    ("linear", ("addmm", "mm", "linear", "grouped_mm")),
     ("norm", ("native_batch_norm", "native_layer_norm", "native_group_norm", "cudnn_batch_norm", "fused_rms_norm")),
     ("embedding", ("embedding",)),
     ("pool", ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")),
@@ -245,6 +246,14 @@ def _geometry(operations: Sequence[Operation]) -> dict[str, Any]:
             shape, after = _shape(arguments), operation.results[0].shape
             return {"channels": shape[1], "filters": after[1], "input_size": shape[2:], "output_size": after[2:]}
     return {}
+
+
+def _groups(operation: Operation) -> int:
+    """Return how many experts' weights a grouped product reads, 0 of other operations."""
+    if _base(operation) != "grouped_mm":
+        return 0
+    weights = operation.arguments[1].shape
+    return weights[0] if len(weights) == 3 else 0
 
 
 def _shape(arguments: Sequence[object]) -> tuple[int, ...]:

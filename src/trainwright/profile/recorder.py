@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainwright.profile.attention import attention_by
-from trainwright.profile.corrections import corrected
+from trainwright.profile.corrections import corrected, depends_on_values, in_earnest
 from trainwright.profile.flops import flops_of, is_known
 from trainwright.profile.storages import Held, StorageTracker, tensors_in
 
@@ -165,8 +165,10 @@ class Recorder(StorageTracker):
         try:
             result = corrected(func, args, kwargs, func(*args, **kwargs))
         except Exception as error:
-            self.failure = _Failure(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
-            raise
+            result = NotImplemented if depends_on_values(error) else in_earnest(func, args, kwargs)
+            if result is NotImplemented:
+                self.failure = _Failure(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
+                raise
         outputs = tensors_in(result)
         made = [(held, tensor) for tensor in outputs for held in self.see(tensor)]
         creates = tuple(dict.fromkeys(held.number for held, _ in made if held.number not in reads))

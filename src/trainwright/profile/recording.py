@@ -2,11 +2,13 @@
 
 import contextlib
 import gc
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch._subclasses import fake_tensor
 
 from trainwright.profile.failures import explained
 from trainwright.profile.recorder import Operation, Recorder, Stored
@@ -57,7 +59,7 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
     """
     recorder = Recorder(granule_bytes=granule_bytes)
     operations, parts = recorder.operations, {}
-    with step.tensors(), _no_collection():
+    with step.tensors(), _no_collection(), _quiet():
         try:
             step.fill_state()
             step.watched(recorder)
@@ -114,6 +116,21 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
         state_bytes=sum(recorder.storages[number].bytes for number in state) - idle_bytes,
         uncounted=tuple(recorder.uncounted),
     )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging operations that fail on fake tensors: what becomes of them is said elsewhere."""
+    logger = logging.getLogger(fake_tensor.__name__)
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _elements(parameters: list[nn.Parameter], recorder: Recorder) -> dict[int, int]:

@@ -50,10 +50,10 @@ class Expert:
         ranks, stride = mesh.group(("expert",))
         found = []
         for where, block in enumerate(work.blocks):
-            shape = block.transformer
-            if shape is None or not shape.experts:
+            experts = [place for place in np.flatnonzero(work.block == where) if work.layers[place].experts]
+            if not experts:
                 continue
-            tokens = shape.sequence * shape.hidden * shape.top_k * work.precision.element_bytes
+            tokens = float(work.inputs[experts[0]]) * work.precision.element_bytes  # each as often as it has experts
             divided = mesh.axis("context") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
             size = mesh.micro * tokens / divided * np.ones(mesh.rows)
             count = np.where(ranks > 1, 2.0, 0.0)
