@@ -144,3 +144,16 @@ class TestInAStudy:
             several.run(train, trials=5, stop_when=tw.ExpectedGain(0.1), progress=False)
         with pytest.raises(InputError, match=r"stop_when must be tw.ExpectedGain\(...\), got 0.1"):
             tw.Study(SPACE, "min loss").run(train, trials=5, stop_when=0.1, progress=False)
+
+
+def test_an_estimate_is_of_the_loss_at_the_last_epoch():
+    """However many trials were stopped early, at losses that are far higher."""
+    view = View(tw.Space(x=tw.Float(0.0, 1.0)), 0, epochs=27, rungs=(1, 3, 9))
+    for number, configuration in enumerate(tw.QuasiRandomSearcher().ask(view, range(60))):
+        view.propose(number, configuration)
+        last = 27 if number % 3 == 0 else 1
+        for epoch in range(1, last + 1):
+            view.report(number, epoch, [configuration["x"] + 50.0 / epoch**2])
+        view.result(number, [configuration["x"]], epoch=last, complete=last == 27)
+    means, _ = Estimate.of(view).predict(view.rows)
+    assert np.all(means < 3.0)

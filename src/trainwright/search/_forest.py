@@ -38,6 +38,7 @@ class Growth:
     weights: tuple[float, ...] | None
     max_rows: int
     least_rows: int = 2  # of a node that is split
+    leveled: bool = False  # rungs are laid over each other; else losses of all epochs stay on the scale that they have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,7 @@ class Forest:
         self._key = rng(view.seed, "forest", 0).integers(2**64, dtype=np.uint64)
         self._seed = view.seed
         self._revision = view.revision
-        self._leveled = level_size(view)  # rows by which the rungs are laid over each other
+        self._leveled = level_size(view) if growth.leveled else 0  # rows by which the rungs are laid over each other
         self._level = Level.of(view, self._leveled) if self._leveled else None
         self._finite = 0
         self._scaled = 0  # rows whose targets are on the scale of the moment
@@ -110,7 +111,7 @@ class Forest:
 
     def outdated(self, view: View) -> bool:
         """Return whether an old row has changed, or what it is worth, so that only a new forest will do."""
-        if view.revision != self._revision or level_size(view) != self._leveled:
+        if view.revision != self._revision or (self.growth.leveled and level_size(view) != self._leveled):
             return True
         return view.partial and not np.array_equal(self._M[: self.count, -1], view.progress[: self.count])
 

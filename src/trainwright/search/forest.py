@@ -242,6 +242,7 @@ class ForestSearcher:
             growth = Growth(
                 trees=self.trees, kind=self.kind, refit=self.refit, scaler=self.scaler, failures=self.failures,
                 scalarisation=self.scalarisation, weights=self.weights, max_rows=self.max_rows,
+                leveled=True,
             )  # fmt: skip
             forest = view.memo[self] = Forest(growth, view, ranks)
         forest.update(view)
