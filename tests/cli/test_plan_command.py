@@ -93,7 +93,7 @@ def test_one_strategy(run):
         (["--batch", "0"], "batch: got 0"),
         (["--precision", "fp31"], "did you mean 'fp32'"),
         (["--strategies", "dota"], "did you mean 'data'"),
-        (["--max-memory", "1000"], "no strategy fits: each needs more than 0.001 MB a device"),
+        (["--max-memory", "1000"], "no strategy fits: each needs more than 1 kB a device"),
         (["--input", "byte=3"], "allowed: bytes, decode, workers"),
         (["--input", "bytes=many"], "--input: got 'bytes=many'"),
         (["--cluster", "abci"], "abci-v100"),

@@ -27,7 +27,7 @@ def search(
     devices: Annotated[int, typer.Option("--devices", min=1, help="Devices of a new trial.")] = 1,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of the study.")] = 64,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many studies to simulate.")] = 10,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
+    precision: Annotated[str, typer.Option("--precision", help="fp32, amp-fp16, amp-bf16, amp-fp8 or bf16.")] = "fp32",
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adam or adamw.")] = "adamw",
     max_memory: Annotated[float | None, typer.Option("--max-memory", help="Bytes a device may use.")] = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,

@@ -14,6 +14,7 @@ from trainwright.cli._words import print_table, size
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
     from trainwright.plan import ParallelPlan, Ranking
+    from trainwright.profile import Profile
 
 __all__ = ["app", "model"]
 
@@ -55,7 +56,7 @@ def model(
     devices: Annotated[str, typer.Option("--devices", help="A number, several with commas, or max.")] = "max",
     batch: Annotated[int, typer.Option("--batch", help="Samples of an iteration over all devices.")],
     micro: Annotated[int | None, typer.Option("--micro", help="Samples that a device works on at a time.")] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
+    precision: Annotated[str, typer.Option("--precision", help="fp32, amp-fp16, amp-bf16, amp-fp8 or bf16.")] = "fp32",
     optimizer: Annotated[
         str, typer.Option("--optimizer", help="sgd, momentum, adam, adamw, or bytes_per_parameter=N.")
     ] = "adamw",
@@ -102,7 +103,7 @@ def model(
     if rough := next(iter(found.values()))[0].rough:
         print(f"rough: {rough}")
     for number, ranking in found.items():
-        _show(number, ranking, top, samples)
+        _show(number, ranking, top=top, samples=samples, profile=profile, machine=machine)
     if len(found) > 1:
         _chart(found, top)
     if out is not None:
@@ -141,11 +142,24 @@ def _content(plan: "ParallelPlan", samples: int | None) -> dict[str, Any]:
     }
 
 
-def _show(number: int, ranking: "Ranking", top: int, samples: int | None) -> None:
+def _speeds(plan: "ParallelPlan", profile: "Profile", machine: "Cluster") -> list[str]:
+    """Return samples a second, and the model's operations a second on a device with their share of what it can."""
+    from trainwright.plan.state import precision_of
+
+    rate = plan.batch / plan.seconds_per_iteration
+    work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch
+    speed = rate * work / plan.devices
+    peak = machine.device.flops.get(precision_of(plan.precision).flops)
+    return [f"{rate:.3g}", f"{speed / 1e12:.3g}", f"{100 * speed / peak:.0f} %" if peak else "-"]
+
+
+def _show(
+    number: int, ranking: "Ranking", *, top: int, samples: int | None, profile: "Profile", machine: "Cluster"
+) -> None:
     """Print the table of one number of devices, the best plan's reasons, and what is left out."""
     print(f"\nat most {number} device{'s' * (number > 1)}\n")
     header = ["strategy", "divided", "micro", "s/iteration", "low - high", "compute", "comm", "bubble", "input",
-              "update", "saves", "peak", "reserved", "most"]  # fmt: skip
+              "update", "saves", "peak", "reserved", "samples/s", "TFLOP/s a device", "MFU"]  # fmt: skip
     rows = []
     for plan in ranking[:top]:
         parts = plan.breakdown
@@ -168,7 +182,7 @@ def _show(number: int, ranking: "Ranking", top: int, samples: int | None) -> Non
             ),
             size(plan.peak_bytes),
             size(plan.reserved_bytes),
-            plan.most_devices,
+            *_speeds(plan, profile, machine),
         ]
         rows.append([*row, f"{plan.device_hours(samples):.3g}"] if samples is not None else row)
     print_table([*header, "device-h/epoch"] if samples is not None else header, rows, left=2)

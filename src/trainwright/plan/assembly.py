@@ -63,7 +63,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         activation_bytes=round(float(memory.activations[row])),
         most_devices=_most(pricer, degrees, request),
         inflation=float(factor[0]),
-        rough=conversion(pricer.work.profile, request.precision),
+        rough=_rough(pricer, request),
         collectives=_collectives(listed),
     )
     return replace(
@@ -72,6 +72,15 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
             Case(plan=plan, prices=prices, row=row, listed=listed, pricer=pricer, request=request)
         ),
     )
+
+
+def _rough(pricer: Pricer, request: Request) -> str:
+    """Return why figures may err: profiles of another precision, and operations whose work nobody knows."""
+    found = [conversion(pricer.work.profile, request.precision)]
+    if unknown := pricer.work.profile.uncounted:
+        names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        found.append(f"the work of {names} is not known and counts as none")
+    return "; ".join(each for each in found if each)
 
 
 def _most(pricer: Pricer, degrees: Degrees, request: Request) -> int:

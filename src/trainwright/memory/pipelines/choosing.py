@@ -107,7 +107,7 @@ class Problem:
         return self._level(low)
 
     def _level(self, parts: int) -> int:
-        return math.ceil(self._top * 2.0 ** (-parts / _FINE))
+        return math.ceil(self._top * float(2.0 ** (-parts / _FINE)))
 
     @cached_property
     def _top(self) -> int:
