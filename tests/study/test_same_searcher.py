@@ -194,8 +194,8 @@ def test_another_searcher_is_a_new_fact(tmp_path):
     with tw.Study.open(directory) as study:
         told(study, 3)
         assert [trial.origin["searcher"] for trial in study.trials] == ["random"] * 3 + ["halton"] * 6
-        notes = [value["text"] for _, kind, value in study.state.notes.values() if kind == "searcher"]
-        assert notes == ["RandomSearcher()", "QuasiRandomSearcher()"]
+        notes = {value["session"]: value["text"] for _, kind, value in study.state.notes.values() if kind == "searcher"}
+        assert [notes[session] for session in sorted(notes)] == ["RandomSearcher()", "QuasiRandomSearcher()"]
 
 
 def test_a_study_keeps_its_rule(tmp_path):
