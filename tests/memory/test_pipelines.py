@@ -185,6 +185,18 @@ CHAINS = st.lists(st.tuples(numbers, numbers, st.integers(1, 6), numbers), min_s
 """Some of whose stages take no time."""
 
 
+@pytest.mark.parametrize("schedule", ["auto", *SCHEDULES, *PATTERNS])
+@pytest.mark.parametrize("bandwidth", [math.inf, 5.0])
+def test_stages_that_all_take_no_time(schedule, bandwidth):
+    """A step of nothing but messages, or of nothing at all."""
+    layer = tm.Stage(forward_seconds=0, backward_seconds=0, output_bytes=2, saved_bytes=3)
+    chain = tm.Chain(stages=(layer,) * 6, input_bytes=2)
+    plan = tm.pipeline(chain, stages=3, microbatches=3, memory=500, bandwidth=bandwidth, schedule=schedule)
+    assert (plan.step_seconds == 0) is (math.isinf(bandwidth) or len({*plan.devices}) == 1)
+    for placement in plan.placements.values():
+        assert not breaches(placement.pattern, placement.rooms)
+
+
 @settings(max_examples=25, deadline=None)
 @given(CHAINS, st.integers(2, 3), st.integers(1, 5), st.sampled_from([math.inf, 5.0]), st.data())
 def test_the_default_is_the_best_that_is_known_and_never_slower_with_more_memory(

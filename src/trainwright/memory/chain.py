@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 from trainwright.errors import ChainError, closest
 from trainwright.files import read_json, write_text
 
-__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage"]
+__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage", "with_least_peaks"]
 
 SCHEMA = 1
 
@@ -240,6 +240,20 @@ class Chain:
 _SECONDS = ("forward_seconds", "backward_seconds", "plain_forward_seconds")
 _BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
           "plain_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
+
+
+def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
+    """Return stages whose backward peak is not below what is there when it has ended.
+
+    A stage with several outputs never has all their gradients at a time, nor those of its parameters and its input
+    beside them, so that its temporaries, beside what a chain counts, may come out as less than none.
+    """
+    found: list[Stage] = []
+    for stage in stages:
+        below = found[-1].delta_bytes if found else 0
+        least = -(below + stage.parameter_gradient_bytes + stage.output_bytes)
+        found.append(replace(stage, backward_temporary_bytes=max(stage.backward_temporary_bytes, least)))
+    return found
 
 
 def _check_stage(place: int, stage: Stage, below: int) -> None:

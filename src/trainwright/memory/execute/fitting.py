@@ -25,7 +25,7 @@ from trainwright.memory.planning import full_bytes, plan_chain
 
 __all__ = ["apply", "chain_of", "fit"]
 
-_TRIES = 3
+_TRIES = 10
 _WHOLE = ("model",)
 Loss = Callable[[Any], torch.Tensor]
 

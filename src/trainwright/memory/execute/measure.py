@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from trainwright.errors import BudgetError, UnsupportedModel, closest
-from trainwright.memory.chain import NO_LOSS, Chain, Stage
+from trainwright.memory.chain import NO_LOSS, Chain, Stage, with_least_peaks
 from trainwright.memory.execute.counted import granule_of, rounded, storages, total_bytes
 from trainwright.memory.execute.skipping import Skipping, handed_on
 from trainwright.memory.execute.stages import Row
@@ -121,7 +121,8 @@ def measured(
                 granule=granule, repeats=repeats, last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
-    *told_stages, told_loss = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
+    counted = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
+    *told_stages, told_loss = with_least_peaks(counted)
     return Chain(
         stages=tuple(told_stages),
         loss=told_loss,

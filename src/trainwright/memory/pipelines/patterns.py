@@ -69,7 +69,7 @@ class Pattern:
 
 def breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:
     """Return what a pattern does that it must not, micro-batches unrolled one by one; `rooms` are those of devices."""
-    count = math.ceil(pattern.latency_seconds / pattern.period_seconds) + 2
+    count = 2 + (math.ceil(pattern.latency_seconds / pattern.period_seconds) if pattern.period_seconds else 0)
     slack = _SLACK * pattern.period_seconds
     found = list(_late(pattern, slack))
     lanes: dict[str, list[tuple[float, float]]] = {}
