@@ -27,7 +27,7 @@ __all__ = ["Importance", "importance_of"]
 Array = NDArray[np.float64]
 
 _LEAST, _MOST = 10, 300  # results
-_REACHED = 0.8  # of the trials that reached the first epoch, so many reached the one that is asked at
+_REACHED = 0.95  # of the trials that reached the first epoch, so many reached the one asked at: fewer are a selection
 _DRAWS, _FEWER_DRAWS = 1000, 400
 _HALVES, _TAIL = 20, 0.05  # half-samples, and the share of them beyond either end of an interval
 _FAR = 1.5  # quartile ranges beyond the quartiles, to which losses are clipped
@@ -65,7 +65,7 @@ class Importance:
 def importance_of(state: State, space: Space, metric: str | None = None, *, epoch: int | None = None) -> Importance:
     """Return the importance of the space's columns for a metric (default: the first objective's) at an epoch.
 
-    The default epoch is the last that four of five trials have reached; a metric that is never reported, only returned,
+    The default epoch is the last that 95 % of the trials have reached; a metric that is never reported, only returned,
     has none. At most 300 results are looked at. Raises SearchError if there are too few to say anything, or if they are
     all equal.
     """

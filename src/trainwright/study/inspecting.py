@@ -78,7 +78,7 @@ class Inspecting:
     def importance(self, metric: str | None = None, *, epoch: int | None = None) -> "Importance":
         """Return each parameter's share of the variance of a metric at an epoch, with an interval of each share.
 
-        The metric is any that trials report (None: the first objective), the epoch the last that four of five trials
+        The metric is any that trials report (None: the first objective), the epoch the last that 95 % of the trials
         have reached, unless one is given. A parameter whose interval begins at 0 is not known to matter. Raises
         `SearchError` while there are too few results.
         """
