@@ -247,5 +247,5 @@ def test_yaml_without_pyyaml(tmp_path, monkeypatch):
     """The error gives the line that installs it."""
     monkeypatch.setitem(__import__("sys").modules, "yaml", None)
     (tmp_path / "a.yaml").write_text("name: x\n")
-    with pytest.raises(InputError, match=r"pip install \"trainwright\[yaml\]\""):
+    with pytest.raises(InputError, match=r"pip install \"\.\[yaml\]\""):
         Cluster.load(tmp_path / "a.yaml")

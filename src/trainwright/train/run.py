@@ -1,7 +1,7 @@
 """What `trial.prepare` hands back: model, optimizer and batches, placed on the trial's devices."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
 from trainwright.train.batching import Batching, BatchRule, Step
 from trainwright.train.cutting import cut, samples_in
+from trainwright.train.placing import PlacedBatches
 from trainwright.train.planned import planned
 from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.sharing import Batches, batches_of
@@ -119,13 +120,13 @@ class Run:
             optimizer.register_step_post_hook(self._after)
 
     @property
-    def loader(self) -> "_Placed":
+    def loader(self) -> PlacedBatches:
         """This rank's batches on `device`. Raises `TrialError` if `prepare` was given no loader."""
         if self._batches is None:
             raise TrialError(
                 "run.loader: trial.prepare was given no loader; give trial.prepare(model, optimizer, loader)"
             )
-        return _Placed(self._batches, self.device, self.arrange)
+        return PlacedBatches(self._batches, self.device, self.arrange)
 
     @property
     def batch(self) -> int:
@@ -376,31 +377,3 @@ def _refuse_together(*, plan: "ParallelPlan | None", slots: int | None, memory: 
             "one device, or a data parallel one without ZeRO. For others leave out memory=: what they recompute is "
             "part of the plan"
         )
-
-
-class _Placed:
-    """Batches that arrive on a device; `arrange` is called before each pass."""
-
-    def __init__(self, batches: Batches, device: str, arrange: Callable[[], None]) -> None:
-        self._batches = batches
-        self._device = device
-        self._arrange = arrange
-
-    def __iter__(self) -> Iterator[Any]:
-        self._arrange()
-        return (_place(batch, self._device) for batch in self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-
-def _place(batch: Any, device: str) -> Any:
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: _place(item, device) for key, item in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_place(item, device) for item in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_place(item, device) for item in batch)
-    return batch

@@ -82,7 +82,8 @@ def train(trial, *, stop_after=EPOCHS, own_loop=False, make=Branched, **settings
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = DataLoader(data(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1))
-    run = trial.prepare(model, optimizer, batches, loss=None if own_loop else loss_of, **settings)
+    loss = None if own_loop else loss_of
+    run = trial.prepare(model, optimizer, batches, loss=loss, unused_parameters=make is Branched, **settings)
     losses = []
     for epoch in trial.epochs(stop_after):
         found = []

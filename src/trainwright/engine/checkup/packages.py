@@ -23,6 +23,7 @@ GIVES = {
     "yaml": "cluster files in YAML",
     "ui": "the live page of a study",
     "serve": "the server of an ensemble and its client",
+    "demo": "`make demo`: scikit-learn's images, a picture of the page",
 }
 _ASKED = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*(?P<bounds>[^;]*)(?:;(?P<marker>.*))?")
 _SECONDS = 120.0
