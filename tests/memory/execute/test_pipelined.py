@@ -18,6 +18,8 @@ from trainwright.memory.subject import as_chain
 
 pytestmark = [pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
 MICROBATCHES, SIZE = 4, 32
+OWN = ("auto", "interleaved", "zero-bubble", "1f1b-star")
+"""Plans that are run by their own schedule."""
 
 
 class Residual(nn.Module):
@@ -46,12 +48,11 @@ def data():
     return torch.randn(MICROBATCHES * SIZE, 8, generator=generator), torch.arange(MICROBATCHES * SIZE) % 3
 
 
-def plan_of(model, least=1.0):
+def plan_of(model, least=1.0, schedule="1f1b"):
     sample = data()[0][:SIZE]
-    plenty = memory.pipeline(model, sample, stages=2, microbatches=MICROBATCHES, memory="1 GiB")
-    return memory.pipeline(
-        model, sample, stages=2, microbatches=MICROBATCHES, memory=int(least * max(plenty.plain_bytes))
-    )
+    settings = {"stages": 2, "microbatches": MICROBATCHES, "schedule": schedule}
+    plenty = memory.pipeline(model, sample, memory="1 GiB", **settings)
+    return memory.pipeline(model, sample, memory=int(least * max(plenty.plain_bytes)), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,9 @@ def train(rank, plan, schedule, folder, results):
         dist.init_process_group("gloo", store=dist.FileStore(str(folder / schedule), 2), rank=rank, world_size=2)
         model = model_of()
         x, y = data()
-        made = memory.scheduled(model, plan, x[:SIZE], loss=nn.functional.cross_entropy, schedule=schedule)
-        last = plan.devices[-1] if schedule == "madpipe" else 1
+        named = {} if schedule in OWN else {"schedule": schedule}  # by default the plan's own
+        made = memory.scheduled(model, plan, x[:SIZE], loss=nn.functional.cross_entropy, **named)
+        last = plan.devices[-1]
         made.step(*([x] if rank == 0 else []), **({"target": y} if rank == last else {}))
         found = {name: p.grad.tolist() for name, p in model.named_parameters() if p.grad is not None}
         found |= {name: b.tolist() for name, b in model.named_buffers()}
@@ -94,10 +96,13 @@ def train(rank, plan, schedule, folder, results):
             dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "madpipe", pytest.param("gpipe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "madpipe", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gpipe", *OWN))]
+)
 def test_two_ranks_train_as_one_process(tight, tmp_path, schedule):
     """The mean of the micro-batches' gradients, and what batch normalisation counts."""
     made = {"madpipe": placed_plan, "gpipe": partial(plan_of, least=4.0)}
+    made |= {each: partial(plan_of, least=4.0, schedule=each) for each in OWN}
     plan = made[schedule](model_of()) if schedule in made else tight
     context = multiprocessing.get_context("fork")
     results = context.Queue()

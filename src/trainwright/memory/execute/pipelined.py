@@ -61,8 +61,9 @@ def scheduled(
         "interleaved": ScheduleInterleaved1F1B,
         **dict.fromkeys(PATTERNS, _PipelineScheduleRuntime),
     }
-    if schedule not in kinds or (schedule in own_places and schedule != plan.schedule):
-        allowed = [name for name in kinds if name not in own_places or name == plan.schedule]
+    single = plan.devices == tuple(range(len(plan.partition.parts)))
+    allowed = [name for name in kinds if name == plan.schedule or (single and name not in own_places)]
+    if schedule not in allowed:
         raise PipelineError(f"schedule: got {schedule!r}; allowed to run with this plan: {', '.join(allowed)}")
     if schedule == "gpipe" and plan.partition.way != "none":
         # GPipe holds all micro-batches on every stage: more than a plan for 1F1B has counted.
