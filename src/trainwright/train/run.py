@@ -313,7 +313,8 @@ class Run:
                 (loss if weight == 1.0 else loss * weight).backward()
             total = loss.detach() if weight == 1.0 else total + loss.detach() * weight
         if not alone:
-            self._refuse_unused()
+            if self._parallel is None:  # a plan's gradients are exchanged by its own wrapper
+                self._refuse_unused()
             total = total * self._share
             dist.all_reduce(total)
         return total  # type: ignore[no-any-return]
