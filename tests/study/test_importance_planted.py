@@ -73,7 +73,7 @@ def judge(truths):
 def test_the_first_of_a_few_studies_is_found():
     first, ranks, top, idle = judge([planted(seed) for seed in range(4)])
     assert first == 4
-    assert ranks > 0.75
+    assert ranks > 0.65
     assert 0.5 < top < 0.95
     assert idle <= 0.15
 

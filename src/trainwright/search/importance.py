@@ -30,7 +30,7 @@ _LEAST, _MOST = 10, 300  # results
 _REACHED = 0.95  # of the trials that reached the first epoch, so many reached the one asked at: fewer are a selection
 _DRAWS, _FEWER_DRAWS = 1000, 400
 _HALVES, _TAIL = 20, 0.05  # half-samples, and the share of them beyond either end of an interval
-_FAR = 5.0  # quartile ranges beyond the quartiles, to which losses are clipped: a focused search leaves few far ones
+_FAR = 1.5  # quartile ranges beyond the quartiles, to which losses are clipped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
