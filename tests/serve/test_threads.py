@@ -1,5 +1,6 @@
 """Threads and cores: no plan gives a group of cores more than it has, and workers wait without spinning."""
 
+import math
 import os
 import sys
 import types
@@ -79,7 +80,8 @@ def check_threads(plan, host):
     cap = {"1": 1, "2": 2, "4,2": 4}.get(asked, 64)
     for device in plan.devices:
         threads = [one.threads for one in plan.instances if one.device == device]
-        share = cores if granted is None else max(1.0, granted * len(device.cores) / cores)
+        # The room of a group that is parted is parted in whole threads: one part may have one more than its share.
+        share = cores if granted is None else max(1, math.ceil(granted * len(device.cores) / cores))
         assert sum(threads) <= min(len(device.cores), share)
         assert all(1 <= each <= cap for each in threads)
 
