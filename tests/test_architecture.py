@@ -32,8 +32,10 @@ BELOW_ALL = (
     "pareto",
     "publishing",
     "randomness",
+    "settings",
     "signals",
     "strict_json",
+    "validators",
 )
 WITHOUT_TORCH = [
     name for name, floor in FLOORS.items() if floor <= 2 and name not in {"profile", "checkpoint", "memory"}

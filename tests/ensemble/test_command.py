@@ -101,7 +101,7 @@ def test_threshold_of_two_classes(study, trainwright, tmp_path):
     assert f"called 1 above a probability of {decision['applied']:.4f} (by balanced accuracy), test balanced" in out
     assert "warning: there is one model, which is an ensemble of one" in out
     status, _, err = trainwright(*arguments, "--decide-by", "f2")
-    assert (status, "allowed: accuracy, balanced_accuracy, f1" in err) == (2, True)
+    assert (status, "allowed: 'accuracy', 'balanced_accuracy', 'f1'" in err) == (2, True)
 
 
 def test_validation_rows_alone(study, trainwright, tmp_path):

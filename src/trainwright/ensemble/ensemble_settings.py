@@ -6,10 +6,10 @@ from them, so that all of them name the same members.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from trainwright.ensemble.decision import MEASURES
 from trainwright.ensemble.ensemble import Ensemble
@@ -19,9 +19,11 @@ from trainwright.ensemble.library import Library
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.report import Report
 from trainwright.ensemble.rules import RULES
-from trainwright.errors import EnsembleError, closest
+from trainwright.errors import EnsembleError
 from trainwright.files import read_json, write_text
 from trainwright.ledger import State
+from trainwright.settings import Settings
+from trainwright.validators import flag, integer, number, one_of, optional, text
 
 __all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "KeptSettings"]
 
@@ -61,62 +63,33 @@ class ChosenEnsemble:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnsembleSettings:
-    """Select at most `max_members` of the best `library_top` models by `metric` on the rows of `split`, and pick one.
+class EnsembleSettings(Settings, error=EnsembleError, label=""):
+    """How an ensemble is chosen from a library.
 
-    `cost_factor` allows so many times the seconds of the single best model. A split "calibration" that the members
-    left calibrates the pick. The rows of `test_split` judge, and choose nothing. Raises `EnsembleError` for settings
-    that are out of range.
+    A split "calibration" that the members left calibrates the pick. Raises `EnsembleError` for settings that are out of
+    range.
     """
 
-    metric: str | None = None  # None: the likelihood that fits the predictions
-    split: str = "selection"
-    test_split: str = "test"
-    max_members: int = 8
-    library_top: int = 200
-    budget_seconds: float | None = None
-    budget_bytes: float | None = None
-    cost_factor: float | None = None
-    rule: str | None = None
-    pick: str = "best"  # "best": of least loss; "fallback": the simplest that cross-validation finds as good
-    decide_by: str | None = None  # of two classes: the measure that the threshold between them is chosen by
-    common_rows: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_members", "library_top"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise EnsembleError(f"{name}: got {value!r}; allowed: a whole number >= 1")
-        for name in ("budget_seconds", "budget_bytes", "cost_factor"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-                raise EnsembleError(f"{name}: got {value!r}; allowed: a number > 0")
-        for name in ("split", "test_split"):
-            if not isinstance(getattr(self, name), str):
-                raise EnsembleError(f"{name}: got {getattr(self, name)!r}; allowed: a name")
-        for name, known in (
-            ("metric", tuple(METRICS)),
-            ("rule", tuple(RULES)),
-            ("pick", PICKS),
-            ("decide_by", tuple(MEASURES)),
-        ):
-            value = getattr(self, name)
-            if value not in known and not (value is None and name != "pick"):
-                raise EnsembleError(f"{name}: got {value!r}; allowed: {', '.join(known)}{closest(str(value), known)}")
-        if not isinstance(self.common_rows, bool):
-            raise EnsembleError(f"common_rows: got {self.common_rows!r}; allowed: true, false")
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any], where: str = "[ensemble]") -> "EnsembleSettings":
-        """Return the settings of a table; errors name `where` it is."""
-        names = [one.name for one in fields(cls)]
-        for name in table:
-            if name not in names:
-                raise EnsembleError(f"{where}: {name!r} is unknown; allowed: {', '.join(names)}{closest(name, names)}")
-        try:
-            return cls(**table)
-        except EnsembleError as error:
-            raise EnsembleError(f"{where} {error}") from None
+    metric: Annotated[
+        str | None, optional(one_of(*METRICS)), "loss to select by; default: the likelihood that fits the predictions"
+    ] = None
+    split: Annotated[str, text(), "rows that members are selected on"] = "selection"
+    test_split: Annotated[str, text(), "rows that judge the ensemble, and choose nothing"] = "test"
+    max_members: Annotated[int, integer(minimum=1), "members of the ensemble at most"] = 8
+    library_top: Annotated[int, integer(minimum=1), "select from so many of the best models"] = 200
+    budget_seconds: Annotated[float | None, optional(number(above=0)), "seconds per row that it may take"] = None
+    budget_bytes: Annotated[float | None, optional(number(above=0)), "bytes of parameters that it may have"] = None
+    cost_factor: Annotated[
+        float | None, optional(number(above=0)), "times the seconds of the single best model that it may take"
+    ] = None
+    rule: Annotated[str | None, optional(one_of(*RULES)), "combination rule; default: that of the front"] = None
+    pick: Annotated[
+        str, one_of(*PICKS), "best: of least loss; fallback: the simplest that cross-validation finds as good"
+    ] = "best"
+    decide_by: Annotated[
+        str | None, optional(one_of(*MEASURES)), "of two classes: the measure that chooses the threshold between them"
+    ] = None
+    common_rows: Annotated[bool, flag(), "judge members on the rows that all of them left"] = False
 
     def open_library(self, directory: str | Path, state: State | None = None, *, trust: bool = False) -> Library:
         """Return the library of the study in a folder, or of a state of it, as these settings want its rows."""
