@@ -71,9 +71,13 @@ class Settings:
             raise cls._error(f"{where} {error}") from None
 
 
-@cache
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """Return the fields of a settings class, in their order."""
+    return _read_fields(cls)
+
+
+@cache
+def _read_fields(cls: Any) -> tuple[Setting, ...]:
     hints = get_type_hints(cls, include_extras=True)
     return tuple(_read_field(field, hints[field.name]) for field in dataclasses.fields(cls) if field.init)
 
@@ -89,9 +93,7 @@ def refuse_unknown(
 
 
 def _read_field(field: "dataclasses.Field[Any]", hint: Any) -> Setting:
-    kind, extras = hint, ()
-    if get_origin(hint) is Annotated:
-        kind, *extras = get_args(hint)
+    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     default = field.default
     if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
@@ -99,6 +101,6 @@ def _read_field(field: "dataclasses.Field[Any]", hint: Any) -> Setting:
         name=field.name,
         type=kind,
         default=default,
-        validator=next((each for each in extras if isinstance(each, Validator)), None),
-        help=next((each for each in extras if isinstance(each, str)), ""),
+        validator=next((extra for extra in extras if isinstance(extra, Validator)), None),
+        help=next((extra for extra in extras if isinstance(extra, str)), ""),
     )

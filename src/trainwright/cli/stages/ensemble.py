@@ -33,7 +33,10 @@ class Selecting:
         if not isinstance(whole, bool):
             raise InputError(f"[ensemble] self_contained: got {whole!r}; allowed: true, false")
         return cls(
-            EnsembleSettings.from_table({name: table[name] for name in table if name != "self_contained"}), whole
+            EnsembleSettings.from_table(
+                {name: table[name] for name in table if name != "self_contained"}, "[ensemble]"
+            ),
+            whole,
         )
 
     def inputs(self, work: Work) -> Mapping[str, Any]:
