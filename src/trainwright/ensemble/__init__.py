@@ -1,7 +1,5 @@
 """Ensembles: what trials leave behind, selection of members under budgets, and held-out scores."""
 
-from trainwright.ensemble.bagging import Bagged
-from trainwright.ensemble.bound import Bound, convex_bound
 from trainwright.ensemble.calibration import (
     Calibration,
     Judged,
@@ -18,7 +16,6 @@ from trainwright.ensemble.decision import Decision, decide
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, KeptSettings
 from trainwright.ensemble.entry import Member, Split
-from trainwright.ensemble.exhaustive import Beam, Exact
 from trainwright.ensemble.front import Front, Point, Strategy
 from trainwright.ensemble.greedy import BudgetedGreedy, Selection, Step
 from trainwright.ensemble.library import Library
@@ -27,7 +24,6 @@ from trainwright.ensemble.median import Median
 from trainwright.ensemble.metrics import METRICS, Metric, accuracy, cross_entropy, normal_nll, squared_error
 from trainwright.ensemble.mixture import Mixture
 from trainwright.ensemble.offer import leave
-from trainwright.ensemble.online import OnlineSelector
 from trainwright.ensemble.protection import Checked, Protection
 from trainwright.ensemble.report import Report
 from trainwright.ensemble.retention import Retention
@@ -38,9 +34,6 @@ from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
 __all__ = [
     "METRICS",
     "RULES",
-    "Bagged",
-    "Beam",
-    "Bound",
     "BudgetedGreedy",
     "Calibration",
     "Checked",
@@ -51,7 +44,6 @@ __all__ = [
     "Decision",
     "Ensemble",
     "EnsembleSettings",
-    "Exact",
     "Front",
     "Geometric",
     "Judged",
@@ -62,7 +54,6 @@ __all__ = [
     "Member",
     "Metric",
     "Mixture",
-    "OnlineSelector",
     "Point",
     "Protection",
     "Reliability",
@@ -83,7 +74,6 @@ __all__ = [
     "auroc",
     "calibrate",
     "combine",
-    "convex_bound",
     "coverage",
     "cross_entropy",
     "crps",
