@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from trainwright.ensemble.library.predictions import normalised
 from trainwright.ensemble.metrics import SMALLEST, Array, Metric
-from trainwright.ensemble.predictions import normalised
 
 __all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "prior_loss", "scorer_of"]
 
@@ -165,7 +165,7 @@ class TrueClassScorer(Scorer):
         super().__init__(candidates, metric)
         if candidates.true is None:
             raise ValueError("TrueClassScorer needs the probability of the true class")
-        from trainwright.ensemble.products import TERMS, log_sums
+        from trainwright.ensemble.selection.log_sums import TERMS, log_sums
 
         self._log_sums = log_sums
         count, self._rows = candidates.true.shape

@@ -12,9 +12,9 @@ from typing import Self
 
 import numpy as np
 
-from trainwright.ensemble.candidates import Candidates, Indices, Picks, Scorer, prior_loss
-from trainwright.ensemble.cost import summed
+from trainwright.ensemble.library.cost import summed
 from trainwright.ensemble.metrics import Array
+from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.errors import CostError, EnsembleError
 from trainwright.randomness import rng
 
