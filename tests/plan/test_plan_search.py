@@ -11,10 +11,10 @@ from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.parallel.bounds import bounds_of
 from trainwright.plan.parallel.candidates import CHUNKS, MODES, shapes
-from trainwright.plan.parallel.mesh import AXES
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.search import search
+from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.plan.plan_query import Request
 
 
@@ -118,4 +118,4 @@ def test_modes_and_axes_are_all_named():
     """Every strategy that a name can ask for is searched."""
     names = {plan.strategy for plan in Oracle(make_cluster(2, 4)).rank(make_transformer(), batch=8)}
     assert {"serial", "tensor", "context", "pipeline", *MODES} <= names
-    assert {part for name in names for part in name.split("+")} <= {"serial", *MODES, *AXES}
+    assert {part for name in names for part in name.split("+")} <= {"serial", *MODES, *(axis.name for axis in AXES)}

@@ -80,7 +80,7 @@ def listed(profile, **degrees):
 
 def test_one_strategy_an_axis():
     """Every axis of `Degrees` has its strategy."""
-    assert [strategy.axis for strategy in STRATEGIES] == list(Degrees.__dataclass_fields__)
+    assert [strategy.axis.name for strategy in STRATEGIES] == list(Degrees.__dataclass_fields__)
 
 
 def test_filters_gather_outputs_and_scatter_gradients():

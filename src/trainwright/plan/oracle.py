@@ -11,20 +11,20 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.byte_sizes import apart
+from trainwright.plan.forecast import Forecast, Ranking, Rejection
+from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.assembly import assemble
-from trainwright.plan.parallel.candidates import CHUNKS, EXCLUSIVE, shapes
-from trainwright.plan.parallel.intervals import with_ties
-from trainwright.plan.parallel.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
+from trainwright.plan.parallel.candidates import CHUNKS, exclusive_axes, shapes
+from trainwright.plan.parallel.intervals import mark_within_error
+from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.recomputation import choices_of
 from trainwright.plan.parallel.search import Found, search
-from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.parallel.strategies.tensor import falls_evenly
-from trainwright.plan.parallel_plan import Degrees, ParallelPlan, Rejection
 from trainwright.plan.plan_query import Request
 from trainwright.plan.precisions import Profiles, profile_in
-from trainwright.plan.ranking import Ranking
 from trainwright.plan.scaling_curve import ScalingCurve
 from trainwright.plan.step_overheads import Input, Saving
 
@@ -64,7 +64,7 @@ class Oracle:
         """Return the best plan of every strategy for `batch` samples an iteration on at most `devices` devices.
 
         `profile` is one traced in `precision`, or `Traces` of a model, from which that one is taken; a profile of
-        another precision is converted, and the plans say in `rough` what that may cost.
+        another precision is converted, and the plans say in `caveat` what that may cost.
 
         Raises `InputError` for values out of range.
         """
@@ -107,7 +107,7 @@ class Oracle:
             )
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
         return Ranking(
-            plans=with_ties([plan for _, plan in plans]),
+            plans=mark_within_error([plan for _, plan in plans]),
             rejected=rejected,
             priced=sum(each.priced for each in found),
         )
@@ -120,7 +120,7 @@ class Oracle:
         Where nothing fits into memory the seconds are infinite.
         """
         numbers = tuple(sorted(set(devices)))
-        best: list[ParallelPlan | None] = []
+        best: list[Forecast | None] = []
         for number in numbers:
             try:
                 best.append(self.rank(profile, batch=batch, devices=number, **choices)[0])
@@ -153,7 +153,7 @@ class Oracle:
         optimizer: str = "adamw",
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
-    ) -> ParallelPlan:
+    ) -> Forecast:
         """Return what one given plan comes to, whether or not it fits into memory.
 
         `micro` samples are what one replica (data or expert rank) works on at a time, by default all of its own.
@@ -189,7 +189,8 @@ class Oracle:
         chosen = schedule or ("" if degrees.pipeline == 1 else "interleaved" if chunks > 1 else "1f1b")
         mesh = Mesh.of(
             batch,
-            np.array([[getattr(degrees, name) for name in AXES]], dtype=np.int64),
+            np.array([[getattr(degrees, axis.name) for axis in AXES]], dtype=np.int64),
+            axes=AXES,
             micro=np.array([micro], dtype=np.int64),
             zero=zero,
             shard=_shard(degrees, degrees.data if shard is None else shard) if zero else 1,
@@ -225,12 +226,13 @@ def _refused(found: Found, request: Request) -> Rejection:
 
 def _check(work: Work, degrees: Degrees, batch: int) -> None:
     for strategy in STRATEGIES:
-        degree = getattr(degrees, strategy.axis)
+        name = strategy.axis.name
+        degree = getattr(degrees, name)
         limit = strategy.limit(work, batch)
         if degree > limit.most:
-            raise InputError(f"{strategy.axis}: got {degree}; allowed: at most {limit.most}: {limit.by}")
+            raise InputError(f"{name}: got {degree}; allowed: at most {limit.most}: {limit.by}")
         if not strategy.applies(work, np.array([degree]))[0]:
-            raise InputError(f"{strategy.axis}: got {degree}; allowed: a number that divides {limit.by}")
+            raise InputError(f"{name}: got {degree}; allowed: a number that divides {limit.by}")
 
 
 def _shard(degrees: Degrees, wanted: int) -> int:
@@ -242,9 +244,11 @@ def _shard(degrees: Degrees, wanted: int) -> int:
 
 
 def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: str, chunks: int) -> None:
-    together = [name for name in EXCLUSIVE if getattr(degrees, name) > 1]
-    if len(together) > 1:
-        raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(EXCLUSIVE)}")
+    for places in exclusive_axes():
+        names = [AXES[place].name for place in places]
+        together = [name for name in names if getattr(degrees, name) > 1]
+        if len(together) > 1:
+            raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(names)}")
     if recompute not in RECOMPUTE:
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(RECOMPUTE)}")
     if ("full" if recompute == "operators" else recompute) not in (allowed := choices_of(work)):

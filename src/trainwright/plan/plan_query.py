@@ -6,14 +6,15 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError, closest
-from trainwright.plan.parallel.mesh import AXES, Floats, Mesh
+from trainwright.plan.parallel.mesh import Floats, Mesh
 from trainwright.plan.parallel.precision import Optimizer, Precision, optimizer_of, precision_of
+from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.plan.step_overheads import Input, Saving, inflation, input_seconds
 
 __all__ = ["FAMILIES", "GOALS", "Request"]
 
 GOALS = ("time", "device-hours", "time-to-solution", "memory")
-FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(name for name in AXES if name != "data"))
+FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for axis in AXES if axis.name != "data"))
 """What a strategy's name is made of, joined by "+"."""
 
 

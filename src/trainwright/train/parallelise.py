@@ -7,13 +7,13 @@ from trainwright.errors import MissingExtra
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
     from trainwright.train.parallel.model import Parallel
 
 __all__ = ["parallelise"]
 
 
-def parallelise(model: "torch.nn.Module", plan: "ParallelPlan", *, sync_bn: bool = False) -> "Parallel":
+def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = False) -> "Parallel":
     """Return the model as the ranks of torch.distributed train it together by `plan`; call it on every rank.
 
     Weights are those of rank 0. Make the optimizer afterwards, of the returned model's parameters.

@@ -8,14 +8,14 @@ from trainwright.train.parallelise import parallelise
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
     from trainwright.train.parallel.model import Parallel
 
 __all__ = ["planned"]
 
 
 def planned(
-    model: "torch.nn.Module", optimizer: "torch.optim.Optimizer", plan: "ParallelPlan", *, sync_bn: bool
+    model: "torch.nn.Module", optimizer: "torch.optim.Optimizer", plan: "Layout", *, sync_bn: bool
 ) -> "Parallel":
     """Return the model as the ranks train it; the optimizer steps what this rank has of its parameters.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trainwright.memory import Plan as MemoryPlan
     from trainwright.memory.execute.budgeted import Budgeted
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
     from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial
 
@@ -50,7 +50,7 @@ class Run:
         learning_rate: RateRule = "auto",
         warmup_steps: int | None = None,
         slots: int | None = None,
-        plan: "ParallelPlan | None" = None,
+        plan: "Layout | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
         unused_parameters: bool = False,
@@ -358,7 +358,7 @@ def _loss_on(
         return loss(model, batch)
 
 
-def _refuse_together(*, plan: "ParallelPlan | None", slots: int | None, memory: Any, sync_bn: bool) -> None:
+def _refuse_together(*, plan: "Layout | None", slots: int | None, memory: Any, sync_bn: bool) -> None:
     """Raise `TrialError` for settings that cannot be combined."""
     if plan is not None and slots is not None:
         raise TrialError(f"prepare: slots={slots} and a plan; give one of them: slots are data parallel")

@@ -1,4 +1,4 @@
-"""Assembly: a priced candidate becomes a `ParallelPlan`, with what surrounds its steps and what limits it."""
+"""Assembly: a priced candidate becomes a `Forecast`, with what surrounds its steps and what limits it."""
 
 import math
 from collections.abc import Sequence
@@ -6,26 +6,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainwright.plan.collective import Collective
+from trainwright.plan.forecast import Breakdown, Forecast
+from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.bottlenecks import Case, bottlenecks_of
 from trainwright.plan.parallel.candidates import family_name
+from trainwright.plan.parallel.collective import Collective
 from trainwright.plan.parallel.footprint import reserved_bytes
 from trainwright.plan.parallel.intervals import interval_of
-from trainwright.plan.parallel.mesh import AXES, RECOMPUTE, SCHEDULES
+from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.parallel.recomputation import modules_of
-from trainwright.plan.parallel.strategies.registry import STRATEGIES, Exchange
-from trainwright.plan.parallel_plan import Breakdown, Degrees, ParallelPlan
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.strategy import Exchange
 from trainwright.plan.plan_query import Request
 from trainwright.plan.precisions import conversion
 
 __all__ = ["assemble"]
 
 
-def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, request: Request) -> ParallelPlan:
+def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, request: Request) -> Forecast:
     """Return the plan of one candidate, whose exposed seconds of gradients and weights are given."""
     mesh, memory = prices.mesh, prices.memory
-    degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in AXES})
+    degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in (axis.name for axis in mesh.axes)})
     peak, recompute = float(memory.peak[row]), RECOMPUTE[int(mesh.recompute[row])]
     stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
     breakdown = Breakdown(
@@ -38,7 +40,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
     listed = prices.all_exchanges(row)
     waited, saved, factor = request.around(mesh.take(np.array([row])), np.array([breakdown.total]))
     breakdown = replace(breakdown, input=float(waited[0]), checkpoint=float(saved[0]))
-    plan = ParallelPlan(
+    plan = Forecast(
         strategy=family_name(degrees, mode),
         degrees=degrees,
         batch=request.batch,
@@ -63,7 +65,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         activation_bytes=round(float(memory.activations[row])),
         most_devices=_most(pricer, degrees, request),
         inflation=float(factor[0]),
-        rough=_rough(pricer, request),
+        caveat=_caveat(pricer, request),
         collectives=_collectives(listed),
     )
     return replace(
@@ -74,7 +76,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
     )
 
 
-def _rough(pricer: Pricer, request: Request) -> str:
+def _caveat(pricer: Pricer, request: Request) -> str:
     """Return why figures may err: profiles of another precision, and operations whose work nobody knows."""
     found = [conversion(pricer.work.profile, request.precision)]
     if unknown := pricer.work.profile.uncounted:
@@ -88,7 +90,7 @@ def _most(pricer: Pricer, degrees: Degrees, request: Request) -> int:
     limits = [
         strategy.limit(pricer.work, request.batch).most
         for strategy in STRATEGIES
-        if getattr(degrees, strategy.axis) > 1
+        if getattr(degrees, strategy.axis.name) > 1
     ]
     return math.prod(limits)
 

@@ -13,7 +13,8 @@ from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.recomputation import exchanges_again, kept_bytes, layers_again
 from trainwright.plan.parallel.roofline import layer_seconds
 from trainwright.plan.parallel.strategies.context import gathered_bytes
-from trainwright.plan.parallel.strategies.registry import STRATEGIES, Exchange
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.strategy import Exchange
 
 __all__ = ["BlockCosts", "block_costs"]
 
@@ -49,7 +50,7 @@ def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Me
     weights, kept = share.copy(), share.copy()
     exchanges: list[Exchange] = []
     for strategy in STRATEGIES:
-        if (mesh.axis(strategy.axis) > 1).any():
+        if (mesh.axis(strategy.axis.name) > 1).any():
             share *= strategy.compute(work, mesh)
             held, keeps = strategy.memory(work, mesh)
             weights *= held

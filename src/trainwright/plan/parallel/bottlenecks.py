@@ -7,11 +7,11 @@ import numpy as np
 
 from trainwright.cluster import contention
 from trainwright.plan.byte_sizes import apart, size
+from trainwright.plan.forecast import Bottleneck, Forecast
 from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.parallel.roofline import launch_seconds, layer_seconds
-from trainwright.plan.parallel.strategies.registry import Exchange
-from trainwright.plan.parallel_plan import Bottleneck, ParallelPlan
+from trainwright.plan.parallel.strategies.strategy import Exchange
 from trainwright.plan.plan_query import Request
 
 __all__ = ["RULES", "Case", "Moved", "bottlenecks_of"]
@@ -35,7 +35,7 @@ class Moved:
 class Case:
     """A plan with the prices that it was made of."""
 
-    plan: ParallelPlan
+    plan: Forecast
     prices: Prices
     row: int
     listed: Sequence[tuple[Exchange, float]]

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainwright.cluster import OPERATIONS, Cluster, collective_times, contention
 from trainwright.plan.parallel.mesh import Floats, numbered
-from trainwright.plan.parallel.strategies.registry import Exchange
+from trainwright.plan.parallel.strategies.strategy import Exchange
 
 __all__ = ["all_seconds"]
 

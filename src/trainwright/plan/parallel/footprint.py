@@ -87,7 +87,7 @@ def footprint(
     fullest = np.argmax(peak, axis=1)
     divided = np.where(mesh.zero[:, None] == 3, weights, 0.0) + np.where(level >= 2, gradients, 0.0)
     divided = divided + np.where(level >= 1, optimizing, 0.0)
-    copies = mesh.axis("data") * mesh.axis("context") * mesh.axis("spatial") * mesh.axis("expert")
+    copies = mesh.degrees[:, [axis.copies_weights for axis in mesh.axes]].prod(axis=1)
     alone = np.where((level > 0) & (mesh.shard == copies)[:, None], divided, 0.0)
     replicated = np.where((copies > 1)[:, None], state - alone, 0.0)
     return Footprint(

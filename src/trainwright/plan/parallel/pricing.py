@@ -22,7 +22,7 @@ from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.data import Data
 from trainwright.plan.parallel.strategies.pipeline import Pipeline, bubble_slots
-from trainwright.plan.parallel.strategies.registry import Exchange, Load
+from trainwright.plan.parallel.strategies.strategy import Exchange, Load
 
 __all__ = ["Pricer", "Prices"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from trainwright.plan.parallel.mesh import Bools, Floats, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.rerun_modules import runs_of
-from trainwright.plan.parallel.strategies.registry import Exchange
+from trainwright.plan.parallel.strategies.strategy import Exchange
 
 __all__ = ["choices_of", "exchanges_again", "kept_bytes", "layers_again", "modules_of"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainwright.plan.parallel.bounds import bounds_of
 from trainwright.plan.parallel.candidates import LEVELS, MODES, Shapes, choices_of
-from trainwright.plan.parallel.mesh import AXES, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.plan_query import Request
 
@@ -66,9 +66,9 @@ def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
     mesh = shapes.mesh
     bounds = bounds_of(pricer, mesh)
     divided = mesh.degrees > 1
-    data = divided[:, AXES.index("data")].copy()
-    divided[:, AXES.index("data")] = False
-    code = 2 * (divided @ (1 << np.arange(len(AXES)))) + data
+    data = divided[:, mesh.place("data")].copy()
+    divided[:, mesh.place("data")] = False
+    code = 2 * (divided @ (1 << np.arange(len(mesh.axes)))) + data
     order = np.argsort(code, kind="stable")
     names, starts = np.unique(code[order], return_index=True)
     strategies = list(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
@@ -89,7 +89,7 @@ def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
                 continue
             some = rows[fits[rows]]
             if len(some):
-                axes = tuple(axis for place, axis in enumerate(AXES) if name // 2 >> place & 1)
+                axes = tuple(axis.name for place, axis in enumerate(mesh.axes) if name // 2 >> place & 1)
                 found = Found(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
                 families.append(_Family(found, some, best, bound))
     width = _FIRST_ROUND
@@ -162,4 +162,4 @@ def _order(prices: Prices, row: int) -> tuple[int, ...]:
 def _joined(parts: list[Mesh]) -> Mesh:
     names = ("degrees", "micro", "zero", "shard", "sequence", "recompute", "schedule", "chunks")
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Mesh(batch=parts[0].batch, **columns)
+    return Mesh(batch=parts[0].batch, axes=parts[0].axes, **columns)

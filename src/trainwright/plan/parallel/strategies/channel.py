@@ -6,7 +6,7 @@ completes forward; backward the slices of the gradient of the input are gathered
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.filter import divisible
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, largest_part
@@ -17,7 +17,7 @@ __all__ = ["Channel"]
 class Channel:
     """Divide input channels into `channel` parts, the largest of which counts; the first layer is not divided."""
 
-    axis = "channel"
+    axis = Axis(name="channel", order=40, exclusive="layers")
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest input channels of a layer after the first."""

@@ -12,8 +12,8 @@ of the keys and values of s / c positions beside attention, and twice that backw
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
@@ -29,7 +29,7 @@ _AGAIN: tuple[Operation, Phase] = ("all_gather", "backward")
 class Context:
     """Divide the sequence of every sample into `context` parts."""
 
-    axis = "context"
+    axis = Axis(name="context", order=20, copies_weights=True)
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the length of the sequence."""

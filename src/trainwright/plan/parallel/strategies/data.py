@@ -10,8 +10,8 @@ of context, spatial and expert ranks are summed together with those of data rank
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
@@ -20,13 +20,11 @@ __all__ = ["BUCKET_BYTES", "Data"]
 BUCKET_BYTES = 25 * 2**20
 """Of DistributedDataParallel, by default."""
 
-_COPIES = ("context", "spatial", "expert", "data")
-
 
 class Data:
     """Divide the batch into `data` parts; `Mesh.zero` says what else is divided, over `Mesh.shard` ranks."""
 
-    axis = "data"
+    axis = Axis(name="data", order=70, divides_samples=True, copies_weights=True, inside_stage=False)
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- any model
         """Return the number of samples."""
@@ -50,9 +48,10 @@ class Data:
             return []
         common = (load.runs * (load.trained - load.trained_experts)).sum(axis=1)
         experts = (load.runs * load.trained_experts).sum(axis=1)
-        found = self._replicated(work, mesh, common, _COPIES)
+        copies = tuple(axis.name for axis in mesh.axes if axis.copies_weights)
+        found = self._replicated(work, mesh, common, copies)
         if experts.any():
-            found += self._replicated(work, mesh, experts, ("context", "spatial", "data"))
+            found += self._replicated(work, mesh, experts, tuple(name for name in copies if name != "expert"))
         return found + self._divided(work, mesh, common + experts) + self._gathered(work, mesh, load)
 
     def _replicated(self, work: Work, mesh: Mesh, weights: Floats, axes: tuple[str, ...]) -> list[Exchange]:

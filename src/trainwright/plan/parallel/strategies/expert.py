@@ -6,8 +6,8 @@ hidden vector, `top_k` times. The ranks work on different samples, as those of d
 
 import numpy as np
 
-from trainwright.plan.collective import Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.collective import Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
@@ -17,7 +17,7 @@ __all__ = ["Expert"]
 class Expert:
     """Divide the experts of every block into `expert` parts; tokens are taken to be spread evenly."""
 
-    axis = "expert"
+    axis = Axis(name="expert", order=60, divides_samples=True, copies_weights=True)
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- of the samples the data axis takes care
         """Return the number of experts."""

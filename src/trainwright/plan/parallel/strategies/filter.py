@@ -7,7 +7,7 @@ only a slice is wanted: a reduce-scatter in place of the paper's all-reduce.
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, largest_part, undivided
 
@@ -17,7 +17,7 @@ __all__ = ["Filter", "divisible"]
 class Filter:
     """Divide output channels into `filter` parts, the largest of which counts."""
 
-    axis = "filter"
+    axis = Axis(name="filter", order=30, exclusive="layers")
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest output channels of a layer."""

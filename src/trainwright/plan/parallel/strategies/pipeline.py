@@ -6,8 +6,8 @@ the bubble is (p - 1) / S of the ideal time, (p - 1) / (v S) with v chunks a sta
 
 import numpy as np
 
-from trainwright.plan.collective import Phase
-from trainwright.plan.parallel.mesh import SCHEDULES, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.collective import Phase
+from trainwright.plan.parallel.mesh import SCHEDULES, Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
@@ -19,7 +19,7 @@ _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
 class Pipeline:
     """Divide the chain of blocks into `pipeline` stages (times `Mesh.chunks`)."""
 
-    axis = "pipeline"
+    axis = Axis(name="pipeline", order=80, inside_stage=False)
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- any batch; small ones have bubbles
         """Return the number of blocks."""

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 from trainwright.profile import Layer
@@ -20,7 +20,7 @@ __all__ = ["Spatial", "grid", "halo_elements"]
 class Spatial:
     """Divide the first spatial sizes into `spatial` parts; layers without spatial sizes are done by every rank."""
 
-    axis = "spatial"
+    axis = Axis(name="spatial", order=50, copies_weights=True, exclusive="layers")
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest places of a layer that has any."""

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 
 __all__ = ["Exchange", "Limit", "Load", "Strategy", "largest_part", "undivided"]
@@ -72,8 +72,8 @@ class Strategy(Protocol):
     """
 
     @property
-    def axis(self) -> str:
-        """The degree that says into how many parts."""
+    def axis(self) -> Axis:
+        """The axis along which it divides, which becomes a field of `Degrees`."""
 
     def limit(self, work: Work, batch: int) -> Limit:
         """Return the most devices, 1 if it cannot be used for this model, and why no more."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load
 
@@ -21,7 +21,7 @@ __all__ = ["Tensor", "falls_evenly"]
 class Tensor:
     """Divide matrices, attention heads and vocabulary into `tensor` parts."""
 
-    axis = "tensor"
+    axis = Axis(name="tensor", order=10)
 
     def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the number of key-value heads or of heads, whatever is divided."""

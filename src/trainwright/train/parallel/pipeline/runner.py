@@ -19,7 +19,7 @@ from trainwright.errors import UnsupportedModel, UnsupportedPlan
 from trainwright.memory.execute.measure import untouched
 from trainwright.memory.execute.stages import cut_at
 from trainwright.memory.execute.tracing import above
-from trainwright.plan import ParallelPlan
+from trainwright.plan import Layout
 from trainwright.train.batch_slicing import cut, samples_in
 from trainwright.train.parallel.blocks import blocks_of, chain_of
 
@@ -35,7 +35,7 @@ class Pipeline(nn.Module):
     dimension are samples. Of a parameter that several stages use each of their ranks has all of the gradient.
     """
 
-    def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
+    def __init__(self, model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
         super().__init__()
         self._plan = plan
         self._group = mesh.get_group("pipeline")
@@ -206,7 +206,7 @@ class Pipeline(nn.Module):
         return self._loss(_Given(output), self._parts[int(place)])
 
 
-def cuts_of(model: nn.Module, plan: ParallelPlan) -> tuple[str, ...]:
+def cuts_of(model: nn.Module, plan: Layout) -> tuple[str, ...]:
     """Return the paths of the modules that the stages but the first begin with.
 
     A plan that names none counts the modules of an `nn.Sequential`, or leaves it to us: equal parts of the sequence, or
@@ -248,7 +248,7 @@ def uncut_of(model: nn.Module, cuts: tuple[str, ...]) -> list[nn.Module]:
     ]
 
 
-def _stages(model: nn.Module, plan: ParallelPlan, cuts: tuple[str, ...]) -> list[nn.Module]:
+def _stages(model: nn.Module, plan: Layout, cuts: tuple[str, ...]) -> list[nn.Module]:
     try:
         stages = cut_at(model, cuts)
     except UnsupportedModel as error:
