@@ -84,9 +84,9 @@ class Layout(Settings, error=InputError):
     "operators": all of them but attention and every second product."""
     recomputed: tuple[str, ...] = ()
     """Paths of the modules that a full recomputation runs again; (): those of the model's lists of blocks."""
-    memory: str | float | None = None
-    """Memory budget of a device, such as "8 GiB" or 0.7 of the peak: it decides what is run again, in the place of
-    `recompute`. None: no budget."""
+    memory: Any = None
+    """Memory budget of a device ("8 GiB", bytes, a share of what a step takes, or a plan of `tw.memory`), which decides
+    what is run again in the place of `recompute`; None: no budget."""
     schedule: Annotated[str, one_of(*SCHEDULES)] = ""
     """Of a pipeline: "gpipe", "1f1b" or "interleaved"."""
     chunks: Annotated[int, integer(minimum=1)] = 1
@@ -120,6 +120,8 @@ class Layout(Settings, error=InputError):
 
 def write_plan(path: str | Path, layout: Layout, forecast: Mapping[str, Any]) -> None:
     """Write the file of a layout and of its forecast, {} for none."""
+    if not isinstance(layout.memory, str | int | float | None):
+        raise InputError("plan, memory: got a memory plan; allowed in a file: a budget, such as '8 GiB'")
     content = {"schema": _SCHEMA, "layout": asdict(layout.layout), "forecast": forecast}
     write_text(path, "plan", json.dumps(content, indent=1) + "\n")
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.errors import MissingExtra
+from trainwright.errors import MissingExtra, UnsupportedPlan
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,11 @@ def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = Fal
     for what cannot be set up.
     """
     try:
-        from trainwright.train.parallel.setup import set_up
+        from trainwright.train.parallel.setup import set_up_model
     except ImportError as error:
         raise MissingExtra.of("a parallel plan", "torch", "torch") from error
-    return set_up(model, plan, sync_bn=sync_bn)
+    if plan.memory is not None:
+        raise UnsupportedPlan.of(
+            plan.strategy, "its memory budget counts the optimizer, which trial.prepare(plan=...) is given"
+        )
+    return set_up_model(model, plan, sync_bn=sync_bn)

@@ -18,7 +18,7 @@ from trainwright.memory.execute.surroundings import Buffers, Seen
 from trainwright.plan import Layout
 from trainwright.profile.attention import attention_by
 from trainwright.train.parallel.blocks import blocks_of
-from trainwright.train.parallel.pipeline.runner import cuts_of, uncut_of
+from trainwright.train.parallel.pipeline.cuts import cuts_of, uncut_of
 
 __all__ = ["run_again"]
 

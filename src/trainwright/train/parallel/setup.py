@@ -1,4 +1,4 @@
-"""Which strategies are set up, and how: one function each."""
+"""Setting up a model and its optimizer for a layout: one function for each strategy that can be trained."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.errors import UnsupportedPlan
+from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import refuse_hooks
 from trainwright.train.parallel.checkpointed_modules import run_again
@@ -29,10 +29,34 @@ from trainwright.train.parallel.strategies.fully_sharded import shard, shard_eac
 from trainwright.train.parallel.strategies.gradient_averaging import Averaging
 from trainwright.train.parallel.strategies.tensor import divide_blocks
 
-__all__ = ["set_up"]
+__all__ = ["set_up", "set_up_model"]
 
 
-def set_up(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Parallel:
+def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, sync_bn: bool = False) -> Parallel:
+    """Return the model as the ranks of `plan` train it; the optimizer steps what this rank has of its parameters.
+
+    Raises `UnsupportedPlan`, and `TrialError` for an optimizer that has stepped, or of other parameters.
+    """
+    if optimizer.state:
+        raise TrialError("prepare: with a plan the optimizer is to be new; it has stepped already")
+    names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    foreign = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in names]
+    if foreign:
+        raise TrialError(
+            f"prepare: the optimizer has {len(foreign)} parameters that are not the model's; with a plan it needs the "
+            "model's own"
+        )
+    parallel = set_up_model(model, plan, sync_bn=sync_bn)
+    # The groups of the optimizer keep their settings; their parameters become those that this rank has now.
+    now = dict(parallel.module.named_parameters(remove_duplicate=False))
+    for group in optimizer.param_groups:
+        group["params"] = [now[name] for each in group["params"] if (name := names[id(each)]) in now]
+        if len({type(each) for each in group["params"]}) > 1:  # torch's grouped kernels take one kind of tensor
+            group |= {name: False for name in ("foreach", "fused") if name in group}
+    return parallel
+
+
+def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Parallel:
     """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`."""
     inner = _checked(plan)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
