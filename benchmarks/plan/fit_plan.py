@@ -13,7 +13,7 @@ from trainwright.plan.forecast import Forecast
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.collective import Collective
 from trainwright.plan.parallel.mesh import Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.profile import Profile
@@ -47,7 +47,7 @@ def iteration_of(
             f"iteration_of: layer {untimed[0]!r} has no seconds; allowed: a measured profile "
             "(Profile.measured, or forward_seconds and backward_seconds of every layer)"
         )
-    work = Work(profile, precision_of(plan.precision))
+    work = ModelArrays(profile, precision_of(plan.precision))
     degrees = np.array([[getattr(plan.degrees, degree.name) for degree in fields(Degrees)]], dtype=np.int64)
     mesh = Mesh.of(plan.batch, degrees, axes=AXES, micro=np.array([plan.micro_batch], dtype=np.int64))
     share = np.ones(len(work.layers))

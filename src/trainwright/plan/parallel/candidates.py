@@ -7,9 +7,9 @@ import numpy as np
 from trainwright.plan.forecast import Rejection
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.mesh import Bools, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
-from trainwright.plan.plan_query import Request
+from trainwright.plan.plan_query import PlanQuery
 
 __all__ = ["CHUNKS", "LEVELS", "MODES", "Shapes", "choices_of", "exclusive_axes", "family_name", "shapes"]
 
@@ -32,27 +32,27 @@ class Shapes:
     rejected: tuple[Rejection, ...]
 
 
-def shapes(work: Work, request: Request) -> Shapes:
+def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
     """Return every product of degrees within the limits, the batch and the devices."""
     most: dict[str, tuple[int, str]] = {}
     rejected = []
     rows = np.ones((1, len(AXES)), dtype=np.int64)
     for column, strategy in enumerate(STRATEGIES):
         name = strategy.axis.name
-        limit = strategy.limit(work, request.batch)
+        limit = strategy.limit(arrays, query.batch)
         most[name] = (limit.most, limit.by)
-        wanted = bool(request.allowed & set(MODES)) if name == "data" else name in request.allowed
-        degrees = np.arange(1, min(limit.most, request.devices) + 1 if wanted else 2, dtype=np.int64)
+        wanted = bool(query.allowed & set(MODES)) if name == "data" else name in query.allowed
+        degrees = np.arange(1, min(limit.most, query.devices) + 1 if wanted else 2, dtype=np.int64)
         if name == "data":
-            degrees = degrees[request.batch % degrees == 0]
-        degrees = degrees[strategy.applies(work, degrees)]
-        if wanted and limit.most == 1 < request.devices and name != "data":
-            rejected.append(Rejection(strategy=name, reason=limit.by, value=f"{request.devices} devices", allowed="1"))
-        rows = _times(rows, column, degrees, request.devices)
+            degrees = degrees[query.batch % degrees == 0]
+        degrees = degrees[strategy.applies(arrays, degrees)]
+        if wanted and limit.most == 1 < query.devices and name != "data":
+            rejected.append(Rejection(strategy=name, reason=limit.by, value=f"{query.devices} devices", allowed="1"))
+        rows = _times(rows, column, degrees, query.devices)
     for columns in exclusive_axes():
         rows = rows[(rows[:, columns] > 1).sum(axis=1) <= 1]
-    rows = rows[request.batch % rows[:, _REPLICAS].prod(axis=1) == 0]
-    return Shapes(mesh=_with_microbatches(rows, work, request), most=most, rejected=tuple(rejected))
+    rows = rows[query.batch % rows[:, _REPLICAS].prod(axis=1) == 0]
+    return Shapes(mesh=_with_microbatches(rows, arrays, query), most=most, rejected=tuple(rejected))
 
 
 def exclusive_axes() -> list[list[int]]:
@@ -71,23 +71,25 @@ def _times(rows: Ints, axis: int, degrees: Ints, devices: int) -> Ints:
     return found
 
 
-def _with_microbatches(rows: Ints, work: Work, request: Request) -> Mesh:
-    divisors = np.array([each for each in range(1, request.batch + 1) if request.batch % each == 0])
-    if request.micro is not None:
-        divisors = np.array([request.micro])
-    own = request.batch // rows[:, _REPLICAS].prod(axis=1)
-    pairs = np.argwhere((own[:, None] % divisors[None, :] == 0) & (own[:, None] >= divisors[None, :]))
+def _with_microbatches(rows: Ints, arrays: ModelArrays, query: PlanQuery) -> Mesh:
+    divisors = np.array([each for each in range(1, query.batch + 1) if query.batch % each == 0])
+    if query.micro is not None:
+        divisors = np.array([query.micro])
+    replica_batch = query.batch // rows[:, _REPLICAS].prod(axis=1)
+    pairs = np.argwhere(
+        (replica_batch[:, None] % divisors[None, :] == 0) & (replica_batch[:, None] >= divisors[None, :])
+    )
     degrees, micro = rows[pairs[:, 0]], divisors[pairs[:, 1]]
-    stages, slots = degrees[:, [axis.name for axis in AXES].index("pipeline")], own[pairs[:, 0]] // micro
+    stages, slots = degrees[:, [axis.name for axis in AXES].index("pipeline")], replica_batch[pairs[:, 0]] // micro
     chosen = []
     for chunks in CHUNKS:
         # Interleaved schedules need micro-batches in whole rounds of the stages.
-        woven = (stages > 1) & (stages * chunks <= work.parts) & (slots % stages == 0)
+        woven = (stages > 1) & (stages * chunks <= arrays.parts) & (slots % stages == 0)
         chosen.append(np.flatnonzero(woven) if chunks > 1 else np.arange(len(degrees)))
     places = np.concatenate(chosen)
     chunks_of = np.repeat(CHUNKS, [len(each) for each in chosen])
     schedule = np.where(stages[places] == 1, 0, np.where(chunks_of > 1, 3, 2))
-    return Mesh.of(request.batch, degrees[places], axes=AXES, micro=micro[places], chunks=chunks_of, schedule=schedule)
+    return Mesh.of(query.batch, degrees[places], axes=AXES, micro=micro[places], chunks=chunks_of, schedule=schedule)
 
 
 def choices_of(mesh: Mesh, mode: str, per_node: int) -> tuple[Mesh, Bools]:
