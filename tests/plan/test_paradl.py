@@ -3,8 +3,8 @@
 import pytest
 
 from trainwright.errors import InputError
+from trainwright.model.layer import Layer
 from trainwright.plan.paradl import ParaDL, Variant
-from trainwright.profile import Layer
 
 # ResNet-50 as its layer table sums up: 49 divided convolutions and everything else in one layer. Two numbers of a table
 # are kept in the first convolution; the formulas are sums over layers, so where they stand does not matter.

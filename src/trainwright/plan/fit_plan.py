@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from trainwright.errors import InputError
+from trainwright.model.profile import Profile
 from trainwright.plan.collective import Collective
 from trainwright.plan.fit_iteration import Exchange, Iteration
 from trainwright.plan.mesh import Mesh
@@ -15,7 +16,6 @@ from trainwright.plan.parallel_plan import Degrees, ParallelPlan
 from trainwright.plan.state import precision_of
 from trainwright.plan.strategies import STRATEGIES
 from trainwright.plan.work import Work
-from trainwright.profile import Profile
 
 __all__ = ["iteration_of"]
 

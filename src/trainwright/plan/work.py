@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainwright.model.layer import Block, Layer
+from trainwright.model.profile import Profile
 from trainwright.plan.mesh import Bools, Floats, Ints
 from trainwright.plan.modules import run_again
 from trainwright.plan.state import Precision
-from trainwright.profile import Block, Layer, Profile
 
 __all__ = ["Work"]
 

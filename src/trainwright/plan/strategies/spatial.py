@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
+from trainwright.model.layer import Layer
 from trainwright.plan.mesh import Bools, Floats, Ints, Mesh
 from trainwright.plan.strategies._strategy import Exchange, Limit, Load, undivided
 from trainwright.plan.work import Work
-from trainwright.profile import Layer
 
 __all__ = ["Spatial", "grid", "halo_elements"]
 
