@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from trainwright.ensemble.operators import NeedsTrust, arguments_of, call_checked, operator_of
-from trainwright.ensemble.program_archive import Archive, dtype_of, whole
+from trainwright.ensemble.export.operators import NeedsTrust, arguments_of, call_checked, operator_of
+from trainwright.ensemble.export.program_archive import Archive, dtype_of, whole
 from trainwright.errors import ExportError
 
 __all__ = ["Program"]

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainwright.ensemble.entry import Member
+from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.library.predictions import TOLERANCE
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.predictions import TOLERANCE
 from trainwright.errors import EnsembleError
 
 if TYPE_CHECKING:

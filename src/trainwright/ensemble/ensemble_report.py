@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.ensemble.calibration import Calibration, judged, reliability
-from trainwright.ensemble.combine import Rule, combine
-from trainwright.ensemble.coverage import coverage, crps, risk_coverage
-from trainwright.ensemble.decision import Decision
-from trainwright.ensemble.entry import Member
+from trainwright.ensemble.combine.calibration import Calibration, judged, reliability
+from trainwright.ensemble.combine.coverage import coverage, crps, risk_coverage
+from trainwright.ensemble.combine.decision import Decision
+from trainwright.ensemble.combine.rule import Rule, combine
+from trainwright.ensemble.combine.uncertainty import uncertainty_of
+from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
-from trainwright.ensemble.uncertainty import uncertainty_of
 from trainwright.strict_json import plain
 
 __all__ = ["Report", "report_of"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.ensemble.candidates import Candidates, Picks, Scorer, scorer_of
-from trainwright.ensemble.greedy import top
 from trainwright.ensemble.metrics import Array, Metric
+from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, scorer_of
+from trainwright.ensemble.selection.greedy import top
 from trainwright.randomness import rng
 
 __all__ = ["Checked", "Protection", "cross_validated", "protect"]

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainwright.ensemble.entry import Member
+from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.library.predictions import digest_of
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.predictions import digest_of
 from trainwright.randomness import rng
 
 __all__ = ["SEEN", "divided"]

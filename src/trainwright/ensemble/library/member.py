@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from trainwright.ensemble.library.predictions import Output
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.predictions import Output
 from trainwright.errors import EnsembleError
 from trainwright.publishing import FileLayer, make_folder, publish, write_new
 

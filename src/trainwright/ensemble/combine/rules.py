@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from trainwright.ensemble.combine import Rule
-from trainwright.ensemble.means import Geometric, Mean, Vote, Weighted
-from trainwright.ensemble.median import Median
-from trainwright.ensemble.mixture import Mixture
-from trainwright.ensemble.stacking import Stacking
+from trainwright.ensemble.combine.means import Geometric, Mean, Vote, Weighted
+from trainwright.ensemble.combine.median import Median
+from trainwright.ensemble.combine.mixture import Mixture
+from trainwright.ensemble.combine.rule import Rule
+from trainwright.ensemble.combine.stacking import Stacking
 from trainwright.errors import EnsembleError, closest
 
 __all__ = ["RULES", "default_rule", "rule_of"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.operators import NeedsTrust
+from trainwright.ensemble.export.operators import NeedsTrust
 from trainwright.errors import ExportError
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainwright.ensemble.cost import measure
-from trainwright.ensemble.entry import Member
-from trainwright.ensemble.weights import built
+from trainwright.ensemble.library.cost import measure
+from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.library.weights import built
 from trainwright.errors import CostError
 
 __all__ = ["timed"]

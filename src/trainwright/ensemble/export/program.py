@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-from trainwright.ensemble.cost import BATCH_ROWS, batch_of, evaluating, unwrapped
-from trainwright.ensemble.operators import NeedsTrust, refuse_target
-from trainwright.ensemble.program_archive import read_archive, read_text
+from trainwright.ensemble.export.operators import NeedsTrust, refuse_target
+from trainwright.ensemble.export.program_archive import read_archive, read_text
+from trainwright.ensemble.library.cost import BATCH_ROWS, batch_of, evaluating, unwrapped
 from trainwright.errors import ExportError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def network_of(content: bytes, *, whose: str, trust: bool = False) -> "torch.nn.
     It is read by ourselves, and runs no code of its author's: tensors, and operators of a fixed list. What needs more
     is refused, or with `trust` handed to torch, which loads it as a program with your rights.
     """
-    from trainwright.ensemble.program_graph import Program
+    from trainwright.ensemble.export.program_graph import Program
 
     try:
         with _explained(whose):

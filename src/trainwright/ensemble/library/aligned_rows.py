@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainwright.ensemble.entry import Member, Split
-from trainwright.ensemble.predictions import digest_of
+from trainwright.ensemble.library.member import Member, Split
+from trainwright.ensemble.library.predictions import digest_of
 from trainwright.errors import EnsembleError, MixedSplitsError
 
 __all__ = ["on_common_rows"]

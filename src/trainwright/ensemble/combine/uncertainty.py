@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainwright.ensemble.combine.mixture import Mixture
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.mixture import Mixture
 from trainwright.errors import EnsembleError, closest
 
 __all__ = ["MEASURES", "Uncertainty", "uncertainty_of"]

@@ -11,10 +11,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.cost import BATCH_ROWS
-from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, WEIGHTS_FILE, Member, read_member, write_folder
-from trainwright.ensemble.program import exported, refuse_unknown
-from trainwright.ensemble.weights import built
+from trainwright.ensemble.export.program import exported, refuse_unknown
+from trainwright.ensemble.library.cost import BATCH_ROWS
+from trainwright.ensemble.library.member import (
+    MEMBER_FILE,
+    PROGRAM_FILE,
+    WEIGHTS_FILE,
+    Member,
+    read_member,
+    write_folder,
+)
+from trainwright.ensemble.library.weights import built
 from trainwright.errors import EnsembleError, ExportError
 from trainwright.files import read_json
 from trainwright.publishing import publish

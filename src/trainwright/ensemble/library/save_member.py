@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from trainwright.ensemble.cost import Cost, measure
-from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
+from trainwright.ensemble.export.program import exported
+from trainwright.ensemble.library.cost import Cost, measure
+from trainwright.ensemble.library.member import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
+from trainwright.ensemble.library.predictions import SplitRows, check_split
+from trainwright.ensemble.library.weights import LINKS, factory_name, weights_of
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.predictions import SplitRows, check_split
-from trainwright.ensemble.program import exported
-from trainwright.ensemble.weights import LINKS, factory_name, weights_of
 from trainwright.errors import EnsembleError, SplitOverlapError
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from typing import overload
 
 import numpy as np
 
-from trainwright.ensemble.candidates import Candidates, scorer_of
-from trainwright.ensemble.common import on_common_rows
-from trainwright.ensemble.divided import divided
-from trainwright.ensemble.entry import REMOVED_FILE, Member, read_member
-from trainwright.ensemble.front import Front, Strategy, point_of, points_of
-from trainwright.ensemble.greedy import baselines, columns_of
+from trainwright.ensemble.library.aligned_rows import on_common_rows
+from trainwright.ensemble.library.member import REMOVED_FILE, Member, read_member
+from trainwright.ensemble.library.predictions import Output, check_kept
+from trainwright.ensemble.library.retention import Retention, Standing
+from trainwright.ensemble.library.split_rows import divided
+from trainwright.ensemble.library.timing import timed
 from trainwright.ensemble.metrics import Array, Metric, default_metric, metric_of
-from trainwright.ensemble.predictions import Output, check_kept
-from trainwright.ensemble.retention import Retention, Standing
-from trainwright.ensemble.timing import timed
+from trainwright.ensemble.selection.candidates import Candidates, scorer_of
+from trainwright.ensemble.selection.front import Front, Strategy, point_of, points_of
+from trainwright.ensemble.selection.greedy import baselines, columns_of
 from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
 from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from trainwright.ensemble.library.predictions import normalised
 from trainwright.ensemble.metrics import SMALLEST, Array, Metric
-from trainwright.ensemble.predictions import normalised
 
 __all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "prior_loss", "scorer_of"]
 
@@ -89,9 +89,8 @@ class Scorer(ABC):
     def losses(self, picks: Picks, wanted: Indices) -> Array:
         """Return the float64 losses of `picks` with each wanted candidate added."""
         kept = self._kept.get(picks)
-        if kept is None or len(kept) < len(self.candidates):  # candidates may have been added since
-            more = np.full(len(self.candidates) - (0 if kept is None else len(kept)), np.nan)
-            kept = self._kept[picks] = more if kept is None else np.concatenate([kept, more])
+        if kept is None:
+            kept = self._kept[picks] = np.full(len(self.candidates), np.nan)
         missing = wanted[np.isnan(kept[wanted])]
         if len(missing):
             kept[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
@@ -166,7 +165,7 @@ class TrueClassScorer(Scorer):
         super().__init__(candidates, metric)
         if candidates.true is None:
             raise ValueError("TrueClassScorer needs the probability of the true class")
-        from trainwright.ensemble.products import TERMS, log_sums
+        from trainwright.ensemble.selection.log_sums import TERMS, log_sums
 
         self._log_sums = log_sums
         count, self._rows = candidates.true.shape
@@ -177,16 +176,6 @@ class TrueClassScorer(Scorer):
     def per_row(self, picks: Picks) -> Array:
         """Return the loss of each row [N] for picks."""
         return np.asarray(-np.log(self._total(picks)[: self._rows] / len(picks)))
-
-    def append(self, candidates: Candidates, true: Array) -> None:
-        """Take over candidates that are the former ones and one more, whose true-class probabilities [N] are given."""
-        count = len(candidates)
-        if count > len(self._true):
-            grown = np.zeros((max(2 * len(self._true), 8), self._true.shape[1]), dtype=np.float32)
-            grown[: count - 1] = self._true[: count - 1]
-            self._true = grown
-        np.maximum(true, np.float32(SMALLEST), out=self._true[count - 1, : self._rows])
-        self.candidates = candidates
 
     def _nothing(self) -> Array:
         total = np.ones(self._true.shape[1])

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainwright.ensemble.combine import Rule
+from trainwright.ensemble.combine.rule import Rule
 from trainwright.ensemble.metrics import Array
 
 __all__ = ["Mixture", "Moments"]

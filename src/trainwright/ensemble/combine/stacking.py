@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainwright.ensemble.combine import Rule
-from trainwright.ensemble.means import Weighted
-from trainwright.ensemble.median import Kept
+from trainwright.ensemble.combine.means import Weighted
+from trainwright.ensemble.combine.median import Kept
+from trainwright.ensemble.combine.rule import Rule
 from trainwright.ensemble.metrics import SMALLEST, Array
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng

@@ -12,9 +12,9 @@ from typing import Self
 
 import numpy as np
 
-from trainwright.ensemble.candidates import Candidates, Indices, Picks, Scorer, prior_loss
-from trainwright.ensemble.cost import summed
+from trainwright.ensemble.library.cost import summed
 from trainwright.ensemble.metrics import Array
+from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.errors import CostError, EnsembleError
 from trainwright.randomness import rng
 
@@ -100,31 +100,19 @@ class BudgetedGreedy:
                     f"BudgetedGreedy.{name}: got {value!r}; allowed: a number > 0, or None for no budget"
                 )
 
-    def run(
-        self,
-        candidates: Candidates,
-        scorer: Scorer,
-        *,
-        among: Indices | None = None,
-        start: Sequence[Step] = (),
-    ) -> Selection:
-        """Return one greedy run; its best prefix is the result (least objective, of equals the shorter).
-
-        `among` limits the candidates; `start` are first steps already taken by the same settings, and stay.
-        """
+    def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
+        """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
         self.check(candidates)
         seconds, sizes = columns_of(candidates)
         objective_of = self.objective(candidates, scorer)
-        steps = list(start)
-        picks: Picks = tuple(step.index for step in steps)
+        steps: list[Step] = []
+        picks: Picks = ()
         inside = np.zeros(len(candidates), dtype=bool)
-        inside[list(picks)] = True
-        open_ = np.ones(len(candidates), dtype=bool) if among is None else np.isin(np.arange(len(candidates)), among)
-        spent, weight = (steps[-1].seconds, steps[-1].bytes) if steps else (0.0, 0.0)
-        alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start > len(steps) else np.empty(0)
+        spent, weight = 0.0, 0.0
+        alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start else np.empty(0)
         while len(steps) < self.max_additions and not self._stalled(steps):
             cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
-            wanted = np.flatnonzero(self._allowed(inside, cost, size) & open_)
+            wanted = np.flatnonzero(self._allowed(inside, cost, size))
             if len(wanted) == 0:
                 break
             fresh = wanted[~inside[wanted]]

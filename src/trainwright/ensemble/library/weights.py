@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.cost import unwrapped
-from trainwright.ensemble.entry import Member
-from trainwright.ensemble.program import network_of
+from trainwright.ensemble.export.program import network_of
+from trainwright.ensemble.library.cost import unwrapped
+from trainwright.ensemble.library.member import Member
 from trainwright.errors import EnsembleError, ExportError, MissingExtra
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainwright.ensemble.combine import Rule
+from trainwright.ensemble.combine.rule import Rule
 from trainwright.ensemble.metrics import SMALLEST, Array
 
 __all__ = ["Geometric", "Mean", "Sums", "Vote", "Weighted"]

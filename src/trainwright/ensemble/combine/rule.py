@@ -51,7 +51,7 @@ class Rule(Protocol):
         """Return the rule to use when these members are missing: itself unless it cannot do without."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return name and settings, from which `trainwright.ensemble.rules.rule_of` makes the rule again."""
+        """Return name and settings, from which `trainwright.ensemble.combine.rules.rule_of` makes the rule again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,14 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
-from trainwright.ensemble.candidates import Candidates, Picks, Scorer, prior_loss
+from trainwright.ensemble.combine.rules import default_rule
 from trainwright.ensemble.ensemble import Ensemble
-from trainwright.ensemble.entry import Member
-from trainwright.ensemble.greedy import columns_of
+from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array
-from trainwright.ensemble.protection import Protection, cross_validated, protect
-from trainwright.ensemble.rules import default_rule
-from trainwright.ensemble.thin import scaled, spanning
+from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, prior_loss
+from trainwright.ensemble.selection.front_subset import scaled, spanning
+from trainwright.ensemble.selection.greedy import columns_of
+from trainwright.ensemble.selection.protection import Protection, cross_validated, protect
 from trainwright.errors import CostError, EnsembleError, closest
 from trainwright.pareto import hypervolume, non_dominated
 
