@@ -26,7 +26,6 @@ from trainwright.cluster import Cluster, Device, Tier
 from trainwright.model.layer import Block
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Block, Profile
 from trainwright.randomness import rng
 
 __all__ = ["MOST_DEVICES", "Scores", "data_parallel_mean", "machine", "score"]

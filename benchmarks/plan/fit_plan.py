@@ -16,7 +16,6 @@ from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan
-from trainwright.profile import Profile
 
 __all__ = ["iteration_of"]
 

@@ -11,7 +11,6 @@ from trainwright.errors import InputError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Block, Layer, Profile
 
 CLUSTER = Cluster(
     8,

@@ -9,7 +9,6 @@ from trainwright.model.layer import Layer
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.mesh import Floats
 from trainwright.plan.parallel.model_arrays import Work
-from trainwright.profile import Layer
 
 __all__ = ["device_flops", "framework_seconds", "launch_seconds", "layer_seconds"]
 
