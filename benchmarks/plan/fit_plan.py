@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.plan.fit_iteration import Exchange, Iteration
 
 from trainwright.errors import InputError
+from trainwright.model.profile import Profile
 from trainwright.plan.forecast import Forecast
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.collective import Collective
@@ -16,7 +17,6 @@ from trainwright.plan.parallel.mesh import Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
-from trainwright.profile import Profile
 
 __all__ = ["iteration_of"]
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Forecast, Oracle
 from trainwright.plan.parallel.pipeline_stages import cuts
-from trainwright.profile import Profile
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))

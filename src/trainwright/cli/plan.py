@@ -13,9 +13,9 @@ from trainwright.cli._words import print_table, size
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
+    from trainwright.model.profile import Profile
     from trainwright.plan import Forecast
     from trainwright.plan.forecast import Ranking
-    from trainwright.profile import Profile
 
 __all__ = ["app", "model"]
 
