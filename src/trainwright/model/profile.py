@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cluster import Device
-from trainwright.profile.layer import Block, Layer
+from trainwright.model.layer import Block, Layer
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainwright.profile.step import Loss, MakeOptimizer
+    from trainwright.model.trace.step import Loss, MakeOptimizer
 
 __all__ = ["Profile"]
 
@@ -91,7 +91,7 @@ class Profile:
         A model that depends on values cannot be traced: its step is then run and timed, as by `measured`, and
         `origin` says so. Raises ProfileError, with the module and the operation, if that fails too.
         """
-        from trainwright.profile.measure import Request, traced
+        from trainwright.model.measure.measured import Request, traced
 
         return traced(
             Request(
@@ -132,7 +132,7 @@ class Profile:
         them. Operations that cannot be run alone are listed in `uncounted`. Raises ProfileError as `trace` does, and
         for clocks that stand still or go back.
         """
-        from trainwright.profile.measure import Request, measured
+        from trainwright.model.measure.measured import Request, measured
 
         request = Request(
             model=model,
@@ -152,27 +152,27 @@ class Profile:
         With another `precision` than the profile's all layers are predicted. Raises ProfileError for a device whose
         speed at that precision is not known.
         """
-        from trainwright.profile.roofline import predicted
+        from trainwright.model.measure.roofline import predicted
 
         return predicted(self, device, precision=precision)
 
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
         """Read a profile from a JSON file. Raises ProfileError for another schema or version of torch."""
-        from trainwright.profile.files import load
+        from trainwright.model.profile_files import load
 
         return load(path)
 
     def save(self, path: str | Path) -> None:
         """Write the profile to a JSON file."""
-        from trainwright.profile.files import save
+        from trainwright.model.profile_files import save
 
         save(self, path)
 
     @property
     def hash(self) -> str:
         """Hash of the chain, its work and its bytes, without times."""
-        from trainwright.profile.files import hash_of
+        from trainwright.model.profile_files import hash_of
 
         return hash_of(self)
 

@@ -7,8 +7,8 @@ Sizes of kept activations follow Korthikanti et al., "Reducing Activation Recomp
 from dataclasses import replace
 
 from trainwright.errors import InputError
-from trainwright.profile.layer import Block, Layer, Transformer
-from trainwright.profile.profile import Profile
+from trainwright.model.layer import Block, Layer, Transformer
+from trainwright.model.profile import Profile
 
 __all__ = ["describe_transformer"]
 

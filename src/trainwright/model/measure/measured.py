@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from trainwright.cluster.calibration.timing import Clock, cuda_clock, fastest, wall_clock
 from trainwright.errors import ProfileError
-from trainwright.profile.failures import Untraceable
-from trainwright.profile.profile import Profile
-from trainwright.profile.recording import Recording, record
-from trainwright.profile.step import Loss, MakeOptimizer, Step, prepare
-from trainwright.profile.timing import Clock, cuda_clock, fastest, seconds_of_operations, wall_clock
-from trainwright.profile.trace import batch_of, profile_of
+from trainwright.model.cut.stages import batch_of, profile_of
+from trainwright.model.measure.timing import seconds_of_operations
+from trainwright.model.profile import Profile
+from trainwright.model.trace.failures import Untraceable
+from trainwright.model.trace.recording import Recording, record
+from trainwright.model.trace.step import Loss, MakeOptimizer, Step, prepare
 
 __all__ = ["Request", "measured", "traced"]
 

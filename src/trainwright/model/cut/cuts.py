@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from trainwright.profile.layer import Block, Layer, Stage
+from trainwright.model.layer import Block, Layer, Stage
 
 __all__ = ["Access", "blocks_of", "cuts", "intervals", "joined", "periods"]
 

@@ -11,15 +11,15 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import ProfileError
-from trainwright.profile.chain import Access, blocks_of, cuts, intervals
-from trainwright.profile.fusion import fused
-from trainwright.profile.layer import Layer, Stage
-from trainwright.profile.layers import Gathered, Weights, gather, gather_fused, layer_of
-from trainwright.profile.profile import Profile
-from trainwright.profile.recorder import Operation
-from trainwright.profile.recording import Recording
-from trainwright.profile.step import Step
-from trainwright.profile.transformer import Attention, attention_in, with_transformers
+from trainwright.model.cut.cuts import Access, blocks_of, cuts, intervals
+from trainwright.model.cut.fusion import fused
+from trainwright.model.cut.layers import Gathered, Weights, gather, gather_fused, layer_of
+from trainwright.model.cut.transformer import Attention, attention_in, with_transformers
+from trainwright.model.layer import Layer, Stage
+from trainwright.model.profile import Profile
+from trainwright.model.trace.recorder import Operation
+from trainwright.model.trace.recording import Recording
+from trainwright.model.trace.step import Step
 
 __all__ = ["Chained", "batch_of", "profile_of"]
 

@@ -8,9 +8,9 @@ keeps least (torch's own partitioner, for operations that are cheap to do again)
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from trainwright.profile.layers import Gathered
-from trainwright.profile.recorder import Operation, Shaped
-from trainwright.profile.recording import Recording
+from trainwright.model.cut.layers import Gathered
+from trainwright.model.trace.recorder import Operation, Shaped
+from trainwright.model.trace.recording import Recording
 
 __all__ = ["fused"]
 

@@ -6,10 +6,10 @@ Peak, bandwidth, launch and the share of the peak that a kind of layer reaches a
 from dataclasses import replace
 
 from trainwright.cluster import Device
-from trainwright.cluster.roofline import roofline_seconds
+from trainwright.cluster.costs.roofline import roofline_seconds
 from trainwright.errors import ProfileError, closest
-from trainwright.profile.layer import Layer
-from trainwright.profile.profile import Profile
+from trainwright.model.layer import Layer
+from trainwright.model.profile import Profile
 
 __all__ = ["predicted"]
 

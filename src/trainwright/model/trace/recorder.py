@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.profile.attention import attention_by
-from trainwright.profile.corrections import corrected, depends_on_values, in_earnest
-from trainwright.profile.flops import flops_of, is_known
-from trainwright.profile.storages import Held, StorageTracker, tensors_in
+from trainwright.model.trace.attention import attention_by
+from trainwright.model.trace.corrections import corrected, depends_on_values, in_earnest
+from trainwright.model.trace.flops import flops_of, is_known
+from trainwright.model.trace.storages import Held, StorageTracker, tensors_in
 
 __all__ = ["Operation", "Recorder", "Shaped", "Stored"]
 

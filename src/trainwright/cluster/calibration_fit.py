@@ -8,7 +8,7 @@ import numpy as np
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Device, Storage
 from trainwright.cluster.fitting import Fit, least_relative
-from trainwright.cluster.tier import ExchangeTimes, Tier
+from trainwright.cluster.network import ExchangeTimes, Tier
 from trainwright.errors import InputError
 
 __all__ = ["Figures", "Level", "fitted"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainwright.cluster.calibrated import Level
+from trainwright.cluster.calibration.ranks import Place
+from trainwright.cluster.calibration_fit import Level
 from trainwright.cluster.fitting import median
+from trainwright.cluster.network import ExchangeTimes
 from trainwright.cluster.operation import OPERATIONS
-from trainwright.cluster.tier import ExchangeTimes
-from trainwright.profile.calibrating.ranks import Place
 
 __all__ = ["group_sizes", "measure_links", "message_sizes"]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from trainwright.profile.profile import Profile
+from trainwright.model.profile import Profile
 
 if TYPE_CHECKING:
     from torch import nn

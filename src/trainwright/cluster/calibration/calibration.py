@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from trainwright.cluster import Cluster, Storage
-from trainwright.cluster.calibrated import Figures, Level, fitted
+from trainwright.cluster.calibration import compute
+from trainwright.cluster.calibration.links import measure_links
+from trainwright.cluster.calibration.ranks import Place, joined
+from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
+from trainwright.cluster.calibration.storage import measure_storage
+from trainwright.cluster.calibration_fit import Figures, Level, fitted
 from trainwright.cluster.laptop import host_memory_bytes
 from trainwright.errors import InputError
-from trainwright.profile.calibrating import compute
-from trainwright.profile.calibrating.links import measure_links
-from trainwright.profile.calibrating.ranks import Place, joined
-from trainwright.profile.calibrating.runtime import measure_overlap, measure_runtime, measure_units
-from trainwright.profile.calibrating.storage import measure_storage
 
 __all__ = ["calibrate"]
 

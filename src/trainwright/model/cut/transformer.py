@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainwright.profile.layer import Block, Layer, Transformer
-from trainwright.profile.recorder import Operation, Shaped
+from trainwright.model.layer import Block, Layer, Transformer
+from trainwright.model.trace.recorder import Operation, Shaped
 
 __all__ = ["Attention", "attention_in", "with_transformers"]
 

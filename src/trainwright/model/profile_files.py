@@ -10,8 +10,8 @@ from typing import Any
 
 from trainwright.errors import ProfileError
 from trainwright.files import read_json, write_text
-from trainwright.profile.layer import Block, Layer, Stage, Transformer
-from trainwright.profile.profile import Profile
+from trainwright.model.layer import Block, Layer, Stage, Transformer
+from trainwright.model.profile import Profile
 
 __all__ = ["SCHEMA", "document_of", "hash_of", "load", "profile_from", "save"]
 

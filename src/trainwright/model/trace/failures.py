@@ -1,8 +1,8 @@
 """Errors of a run through a model, in one sentence: which operation, in which module, on which shapes."""
 
 from trainwright.errors import ProfileError
-from trainwright.profile.corrections import depends_on_values
-from trainwright.profile.recorder import Recorder
+from trainwright.model.trace.corrections import depends_on_values
+from trainwright.model.trace.recorder import Recorder
 
 __all__ = ["Untraceable", "explained"]
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainwright.profile.layer import Kind, Layer
-from trainwright.profile.recorder import Operation, Shaped
+from trainwright.model.layer import Kind, Layer
+from trainwright.model.trace.recorder import Operation, Shaped
 
 __all__ = ["Gathered", "Weights", "gather", "gather_fused", "layer_of"]
 

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.cluster.cluster import Cluster
-from trainwright.cluster.contention import contention
-from trainwright.cluster.hockney import Seconds, ring, send, tree
+from trainwright.cluster.costs.contention import contention
+from trainwright.cluster.costs.hockney import Seconds, ring, send, tree
+from trainwright.cluster.network import Tier
 from trainwright.cluster.operation import OPERATIONS, Operation
 from trainwright.cluster.placement import group_tier
-from trainwright.cluster.tier import Tier
 from trainwright.errors import InputError, closest
 
 __all__ = ["Cost", "collective_candidates", "collective_seconds", "collective_times"]

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainwright.errors import ProfileError, closest
-from trainwright.profile.storages import StorageTracker
+from trainwright.model.trace.storages import StorageTracker
 
 __all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call", "prepare"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch._subclasses import fake_tensor
 
-from trainwright.profile.failures import explained
-from trainwright.profile.recorder import Operation, Recorder, Stored
-from trainwright.profile.step import Step
+from trainwright.model.trace.failures import explained
+from trainwright.model.trace.recorder import Operation, Recorder, Stored
+from trainwright.model.trace.step import Step
 
 __all__ = ["Recording", "record"]
 
