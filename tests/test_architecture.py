@@ -13,8 +13,8 @@ from source_files import FILES, ROOT, tree
 
 FLOORS = {
     **dict.fromkeys(("space", "cluster"), 0),
-    **dict.fromkeys(("ledger", "profile"), 1),
-    **dict.fromkeys(("search", "schedule", "checkpoint", "plan", "memory"), 2),
+    **dict.fromkeys(("ledger", "model"), 1),
+    **dict.fromkeys(("search", "schedule", "checkpoint", "plan", "memory", "profile"), 2),
     "train": 3,
     "engine": 4,
     "study": 5,
@@ -30,6 +30,7 @@ BELOW_ALL = (
     "kernels",
     "listening",
     "pareto",
+    "plugins",
     "publishing",
     "randomness",
     "settings",
@@ -37,9 +38,8 @@ BELOW_ALL = (
     "strict_json",
     "validators",
 )
-WITHOUT_TORCH = [
-    name for name, floor in FLOORS.items() if floor <= 2 and name not in {"profile", "checkpoint", "memory"}
-]
+WITHOUT_TORCH = [name for name, floor in FLOORS.items() if floor <= 2 and name not in {"model", "checkpoint", "memory"}]
+WITH_TORCH = (ROOT / "cluster" / "calibration",)  # it measures what torch does on this machine
 LONGEST = 450
 
 MODULES = {
@@ -125,9 +125,9 @@ def test_no_module_imports_itself_in_a_circle():
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_lower_floors_need_no_torch(name):
-    """Floors 0 to 2, but for checkpoint, profile and memory's executors, import no torch, not even late."""
-    found = [path for path in FILES if path.relative_to(ROOT).parts[0] == name and imports_any(path, {"torch"})]
-    assert not found
+    """Floors 0 to 2, but for checkpoint, model, memory's executors and one room, import no torch, not even late."""
+    rest = [path for path in FILES if path.relative_to(ROOT).parts[0] == name and path.parent not in WITH_TORCH]
+    assert not [path for path in rest if imports_any(path, {"torch"})]
 
 
 def test_engines_import_no_ray_tune_or_train():
@@ -172,10 +172,13 @@ def typing_only(path, name):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files(path):
     """A file opens with a docstring, and is not longer than anybody reads unless its top says why."""
+    text = path.read_text(encoding="utf-8")
+    if path.name == "__init__.py" and not text and path.parent.parent != ROOT:
+        return  # a room: only packages have faces
     documentation = ast.get_docstring(tree(path))
     assert documentation, "the module has no docstring"
     assert documentation.split("\n")[0].rstrip().endswith((".", ":", "`")), "its first line is no sentence"
-    lines = len(path.read_text(encoding="utf-8").splitlines())
+    lines = len(text.splitlines())
     assert lines <= LONGEST or str(LONGEST) in documentation, f"{lines} lines, and no reason at its top"
 
 
@@ -247,8 +250,8 @@ PUBLIC = [module for module in MODULES if not any(part.startswith("_") for part 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_are_documented(module):
     """Every module lists what it exports, and each of these, with its public methods, has a docstring."""
-    if len(tree(MODULES[module]).body) == 1:
-        return  # a package of nothing but a docstring
+    if len(tree(MODULES[module]).body) <= 1:
+        return  # a package of nothing but a docstring, or a room
     loaded = import_module(module)
     assert hasattr(loaded, "__all__"), "it has no __all__"
     missing = []

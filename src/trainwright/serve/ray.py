@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
+from trainwright.ensemble.library.networks import outputs_of
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.networks import outputs_of
 from trainwright.errors import (
     DeadlinePassed,
     EnsembleError,
@@ -217,7 +217,7 @@ class _Replica:
     def __init__(self, members: tuple[Member, ...], kind: str, threads: int, batch: int, path: tuple[str, ...]) -> None:
         import torch
 
-        from trainwright.ensemble.weights import built
+        from trainwright.ensemble.library.weights import built
 
         sys.path += [place for place in path if place not in sys.path]  # factories are found where they were there
 

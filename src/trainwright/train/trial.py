@@ -19,17 +19,17 @@ from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd
 from trainwright.train.batching import BatchRule
 from trainwright.train.group import WAIT_SECONDS, meet
-from trainwright.train.keeping import TrialCheckpoints
 from trainwright.train.misuse import instead_of
 from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
+from trainwright.train.trial_checkpoints import TrialCheckpoints
 
 if TYPE_CHECKING:
     import torch
 
     from trainwright.memory import Plan as MemoryPlan
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
 
 __all__ = ["Trial", "as_number"]
 
@@ -193,7 +193,7 @@ class Trial:
         learning_rate: RateRule = "auto",
         warmup_steps: int | None = None,
         slots: int | None = None,
-        plan: "ParallelPlan | None" = None,
+        plan: "Layout | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
         unused_parameters: bool = False,

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.combine import Rule, combine
+from trainwright.ensemble.combine.rule import Rule, combine
+from trainwright.ensemble.library.networks import checked, linked, shaped
+from trainwright.ensemble.library.weights import built
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.networks import checked, linked, shaped
-from trainwright.ensemble.weights import built
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
 from trainwright.serve.answers import make_answer
 from trainwright.serve.batching import Request

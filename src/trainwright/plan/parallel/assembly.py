@@ -1,0 +1,111 @@
+"""Assembly: a priced candidate becomes a `Forecast`, with what surrounds its steps and what limits it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from trainwright.plan.forecast import Breakdown, Forecast
+from trainwright.plan.layout import Degrees
+from trainwright.plan.parallel.bottlenecks import BottleneckCase, bottlenecks_of
+from trainwright.plan.parallel.candidates import family_name
+from trainwright.plan.parallel.collective import Collective
+from trainwright.plan.parallel.footprint import reserved_bytes
+from trainwright.plan.parallel.intervals import interval_of
+from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
+from trainwright.plan.parallel.pricing import Pricer, Prices
+from trainwright.plan.parallel.recomputation import modules_of
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.strategy import Exchange
+from trainwright.plan.plan_query import PlanQuery
+from trainwright.plan.precisions import conversion
+
+__all__ = ["assemble"]
+
+
+def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, query: PlanQuery) -> Forecast:
+    """Return the plan of one candidate, whose exposed seconds of gradients and weights are given."""
+    mesh, memory = prices.mesh, prices.memory
+    degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in (axis.name for axis in mesh.axes)})
+    peak, recompute = float(memory.peak[row]), RECOMPUTE[int(mesh.recompute[row])]
+    stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
+    breakdown = Breakdown(
+        compute=float(prices.compute[row]),
+        communication=float(prices.exchange[row] + prices.transfer[row] + prices.alone[row]) + exposed,
+        bubble=float(prices.bubble[row]),
+        update=float(prices.update[row]),
+        framework=float(prices.framework[row]),
+    )
+    listed = prices.all_exchanges(row)
+    waited, saved, factor = query.overheads(mesh.take(np.array([row])), np.array([breakdown.total]))
+    breakdown = replace(breakdown, input=float(waited[0]), checkpoint=float(saved[0]))
+    plan = Forecast(
+        strategy=family_name(degrees, mode),
+        degrees=degrees,
+        batch=query.batch,
+        micro_batch=int(mesh.micro[row]),
+        microbatches=mesh.microbatches_of(row),
+        zero=int(mesh.zero[row]),
+        shard=int(mesh.shard[row]),
+        sequence=bool(mesh.sequence[row]),
+        recompute=recompute,
+        recomputed=modules_of(pricer.arrays) if recompute == "full" else (),
+        schedule=SCHEDULES[int(mesh.schedule[row])],
+        chunks=int(mesh.chunks[row]),
+        stages=stages.lengths if degrees.pipeline > 1 else (),
+        cuts=stages.begins if degrees.pipeline > 1 else (),
+        precision=query.precision,
+        optimizer=query.optimizer,
+        breakdown=breakdown,
+        interval=interval_of(breakdown, pricer.cluster),
+        peak_bytes=math.ceil(peak),
+        reserved_bytes=math.ceil(float(reserved_bytes(np.array([peak]), pricer.assumptions.fragmentation)[0])),
+        state_bytes=round(float(memory.state[row])),
+        activation_bytes=round(float(memory.activations[row])),
+        most_devices=_most(pricer, degrees, query),
+        inflation=float(factor[0]),
+        caveat=_caveat(pricer, query),
+        collectives=_collectives(listed),
+    )
+    return replace(
+        plan,
+        bottlenecks=bottlenecks_of(
+            BottleneckCase(plan=plan, prices=prices, row=row, listed=listed, pricer=pricer, query=query)
+        ),
+    )
+
+
+def _caveat(pricer: Pricer, query: PlanQuery) -> str:
+    """Return why figures may err: profiles of another precision, and operations whose work nobody knows."""
+    found = [conversion(pricer.arrays.profile, query.precision)]
+    if unknown := pricer.arrays.profile.uncounted:
+        names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        found.append(f"the work of {names} is not known and counts as none")
+    return "; ".join(each for each in found if each)
+
+
+def _most(pricer: Pricer, degrees: Degrees, query: PlanQuery) -> int:
+    """Return the product of the limits of all that is divided."""
+    limits = [
+        strategy.limit(pricer.arrays, query.batch).most
+        for strategy in STRATEGIES
+        if getattr(degrees, strategy.axis.name) > 1
+    ]
+    return math.prod(limits)
+
+
+def _collectives(listed: Sequence[tuple[Exchange, float]]) -> tuple[Collective, ...]:
+    """Return every exchange of an iteration that a device of the heaviest stage takes part in."""
+    return tuple(
+        Collective(
+            operation=exchange.operation,
+            axis=exchange.axis,
+            bytes=round(float(exchange.bytes[0])),
+            count=max(1, round(times)),
+            phase=exchange.phase,
+            layer=exchange.layer,
+            overlaps=exchange.overlaps,
+        )
+        for exchange, times in listed
+    )
