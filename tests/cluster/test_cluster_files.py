@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import OPERATIONS, PRESETS, Cluster, Device, ExchangeTimes, Failure, Storage, Tier
+from trainwright.cluster import PRESETS, Cluster, Device, DeviceFailures, ExchangeTimes, NetworkLevel, Storage
 from trainwright.cluster.cluster import RUNTIMES
-from trainwright.cluster.operation import FSDP_UNIT
+from trainwright.cluster.network import FSDP_UNIT, OPERATIONS
 from trainwright.errors import InputError
 
 SPINE = """\
@@ -46,7 +46,7 @@ def clusters(draw):
     node, nodes = draw(st.integers(1, 8)), draw(st.integers(1, 100))
     sizes = [node, node * nodes] if node > 1 and nodes > 1 else [node * nodes]
     tiers = [
-        Tier(
+        NetworkLevel(
             name=f"{draw(names)} {place}",
             devices=size,
             alpha=draw(st.floats(0, 0.1)),
@@ -76,7 +76,7 @@ def clusters(draw):
         tiers=tuple(tiers),
         measured=tuple(draw(tables(tier.name)) for tier in tiers[: draw(st.integers(0, 2))]),
         storage=draw(st.builds(Storage, node_read=figures, write=figures) | st.just(Storage())),
-        failure=draw(st.builds(Failure, device_mtbf_hours=figures) | st.just(Failure())),
+        failure=draw(st.builds(DeviceFailures, device_mtbf_hours=figures) | st.just(DeviceFailures())),
         overhead_seconds=draw(shares),
         pass_seconds=(0.25, 0.5),
         runtime_seconds=draw(st.dictionaries(st.sampled_from(RUNTIMES), st.tuples(shares, shares))),

@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import OPERATIONS, Cluster, collective_seconds
+from trainwright.cluster import Cluster, collective_seconds
 from trainwright.cluster.calibration import compute, runtime
-from trainwright.cluster.calibration.calibration import calibrate
+from trainwright.cluster.calibration.calibrate import calibrate
 from trainwright.cluster.calibration.links import group_sizes, message_sizes
-from trainwright.cluster.calibration.ranks import Place, place
+from trainwright.cluster.calibration.ranks import RankPlace, place
 from trainwright.cluster.calibration.storage import measure_storage
+from trainwright.cluster.network import OPERATIONS
 from trainwright.errors import InputError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host"}
@@ -54,7 +55,7 @@ def test_launchers_tell_a_process_its_place(launcher, environment, address, node
 
 def test_without_a_launcher_a_process_is_alone():
     """In a batch job's shell too, whose variables say nothing of ranks that nobody started."""
-    assert place(None, SLURM) == Place()
+    assert place(None, SLURM) == RankPlace()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_sizes_of_messages_and_groups():
 
 def test_alone_measures_compute_and_storage(tmp_path):
     """One rank has no links; what it measured is a cluster that a file keeps."""
-    cluster = calibrate(Place(), name="here", folder=tmp_path, repeats=2, file_bytes=1 << 20)
+    cluster = calibrate(RankPlace(), name="here", folder=tmp_path, repeats=2, file_bytes=1 << 20)
     assert (cluster.devices, cluster.tiers, cluster.measured, cluster.verified) == (1, (), (), True)
     assert cluster.device.flops["fp32"] > 1e8
     assert set(cluster.device.efficiency) == {"linear", "conv"}
@@ -104,10 +105,10 @@ def test_alone_measures_compute_and_storage(tmp_path):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: calibrate(Place(), devices="tpu"), "devices: got 'tpu'; allowed: cpu, cuda"),
-        (lambda: calibrate(Place(), repeats=1), "repeats: got 1; allowed: a whole number >= 2"),
+        (lambda: calibrate(RankPlace(), devices="tpu"), "devices: got 'tpu'; allowed: cpu, cuda"),
+        (lambda: calibrate(RankPlace(), repeats=1), "repeats: got 1; allowed: a whole number >= 2"),
         (
-            lambda: calibrate(Place(on_node=999, world=999), devices="cuda"),
+            lambda: calibrate(RankPlace(on_node=999, world=999), devices="cuda"),
             "got cuda with 999 ranks a node; allowed: cpu, or as many ranks as the node has GPUs: ",
         ),
     ],
@@ -134,7 +135,7 @@ def test_a_clock_that_goes_backwards_is_no_measurement(monkeypatch):
 
 PROGRAM = """
 import sys
-from trainwright.cluster.calibration.calibration import calibrate
+from trainwright.cluster.calibration.calibrate import calibrate
 from trainwright.cluster.calibration.ranks import place
 cluster = calibrate(place("torchrun"), name="ranks", repeats=4, largest=1 << 22)
 if cluster is not None:

@@ -12,20 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster.cluster import Cluster
-from trainwright.cluster.network import Tier
+from trainwright.cluster.network import NetworkLevel
 from trainwright.errors import InputError
 
-__all__ = ["axis_groups", "check_group", "group_tier", "groups", "stride_of"]
+__all__ = ["check_group", "group_tier", "groups", "stride_of"]
 
 
 def stride_of(degrees: Sequence[int], axis: int) -> int:
     """Return by how much the ranks of a group of that axis differ: the product of the degrees that change faster."""
     return math.prod(degrees[:axis])
-
-
-def axis_groups(degrees: Sequence[int], axis: int) -> NDArray[np.int64]:
-    """Return all groups of an axis, one in a row: (product of the other degrees, degrees[axis]) rank numbers."""
-    return groups(math.prod(degrees), ranks=degrees[axis], stride=stride_of(degrees, axis))
 
 
 def groups(devices: int, *, ranks: int, stride: int = 1) -> NDArray[np.int64]:
@@ -41,7 +36,7 @@ def groups(devices: int, *, ranks: int, stride: int = 1) -> NDArray[np.int64]:
     return np.arange(devices).reshape(-1, ranks, stride).swapaxes(1, 2).reshape(-1, ranks)
 
 
-def group_tier(cluster: Cluster, *, ranks: int, stride: int = 1, devices: int | None = None) -> Tier:
+def group_tier(cluster: Cluster, *, ranks: int, stride: int = 1, devices: int | None = None) -> NetworkLevel:
     """Return the smallest level of the network that joins every such group (the widest of them, if they differ).
 
     `devices` is how many the job uses, at least one block of ranks * stride (the default): the groups of a later block

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainwright.cluster import OPERATIONS, Cluster, collective_times, contention
+from trainwright.cluster import Cluster, contention
+from trainwright.cluster.costs.collectives import collective_times
+from trainwright.cluster.network import OPERATIONS
 from trainwright.plan.mesh import Floats, numbered
 from trainwright.plan.strategies import Exchange
 

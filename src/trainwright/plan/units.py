@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainwright.cluster import Cluster, ExchangeTimes
-from trainwright.cluster.operation import FSDP_UNIT
+from trainwright.cluster.network import FSDP_UNIT
 from trainwright.plan.mesh import Floats
 from trainwright.plan.work import Work
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.cluster.fitting import shortest
+from trainwright.cluster.calibration.least_squares import shortest
 
 __all__ = ["Timer", "convolutions", "copies", "host_copies", "launch_seconds", "precisions", "products"]
 

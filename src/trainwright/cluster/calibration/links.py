@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainwright.cluster.calibration.ranks import Place
-from trainwright.cluster.calibration_fit import Level
-from trainwright.cluster.fitting import median
-from trainwright.cluster.network import ExchangeTimes
-from trainwright.cluster.operation import OPERATIONS
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel
+from trainwright.cluster.calibration.least_squares import median
+from trainwright.cluster.calibration.ranks import RankPlace
+from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 
 __all__ = ["group_sizes", "measure_links", "message_sizes"]
 
@@ -43,7 +42,7 @@ def group_sizes(most: int) -> list[int]:
     return [ranks for ranks in range(2, most + 1) if most % ranks == 0 or ranks.bit_count() == 1]
 
 
-def measure_links(here: Place, device: torch.device, *, repeats: int, largest: int) -> tuple[Level, ...]:
+def measure_links(here: RankPlace, device: torch.device, *, repeats: int, largest: int) -> tuple[MeasuredLevel, ...]:
     """Measure the level inside a node, and the one between nodes with one and with all ranks of each.
 
     All ranks must call it.
@@ -86,7 +85,7 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
                 dist.destroy_process_group(handle)
         if exchanges:
             levels.append(
-                Level(
+                MeasuredLevel(
                     name=name,
                     devices=here.on_node if name == "node" else here.world,
                     exchanges=tuple(exchanges),
@@ -98,7 +97,7 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
     return tuple(levels)
 
 
-def _flows(here: Place, device: torch.device, exchanges: list[ExchangeTimes], repeats: int) -> float:
+def _flows(here: RankPlace, device: torch.device, exchanges: list[ExchangeTimes], repeats: int) -> float:
     """Return how much longer the largest all-reduce takes when one group for every rank of a node is active at once."""
     alone = next(
         each for each in exchanges if (each.operation, each.on_node) == ("all_reduce", 1) and each.ranks == here.nodes

@@ -10,14 +10,14 @@ from types import MappingProxyType
 
 from trainwright.errors import InputError, closest
 
-__all__ = ["LAUNCHERS", "Place", "joined", "place"]
+__all__ = ["LAUNCHERS", "RankPlace", "joined", "place"]
 
 _PORT = 29500
 _TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """One process among those of a job, `on_node` of them on each node; on_node divides world."""
 
     rank: int = 0
@@ -62,7 +62,7 @@ _LAUNCHERS: Mapping[str, _Launcher] = MappingProxyType({
 LAUNCHERS = tuple(_LAUNCHERS)
 
 
-def place(launcher: str | None = None, environment: Mapping[str, str] = os.environ) -> Place:
+def place(launcher: str | None = None, environment: Mapping[str, str] = os.environ) -> RankPlace:
     """Return the place of this process; without a launcher that of torchrun if its variables are set, else alone.
 
     Raises `InputError` if the launcher is unknown, did not start this process, or did so unevenly.
@@ -70,7 +70,7 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
     if launcher is not None and launcher not in _LAUNCHERS:
         raise InputError(f"launch: got {launcher!r}; allowed: {', '.join(LAUNCHERS)}{closest(launcher, LAUNCHERS)}")
     if launcher is None and not {"RANK", "WORLD_SIZE"} <= set(environment):
-        return Place()
+        return RankPlace()
     name = launcher or "torchrun"
     known = _LAUNCHERS[name]
     rank, world, local_rank, on_node = (
@@ -81,13 +81,13 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
             f"launch {name}: got rank {rank} of {world}, {local_rank} of {on_node} on its node; allowed: as many "
             "processes on every node, numbered node by node"
         )
-    return Place(
+    return RankPlace(
         rank=rank, world=world, local_rank=local_rank, on_node=on_node, address=_address(world, on_node, environment)
     )
 
 
 @contextmanager
-def joined(here: Place, backend: str) -> Iterator[None]:
+def joined(here: RankPlace, backend: str) -> Iterator[None]:
     """Form a process group of all ranks by `backend` ("gloo" or "nccl"), for as long as the block runs."""
     import torch.distributed as dist
 

@@ -15,10 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
+from trainwright.cluster.calibration.least_squares import median, middle, spread
 from trainwright.cluster.calibration.timing import fastest
-from trainwright.cluster.fitting import median, middle, spread
-from trainwright.cluster.network import ExchangeTimes
-from trainwright.cluster.operation import FSDP_UNIT
+from trainwright.cluster.network import FSDP_UNIT, ExchangeTimes
 
 __all__ = ["measure_overlap", "measure_runtime", "measure_units", "rising"]
 

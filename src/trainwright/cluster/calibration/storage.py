@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainwright.cluster.calibration.least_squares import shortest
 from trainwright.cluster.device import Storage
-from trainwright.cluster.fitting import shortest
 from trainwright.errors import InputError
 
 __all__ = ["measure_storage"]

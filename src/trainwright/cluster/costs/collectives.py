@@ -9,16 +9,15 @@ from numpy.typing import ArrayLike, NDArray
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.costs.contention import contention
 from trainwright.cluster.costs.hockney import Seconds, ring, send, tree
-from trainwright.cluster.network import Tier
-from trainwright.cluster.operation import OPERATIONS, Operation
+from trainwright.cluster.network import OPERATIONS, NetworkLevel, Operation
 from trainwright.cluster.placement import group_tier
 from trainwright.errors import InputError, closest
 
-__all__ = ["Cost", "collective_candidates", "collective_seconds", "collective_times"]
+__all__ = ["CollectiveCost", "collective_candidates", "collective_seconds", "collective_times"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CollectiveCost:
     """What an exchange takes: seconds, the algorithm that takes least, and the level of the network that it crosses."""
 
     seconds: float
@@ -35,7 +34,7 @@ def collective_seconds(
     ranks: int,
     stride: int = 1,
     flows: float = 1.0,
-) -> Cost:
+) -> CollectiveCost:
     """Return the least cost of one exchange of `bytes` bytes among `ranks` ranks whose numbers differ by `stride`.
 
     `bytes` is the whole message, not each rank's part. `flows` is how many groups share a link (`contention`), 1 for a
@@ -45,7 +44,7 @@ def collective_seconds(
     """
     found = _candidates(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
     name = min(found, key=found.__getitem__)
-    return Cost(float(found[name]), name, _tier(cluster, ranks, stride).name if ranks > 1 else "")
+    return CollectiveCost(float(found[name]), name, _tier(cluster, ranks, stride).name if ranks > 1 else "")
 
 
 def collective_times(
@@ -135,7 +134,7 @@ def _ways(operation: Operation) -> int:
     return 2 if operation == "all_reduce" else 1
 
 
-def _tier(cluster: Cluster, ranks: int, stride: int) -> Tier:
+def _tier(cluster: Cluster, ranks: int, stride: int) -> NetworkLevel:
     return group_tier(cluster, ranks=ranks, stride=stride)
 
 

@@ -8,37 +8,39 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trainwright.cluster.calibration_fit import Figures, Level, fitted
-from trainwright.cluster.cgroup_limits import granted_memory_bytes
-from trainwright.cluster.cluster import Cluster
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
+from trainwright.cluster.cgroup_limits import host_memory_bytes
+from trainwright.cluster.files import read_cluster, write_cluster
 from trainwright.cluster.network import ExchangeTimes
 from trainwright.errors import InputError, TrainwrightError
 
-__all__ = ["cache_path", "host_memory_bytes", "laptop"]
+__all__ = ["cache_path", "load_or_measure_laptop"]
+
+C = TypeVar("C")
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _SECONDS = 120
 
 
-def laptop() -> Cluster:
-    """Return this machine from the cache, or measure it with one thread (seconds) and write it there if possible.
+def load_or_measure_laptop(kind: type[C]) -> C:
+    """Return this machine, of the class `kind`, from the cache, or measure it (seconds) and write it there if possible.
 
-    Compute is numpy's matrix product, memory a copy, the link a connection between two processes. What more than two
-    processes do to each other is not measured: `trainwright plan calibrate` does.
+    Compute is numpy's matrix product on one thread, memory a copy, the link a connection between two processes. What
+    more than two processes do to each other is not measured: `trainwright plan calibrate` does that.
     """
     path = cache_path()
     if path.exists():
         try:
-            return Cluster.load(path)
-        except InputError:  # of another version, or half written: measured anew
+            return read_cluster(kind, path)
+        except InputError:  # of another version, or half written: measure again
             pass
-    found = _cluster(_figures())
+    found = kind(**_fields_of(_measure()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found.save(path)
-    except (OSError, InputError):  # no cache, then: it is measured again next time
+        write_cluster(found, path)
+    except (OSError, InputError):  # without a cache it is measured again next time
         pass
     return found
 
@@ -55,11 +57,11 @@ def cache_path() -> Path:
     return base / "trainwright" / f"laptop-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.toml"
 
 
-def _figures() -> dict[str, Any]:
+def _measure() -> dict[str, Any]:
     environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "trainwright.cluster._laptop_figures"]
+    command = [sys.executable, "-m", "trainwright.cluster.presets.laptop_process"]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
@@ -69,12 +71,12 @@ def _figures() -> dict[str, Any]:
     return figures
 
 
-def _cluster(figures: Mapping[str, Any]) -> Cluster:
+def _fields_of(figures: Mapping[str, Any]) -> dict[str, Any]:
     cores = _cores()
     sizes, seconds = zip(*figures["messages"], strict=True)
     messages = ExchangeTimes(operation="send", tier="memory", ranks=2, bytes=sizes, seconds=seconds)
-    return fitted(
-        Figures(
+    return fit_fields(
+        Measurements(
             name="laptop",
             source="measured on this machine with numpy and a local connection",
             kind=f"core of {_model()}",
@@ -83,23 +85,13 @@ def _cluster(figures: Mapping[str, Any]) -> Cluster:
             products={"fp32": figures["products"]},
             copies=figures["copies"],
             launch_seconds=figures["launch_seconds"],
-            levels=(Level(name="memory", devices=cores, exchanges=(messages,)),) if cores > 1 else (),
+            levels=(MeasuredLevel(name="memory", devices=cores, exchanges=(messages,)),) if cores > 1 else (),
         )
     )
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def host_memory_bytes() -> int:
-    """Return the bytes of memory, those that a container may use if it is limited; 0 if nothing tells."""
-    try:
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
-    limit = granted_memory_bytes()
-    return found if limit is None else min(found, limit)
 
 
 def _model() -> str:

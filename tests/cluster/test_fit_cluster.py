@@ -7,8 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, ExchangeTimes, Storage, collective_seconds, contention
-from trainwright.cluster.calibration_fit import Figures, Level, fitted
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
 from trainwright.errors import InputError
+
+
+def fit_cluster(measurements):
+    """Return the cluster that a calibration with these measurements gives."""
+    return Cluster(**fit_fields(measurements))
+
 
 SIZES = tuple(256 * 4**k for k in range(10))
 STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -26,7 +32,7 @@ def level(alpha, beta, *, name="node", devices=8, worlds=(2, 4, 8), factor=1.0, 
                     operation=operation, tier=name, ranks=ranks, bytes=SIZES, seconds=tuple(factor * t for t in seconds)
                 )
             )
-    return Level(name=name, devices=devices, exchanges=tuple(exchanges), **options)
+    return MeasuredLevel(name=name, devices=devices, exchanges=tuple(exchanges), **options)
 
 
 def figures(**options):
@@ -40,14 +46,14 @@ def figures(**options):
         "copies": [(size, size / 1e11) for size in (1e6, 1e7, 1e8)],
         "launch_seconds": 5e-6,
     }
-    return Figures(**given | options)
+    return Measurements(**given | options)
 
 
 @settings(max_examples=50)
 @given(alpha=st.floats(1e-7, 1e-3), bandwidth=st.floats(1e8, 1e12))
 def test_links_come_out(alpha, bandwidth):
     """Latency and bandwidth from rings and messages of all sizes and worlds together."""
-    cluster = fitted(figures(devices_per_node=8, levels=(level(alpha, 1 / bandwidth),)))
+    cluster = fit_cluster(figures(devices_per_node=8, levels=(level(alpha, 1 / bandwidth),)))
     (tier,) = cluster.tiers
     assert (tier.alpha, tier.bandwidth) == (pytest.approx(alpha, rel=1e-6), pytest.approx(bandwidth, rel=1e-6))
     assert cluster.errors["node"] < 1e-6
@@ -56,7 +62,7 @@ def test_links_come_out(alpha, bandwidth):
 
 def test_devices_come_out():
     """Peaks by precision, shares of the peak by kind of layer, memory and host bandwidth."""
-    cluster = fitted(figures(host_copies=[(size, size / 2e10) for size in (1e6, 1e8)], memory_bytes=10**10))
+    cluster = fit_cluster(figures(host_copies=[(size, size / 2e10) for size in (1e6, 1e8)], memory_bytes=10**10))
     device = cluster.device
     assert device.flops == {"fp32": pytest.approx(1e12), "bf16": pytest.approx(4e12)}
     assert device.efficiency == {"linear": pytest.approx(1.0), "conv": pytest.approx(0.5)}
@@ -72,7 +78,7 @@ def test_errors_are_what_the_fits_leave():
     noisy = [
         (work, seconds * (1.1 if place % 2 else 0.9)) for place, (work, seconds) in enumerate(figures().copies * 3)
     ]
-    cluster = fitted(figures(copies=noisy))
+    cluster = fit_cluster(figures(copies=noisy))
     assert cluster.errors["copies"] == pytest.approx(0.1, rel=0.2)
     assert len(cluster.residuals["copies"]) == 9
 
@@ -80,7 +86,7 @@ def test_errors_are_what_the_fits_leave():
 def test_shared_processors_say_nothing_of_other_sizes():
     """Only groups that were measured have times, those that were measured, with the error of their repeats."""
     one = level(1e-4, 1e-9, devices=4, worlds=(2,), only_these_sizes=True, spreads=(0.03, -0.04))
-    cluster = fitted(figures(devices_per_node=4, levels=(one,)))
+    cluster = fit_cluster(figures(devices_per_node=4, levels=(one,)))
     assert cluster.tiers[0].worlds == (2,)
     assert cluster.errors["node"] == pytest.approx(0.0354, abs=1e-4)
     cost = collective_seconds(cluster, "all_reduce", 1024, ranks=2)
@@ -93,7 +99,7 @@ def test_two_levels_and_storage(tmp_path):
     """Inside and between nodes are tiers of their own; the whole of it survives a file."""
     levels = (level(1e-6, 1e-11, devices=4, worlds=(2, 4)), level(1e-5, 1e-10, name="network", devices=32))
     storage = Storage(node_read=1e9, write=5e8, file_seconds=1e-3)
-    cluster = fitted(
+    cluster = fit_cluster(
         figures(
             nodes=8, devices_per_node=4, levels=levels, storage=storage, storage_spread=0.2, conditions={"load": "0"}
         )
@@ -110,7 +116,7 @@ def test_two_levels_and_storage(tmp_path):
 def test_links_of_a_node_from_what_flows_do_to_each_other(flows, links):
     """Four flows at once that take twice as long as one have two links, and phi says so."""
     levels = (level(1e-6, 1e-11, devices=4, worlds=(2, 4)), level(1e-5, 1e-10, name="network", devices=8, flows=flows))
-    cluster = fitted(figures(nodes=2, devices_per_node=4, levels=levels))
+    cluster = fit_cluster(figures(nodes=2, devices_per_node=4, levels=levels))
     assert cluster.tiers[1].links_per_node == links
     assert contention(cluster, ranks=2, stride=4) == 4 / links
 
@@ -119,7 +125,7 @@ def test_groups_with_several_ranks_a_node_tell_nothing_of_one_link():
     """Their times are kept, and left out of the fit."""
     one = level(1e-5, 1e-10, name="network", devices=32, worlds=(2, 4))
     many = [dataclasses.replace(each, ranks=8, on_node=4, seconds=(1.0,) * 10) for each in one.exchanges]
-    cluster = fitted(
+    cluster = fit_cluster(
         figures(nodes=8, devices_per_node=4, levels=(dataclasses.replace(one, exchanges=(*one.exchanges, *many)),))
     )
     assert cluster.tiers[0].bandwidth == pytest.approx(1e10)
@@ -129,9 +135,9 @@ def test_groups_with_several_ranks_a_node_tell_nothing_of_one_link():
 def test_a_clock_set_back_is_refused():
     """And times that do not grow with the work, which have no rate."""
     with pytest.raises(InputError, match=r"measured times: got -1.0"):
-        fitted(figures(copies=[(1e6, -1.0), (1e7, 1.0)]))
+        fit_cluster(figures(copies=[(1e6, -1.0), (1e7, 1.0)]))
     with pytest.raises(InputError, match="convolutions: got times that do not grow with the work"):
-        fitted(figures(convolutions=[(1e6, 1.0), (1e7, 0.5)]))
+        fit_cluster(figures(convolutions=[(1e6, 1.0), (1e7, 0.5)]))
     falling = dataclasses.replace(level(1.0, 0.0, worlds=(2,)))
     with pytest.raises(InputError, match="tier node: got times that do not grow with the bytes"):
-        fitted(figures(devices_per_node=8, levels=(falling,)))
+        fit_cluster(figures(devices_per_node=8, levels=(falling,)))

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import torch
 
-from trainwright.cluster import Cluster, Storage
 from trainwright.cluster.calibration import compute
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
 from trainwright.cluster.calibration.links import measure_links
-from trainwright.cluster.calibration.ranks import Place, joined
+from trainwright.cluster.calibration.ranks import RankPlace, joined
 from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
 from trainwright.cluster.calibration.storage import measure_storage
-from trainwright.cluster.calibration_fit import Figures, Level, fitted
-from trainwright.cluster.laptop import host_memory_bytes
+from trainwright.cluster.cgroup_limits import host_memory_bytes
+from trainwright.cluster.cluster import Cluster
+from trainwright.cluster.device import Storage
 from trainwright.errors import InputError
 
 __all__ = ["calibrate"]
@@ -29,7 +30,7 @@ _FILE_BYTES = 256 * 2**20
 
 
 def calibrate(
-    here: Place,
+    here: RankPlace,
     *,
     devices: str = "cpu",
     name: str = "calibrated",
@@ -62,16 +63,18 @@ def calibrate(
     if devices == "cuda":
         torch.cuda.set_device(device)
     if here.world == 1:
-        return fitted(
-            _figures(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+        return Cluster(
+            **fit_fields(
+                _figures(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+            )
         )
     with joined(here, "gloo" if devices == "cpu" else "nccl"):
         found = _figures(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
-        return fitted(found) if here.rank == 0 else None
+        return Cluster(**fit_fields(found)) if here.rank == 0 else None
 
 
 def _figures(
-    here: Place,
+    here: RankPlace,
     device: torch.device,
     name: str,
     folder: Path | None,
@@ -80,7 +83,7 @@ def _figures(
     repeats: int,
     largest: int,
     file_bytes: int,
-) -> Figures:
+) -> Measurements:
     def coming(text: str) -> None:
         if here.rank == 0:
             say(text)
@@ -113,7 +116,7 @@ def _figures(
         storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
     if here.world > 1:
         torch.distributed.barrier()
-    return Figures(
+    return Measurements(
         name=name,
         source="trainwright plan calibrate",
         kind=_kind(device),
@@ -137,7 +140,7 @@ def _figures(
     )
 
 
-def _slowest(here: Place, rows: list[Row]) -> list[Row]:
+def _slowest(here: RankPlace, rows: list[Row]) -> list[Row]:
     """Return each time as the rank had it that took longest."""
     if here.world == 1:
         return rows
@@ -163,7 +166,9 @@ def _load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def _conditions(device: torch.device, load: float | None, repeats: int, levels: Iterable[Level]) -> Mapping[str, str]:
+def _conditions(
+    device: torch.device, load: float | None, repeats: int, levels: Iterable[MeasuredLevel]
+) -> Mapping[str, str]:
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from trainwright.cluster.cluster import Cluster
+from trainwright.cluster.calibration.least_squares import RelativeFit, fit_least_relative
 from trainwright.cluster.device import Device, Storage
-from trainwright.cluster.fitting import Fit, least_relative
-from trainwright.cluster.network import ExchangeTimes, Tier
+from trainwright.cluster.network import ExchangeTimes, NetworkLevel
 from trainwright.errors import InputError
 
-__all__ = ["Figures", "Level", "fitted"]
+__all__ = ["MeasuredLevel", "Measurements", "fit_fields"]
 
 Row = tuple[float, float]
 """Work (operations or bytes) and the seconds that it took."""
@@ -20,7 +20,7 @@ _RINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Level:
+class MeasuredLevel:
     """The exchanges measured on one level of the network, and how far two halves of the repeats lay apart."""
 
     name: str
@@ -34,7 +34,7 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
+class Measurements:
     """What was measured on a machine."""
 
     name: str
@@ -51,7 +51,7 @@ class Figures:
     """Within a device's memory: bytes read and written, seconds."""
     host_copies: Sequence[Row] = ()
     launch_seconds: float
-    levels: tuple[Level, ...] = ()
+    levels: tuple[MeasuredLevel, ...] = ()
     overlap: float = 1.0
     overlap_spread: float = 0.0
     pass_seconds: tuple[float, ...] = ()
@@ -62,8 +62,8 @@ class Figures:
     conditions: Mapping[str, str] = field(default_factory=dict)
 
 
-def fitted(figures: Figures) -> Cluster:
-    """Return the cluster with these figures.
+def fit_fields(figures: Measurements) -> dict[str, Any]:
+    """Return the fields of the `Cluster` with these measurements.
 
     A device's peak is the best rate seen; what a kind of layer reaches of it comes from a fit of its whole sweep,
     seconds = latency + work / rate; copies are large, and fitted by their rate alone. Latency and bandwidth of a link
@@ -96,7 +96,7 @@ def fitted(figures: Figures) -> Cluster:
     for level in figures.levels:
         link = _fit_link(level)
         tiers.append(
-            Tier(
+            NetworkLevel(
                 name=level.name,
                 devices=level.devices,
                 alpha=link.values[0],
@@ -114,34 +114,34 @@ def fitted(figures: Figures) -> Cluster:
         errors["framework"] = figures.runtime_spread
     if figures.storage != Storage():
         errors["storage"] = figures.storage_spread
-    return Cluster(
-        figures.nodes,
-        figures.devices_per_node,
-        name=figures.name,
-        source=figures.source,
-        verified=True,
-        device=device,
-        tiers=tuple(tiers),
-        measured=tuple(each for level in figures.levels for each in level.exchanges),
-        overlap=figures.overlap,
-        pass_seconds=figures.pass_seconds,
-        runtime_seconds=figures.runtime_seconds,
-        storage=figures.storage,
-        errors=errors,
-        residuals=residuals,
-        conditions=figures.conditions,
-    )
+    return {
+        "nodes": figures.nodes,
+        "devices_per_node": figures.devices_per_node,
+        "name": figures.name,
+        "source": figures.source,
+        "verified": True,
+        "device": device,
+        "tiers": tuple(tiers),
+        "measured": tuple(each for level in figures.levels for each in level.exchanges),
+        "overlap": figures.overlap,
+        "pass_seconds": figures.pass_seconds,
+        "runtime_seconds": figures.runtime_seconds,
+        "storage": figures.storage,
+        "errors": errors,
+        "residuals": residuals,
+        "conditions": figures.conditions,
+    }
 
 
-def _fit_rate(what: str, rows: Sequence[Row]) -> Fit:
+def _fit_rate(what: str, rows: Sequence[Row]) -> RelativeFit:
     """Fit seconds = latency + work / rate; the values are latency and 1 / rate."""
-    fit = least_relative([[1.0, work] for work, _ in rows], [seconds for _, seconds in rows])
+    fit = fit_least_relative([[1.0, work] for work, _ in rows], [seconds for _, seconds in rows])
     if fit.values[1] <= 0:
         raise InputError(f"{what}: got times that do not grow with the work; measure again, on a quiet machine")
     return fit
 
 
-def _fit_link(level: Level) -> Fit:
+def _fit_link(level: MeasuredLevel) -> RelativeFit:
     """Fit alpha and beta to the rings and messages of a level, of groups that it alone joins.
 
     Groups that have several ranks on each of several nodes are left out: a library may send over all links of a node
@@ -160,23 +160,23 @@ def _fit_link(level: Level) -> Fit:
             else:
                 continue
             seconds.append(time)
-    fit = least_relative(columns, seconds)
+    fit = fit_least_relative(columns, seconds)
     if fit.values[1] <= 0:
         raise InputError(f"tier {level.name}: got times that do not grow with the bytes; measure again")
     return fit
 
 
-def _fit_large(rows: Sequence[Row]) -> Fit:
+def _fit_large(rows: Sequence[Row]) -> RelativeFit:
     """Fit seconds = work / rate, of work so much that no latency shows."""
-    return least_relative([[work] for work, _ in rows], [seconds for _, seconds in rows])
+    return fit_least_relative([[work] for work, _ in rows], [seconds for _, seconds in rows])
 
 
-def _links(figures: Figures, level: Level) -> int:
+def _links(figures: Measurements, level: MeasuredLevel) -> int:
     """Return the links of a node that carry as many flows at once as it has devices in that many times the time."""
     return max(1, round(figures.devices_per_node / level.flows)) if level.devices > figures.devices_per_node else 1
 
 
-def _rate(fit: Fit) -> float:
+def _rate(fit: RelativeFit) -> float:
     return 1.0 / fit.values[-1]
 
 

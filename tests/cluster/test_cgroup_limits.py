@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainwright.cluster.cgroup_limits import granted_cores, granted_memory_bytes
+from trainwright.cluster.cgroup_limits import cgroup_cores, cgroup_memory_bytes
 
 
 def write(root, files):
@@ -61,5 +61,5 @@ def write(root, files):
 )
 def test_limits(tmp_path, files, cores, memory):
     write(tmp_path, files)
-    assert granted_cores(tmp_path) == cores
-    assert granted_memory_bytes(tmp_path) == memory
+    assert cgroup_cores(tmp_path) == cores
+    assert cgroup_memory_bytes(tmp_path) == memory

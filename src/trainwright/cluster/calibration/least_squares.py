@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
 
-__all__ = ["Fit", "least_relative", "median", "middle", "shortest", "spread"]
+__all__ = ["RelativeFit", "fit_least_relative", "median", "middle", "shortest", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class RelativeFit:
     """Coefficients, all >= 0, and what they leave: (predicted - measured) / measured of each row."""
 
     values: tuple[float, ...]
@@ -25,7 +25,7 @@ class Fit:
         return float(np.sqrt(np.mean(np.square(self.residuals))))
 
 
-def least_relative(columns: ArrayLike, seconds: ArrayLike) -> Fit:
+def fit_least_relative(columns: ArrayLike, seconds: ArrayLike) -> RelativeFit:
     """Fit seconds = columns @ values with values >= 0 so that the squared relative errors are least.
 
     `columns` is (rows, coefficients), of few coefficients: the best over all sets of those that are not zero is taken.
@@ -44,7 +44,7 @@ def least_relative(columns: ArrayLike, seconds: ArrayLike) -> Fit:
             if values.min() >= 0 and loss < least:
                 best, least = np.zeros(table.shape[1]), loss
                 best[list(chosen)] = values / scale[list(chosen)]
-    return Fit(tuple(best.tolist()), tuple((weighted @ best - 1).tolist()))
+    return RelativeFit(tuple(best.tolist()), tuple((weighted @ best - 1).tolist()))
 
 
 def shortest(repeats: Sequence[float]) -> float:

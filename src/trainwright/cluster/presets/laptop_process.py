@@ -1,4 +1,4 @@
-"""The figures of `laptop`, measured in a process of its own: python -m trainwright.cluster._laptop_figures.
+"""The figures of `laptop`, measured in a process of its own: python -m trainwright.cluster.presets.laptop_process.
 
 Prints one JSON object. With a port as argument it is the other end of the connection that is measured.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainwright.cluster.fitting import shortest
+from trainwright.cluster.calibration.least_squares import shortest
 
 __all__: list[str] = []
 
@@ -22,7 +22,7 @@ _COPIED = (3 << 23, 1 << 25, 3 << 24)  # beyond what caches hold
 _SENT = (256, 4096, 65_536, 1 << 18, 1 << 20, 1 << 21)
 
 
-def _figures() -> dict[str, object]:
+def _measure() -> dict[str, object]:
     return {
         "products": [_product(side) for side in _SIDES],
         "copies": [_copy(size) for size in _COPIED],
@@ -59,7 +59,7 @@ def _least(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
 def _messages() -> list[tuple[int, float]]:
     """Return the seconds of messages one way: half of what they take there and back."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        command = [sys.executable, "-m", "trainwright.cluster._laptop_figures", str(server.getsockname()[1])]
+        command = [sys.executable, "-m", "trainwright.cluster.presets.laptop_process", str(server.getsockname()[1])]
         with subprocess.Popen(command) as other:
             try:
                 connection, _ = server.accept()
@@ -107,4 +107,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         _answer(int(sys.argv[1]))
     else:
-        print(json.dumps(_figures()))  # noqa: T201 (what the process that asked reads)
+        print(json.dumps(_measure()))  # noqa: T201 (what the process that asked reads)
