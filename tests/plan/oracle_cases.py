@@ -81,6 +81,6 @@ def _closed(layer, output_bytes):
         name=layer.name,
         layers=(layer,),
         output_bytes=output_bytes,
-        kept_bytes=layer.saved_bytes,
+        saved_bytes=layer.saved_bytes,
         gradient_bytes=output_bytes,
     )

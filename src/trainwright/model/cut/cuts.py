@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 from trainwright.model.layer import Block, Layer, Stage
 
-__all__ = ["Access", "blocks_of", "cuts", "intervals", "joined", "periods"]
+__all__ = ["Access", "find_cuts", "find_repeats", "fold_blocks", "intervals_between", "join_stages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Access:
     creates: frozenset[int] = frozenset()
 
 
-def cuts(
+def find_cuts(
     accesses: Sequence[Access], results: Iterable[int], ignored: Iterable[int] = (), barred: Collection[int] = ()
 ) -> list[tuple[int, int]]:
     """Return (place, storage) of each cut: after operation `place` only `storage` is read later, or is of `results`.
@@ -65,17 +65,17 @@ def cuts(
     return found
 
 
-def intervals(places: Sequence[int], size: int) -> list[tuple[int, int]]:
+def intervals_between(places: Sequence[int], size: int) -> list[tuple[int, int]]:
     """Return (first, last) of each stage into which cuts after `places` divide `size` operations."""
     return [(before + 1, last) for before, last in pairwise([-1, *places, size - 1])]
 
 
-def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
+def join_stages(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
     """Return the bytes of a run of stages taken as one: as if a single forward and a single backward ran through it.
 
     `arriving_gradient_bytes` is the gradient of the run's input. Name and layers are for the caller to add.
     """
-    kept = [0, *accumulate(stage.kept_bytes for stage in stages)]
+    kept = [0, *accumulate(stage.saved_bytes for stage in stages)]
     end = stages[-1]
     forward = max(kept[i + 1] + stage.forward_temporary_bytes for i, stage in enumerate(stages))
     inputs = [0, *(stage.output_bytes for stage in stages[:-1])]
@@ -88,7 +88,7 @@ def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
         name=end.name,
         layers=(),
         output_bytes=end.output_bytes,
-        kept_bytes=kept[-1],
+        saved_bytes=kept[-1],
         forward_temporary_bytes=max(0, forward - kept[-1]),
         plain_temporary_bytes=max(0, plain - end.output_bytes),
         backward_temporary_bytes=max(0, backward - kept[-1] - end.gradient_bytes - arriving_gradient_bytes),
@@ -97,7 +97,7 @@ def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
     )
 
 
-def periods(
+def find_repeats(
     signatures: Sequence[Hashable], whole: Callable[[int, int], bool] = lambda _start, _length: True
 ) -> list[tuple[int, int, int]]:
     """Divide a sequence into runs (start, length, count) of `count` equal parts of `length`, from left to right.
@@ -123,7 +123,7 @@ def periods(
     return found
 
 
-def blocks_of(
+def fold_blocks(
     stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], *, input_gradient_bytes: int = 0, fold: bool = True
 ) -> tuple[Block, ...]:
     """Return the blocks of a chain: equal runs of stages become one block with their count, unless `fold` is False."""
@@ -137,10 +137,10 @@ def blocks_of(
         parts = [[path for own in paths[i : i + length] for path in own] for i in (start, start + length)]
         return length == 1 or _apart(*parts)
 
-    runs = periods(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
+    runs = find_repeats(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
     blocks = []
     for start, length, count in runs:
-        block = joined(stages[start : start + length], arriving[start])
+        block = join_stages(stages[start : start + length], arriving[start])
         parts = [range(start + i * length, start + (i + 1) * length) for i in range(count)]
         names = [stages[part[0]].name if length == 1 else _title(stages, layers, part) for part in parts]
         own = tuple(layer for found in layers[start : start + length] for layer in found)
@@ -152,7 +152,7 @@ def blocks_of(
 
 def _begins(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> str:
     """Return the path of the outermost module whose first layer is the first with weights of a run."""
-    # Weights that two layers share count at the first.
+    # WeightCounter that two layers share count at the first.
     weighty = (each.name for each in run if each.weight_elements or each.kind in {"conv", "linear"})
     path = next(weighty, "").split(".")
     earlier = [layer.name.split(".") for own in before for layer in own]

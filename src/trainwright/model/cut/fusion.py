@@ -8,14 +8,14 @@ keeps least (torch's own partitioner, for operations that are cheap to do again)
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from trainwright.model.cut.layers import Gathered
-from trainwright.model.trace.recorder import Operation, Shaped
+from trainwright.model.cut.layers import LayerOperations
+from trainwright.model.trace.recorder import TensorShape, TracedOperation
 from trainwright.model.trace.recording import Recording
 
-__all__ = ["fused"]
+__all__ = ["fuse_layers"]
 
 
-def fused(recording: Recording, layers: Iterable[Sequence[Gathered]]) -> Recording:
+def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]]) -> Recording:
     """Return the recording with every layer of a module that has no product in its forward pass fused."""
     operations, storages = list(recording.operations), dict(recording.storages)
     saved, kept = dict(recording.saved), set(recording.kept)
@@ -47,7 +47,7 @@ def fused(recording: Recording, layers: Iterable[Sequence[Gathered]]) -> Recordi
     return replace(recording, operations=operations, storages=storages, saved=saved, kept=frozenset(kept))
 
 
-def _readers(operations: Sequence[Operation]) -> dict[int, set[int]]:
+def _readers(operations: Sequence[TracedOperation]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for i, operation in enumerate(operations):
         for number in operation.reads:
@@ -55,11 +55,13 @@ def _readers(operations: Sequence[Operation]) -> dict[int, set[int]]:
     return found
 
 
-def _read(operations: Sequence[Operation], places: Iterable[int], made: set[int]) -> dict[int, Shaped]:
+def _read(operations: Sequence[TracedOperation], places: Iterable[int], made: set[int]) -> dict[int, TensorShape]:
     return {number: shaped for i in places for number, shaped in operations[i].reads.items() if number not in made}
 
 
-def _rewrite(operations: list[Operation], places: Sequence[int], inside: set[int], more: Mapping[int, Shaped]) -> None:
+def _rewrite(
+    operations: list[TracedOperation], places: Sequence[int], inside: set[int], more: Mapping[int, TensorShape]
+) -> None:
     """Let the last of the operations read all that comes from outside, and each write only what others read."""
     places = [i for i in places if not operations[i].is_view]
     if not places:
@@ -72,11 +74,11 @@ def _rewrite(operations: list[Operation], places: Sequence[int], inside: set[int
         operations[i] = replace(operation, reads=outer if last else {}, results=tuple(results), joins=not last)
 
 
-def _made(operation: Operation) -> list[tuple[int, Shaped]]:
+def _made(operation: TracedOperation) -> list[tuple[int, TensorShape]]:
     """Return the results with the storages that they made, -1 where it is not known which."""
     numbers = [*operation.creates, *([-1] * len(operation.results))]
     return list(zip(numbers, operation.results, strict=False))
 
 
-def _nothing(shaped: Shaped) -> Shaped:
+def _nothing(shaped: TensorShape) -> TensorShape:
     return replace(shaped, shape=(0,), stride=(1,))

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainwright.model.layer import Kind, Layer
-from trainwright.model.trace.recorder import Operation, Shaped
+from trainwright.model.trace.recorder import TensorShape, TracedOperation
 
-__all__ = ["Gathered", "Weights", "gather", "gather_fused", "layer_of"]
+__all__ = ["LayerOperations", "WeightCounter", "group_by_module", "group_for_fusion", "make_layer"]
 
 
 @dataclass(slots=True)
-class Gathered:
+class LayerOperations:
     """The operations of a layer: indices into the recording, of its forward and its backward pass."""
 
     forward: list[int]
@@ -21,7 +21,7 @@ class Gathered:
 
 
 @dataclass(slots=True)
-class Weights:
+class WeightCounter:
     """Which storages are parameters, with their elements and those trained, and which of them a layer has counted."""
 
     elements: Mapping[int, int]
@@ -50,12 +50,12 @@ class Weights:
         return [unread] if whole else []
 
 
-def gather_fused(operations: Sequence[Operation], first: int, last: int) -> list[Gathered]:
+def group_for_fusion(operations: Sequence[TracedOperation], first: int, last: int) -> list[LayerOperations]:
     """Divide the operations first..last of a stage into products, each alone, and what lies between two of them.
 
     What only one later stretch between products reads is part of that. What runs outside any module stays as it is.
     """
-    found: list[Gathered] = []
+    found: list[LayerOperations] = []
     views: list[int] = []
     for i in range(first, last + 1):
         if operations[i].is_view:
@@ -67,13 +67,13 @@ def gather_fused(operations: Sequence[Operation], first: int, last: int) -> list
         if found and not alone:
             found[-1].forward += [*views, i]
         else:
-            found.append(Gathered([*views, i]))
+            found.append(LayerOperations([*views, i]))
         views = []
     if not found:
-        return [Gathered(views)]
+        return [LayerOperations(views)]
     found[-1].forward += views
     layer_of = {i: layer for layer in found for i in layer.forward}
-    readers: dict[int, list[Gathered]] = {}
+    readers: dict[int, list[LayerOperations]] = {}
     for i, layer in layer_of.items():
         for number in operations[i].reads:
             readers.setdefault(number, []).append(layer)
@@ -97,9 +97,11 @@ def gather_fused(operations: Sequence[Operation], first: int, last: int) -> list
     return merged
 
 
-def gather(operations: Sequence[Operation], first: int, last: int, parameters: frozenset[int]) -> list[Gathered]:
+def group_by_module(
+    operations: Sequence[TracedOperation], first: int, last: int, parameters: frozenset[int]
+) -> list[LayerOperations]:
     """Divide the operations first..last of a stage into layers; what only views joins the layer before or after."""
-    found: list[Gathered] = []
+    found: list[LayerOperations] = []
     weighted = False  # whether the layer that grows has a product with a weight
     for i in range(first, last + 1):
         operation = operations[i]
@@ -109,13 +111,17 @@ def gather(operations: Sequence[Operation], first: int, last: int, parameters: f
             found[-1].forward.append(i)
             weighted |= product
         else:
-            found.append(Gathered([i]))
+            found.append(LayerOperations([i]))
             weighted = product
     return _without_views(operations, found)
 
 
-def layer_of(
-    operations: Sequence[Operation], gathered: Gathered, weights: Weights, outside: set[int], saved: int
+def make_layer(
+    operations: Sequence[TracedOperation],
+    gathered: LayerOperations,
+    weights: WeightCounter,
+    outside: set[int],
+    saved: int,
 ) -> Layer:
     """Return the record of a layer. `outside`: storages that the rest reads; `saved`: bytes kept because of it."""
     own = [operations[i] for i in gathered.forward]
@@ -150,8 +156,8 @@ def layer_of(
     )
 
 
-def _without_views(operations: Sequence[Operation], found: Sequence[Gathered]) -> list[Gathered]:
-    layers: list[Gathered] = []
+def _without_views(operations: Sequence[TracedOperation], found: Sequence[LayerOperations]) -> list[LayerOperations]:
+    layers: list[LayerOperations] = []
     waiting: list[int] = []
     for gathered in found:
         if all(operations[i].is_view for i in gathered.forward):
@@ -160,16 +166,16 @@ def _without_views(operations: Sequence[Operation], found: Sequence[Gathered]) -
             else:
                 waiting += gathered.forward
         else:
-            layers.append(Gathered(waiting + gathered.forward))
+            layers.append(LayerOperations(waiting + gathered.forward))
             waiting = []
-    return layers or [Gathered(waiting)]
+    return layers or [LayerOperations(waiting)]
 
 
-def _launched(operation: Operation) -> bool:
+def _launched(operation: TracedOperation) -> bool:
     return not operation.is_view and not operation.joins
 
 
-def _base(operation: Operation) -> str:
+def _base(operation: TracedOperation) -> str:
     return str(operation.func).split(".")[1].strip("_")
 
 
@@ -184,7 +190,7 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 
 
-def _kind(operations: Sequence[Operation]) -> Kind:
+def _kind(operations: Sequence[TracedOperation]) -> Kind:
     names = [_base(operation) for operation in operations]
     if {"softmax", "safe_softmax"} & set(names) and {"bmm", "baddbmm"} & set(names):
         return "attention"
@@ -199,12 +205,12 @@ def _kind(operations: Sequence[Operation]) -> Kind:
     return "pointwise" if pointwise else "other"
 
 
-def _moves_only(operation: Operation) -> bool:
+def _moves_only(operation: TracedOperation) -> bool:
     reads = max((shaped.elements for shaped in operation.reads.values()), default=0)
     return any(shaped.elements >= reads for shaped in operation.results)
 
 
-def _name(operations: Sequence[Operation], kind: Kind) -> str:
+def _name(operations: Sequence[TracedOperation], kind: Kind) -> str:
     first = operations[0]
     if first.leaf:
         return first.path
@@ -215,7 +221,7 @@ def _name(operations: Sequence[Operation], kind: Kind) -> str:
     return f"{first.path}.{word}".lstrip(".")
 
 
-def _geometry(operations: Sequence[Operation]) -> dict[str, Any]:
+def _geometry(operations: Sequence[TracedOperation]) -> dict[str, Any]:
     """Return channels, filters and the sizes of the first convolution or product with a weight."""
     for operation in operations:
         arguments, name = operation.arguments, _base(operation)
@@ -248,7 +254,7 @@ def _geometry(operations: Sequence[Operation]) -> dict[str, Any]:
     return {}
 
 
-def _groups(operation: Operation) -> int:
+def _groups(operation: TracedOperation) -> int:
     """Return how many experts' weights a grouped product reads, 0 of other operations."""
     if _base(operation) != "grouped_mm":
         return 0
@@ -257,4 +263,4 @@ def _groups(operation: Operation) -> int:
 
 
 def _shape(arguments: Sequence[object]) -> tuple[int, ...]:
-    return next((argument.shape for argument in arguments if isinstance(argument, Shaped)), ())
+    return next((argument.shape for argument in arguments if isinstance(argument, TensorShape)), ())

@@ -11,20 +11,20 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import ProfileError
-from trainwright.model.cut.cuts import Access, blocks_of, cuts, intervals
-from trainwright.model.cut.fusion import fused
-from trainwright.model.cut.layers import Gathered, Weights, gather, gather_fused, layer_of
-from trainwright.model.cut.transformer import Attention, attention_in, with_transformers
+from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between
+from trainwright.model.cut.fusion import fuse_layers
+from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
+from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
 from trainwright.model.layer import Layer, Stage
-from trainwright.model.profile import Profile
-from trainwright.model.trace.recorder import Operation
+from trainwright.model.profile_fields import ProfileFields
+from trainwright.model.trace.recorder import TracedOperation
 from trainwright.model.trace.recording import Recording
 from trainwright.model.trace.step import Step
 
-__all__ = ["Chained", "batch_of", "profile_of"]
+__all__ = ["CutRecording", "batch_size", "make_profile"]
 
 
-class Chained:
+class CutRecording:
     """A recording divided at its cuts into stages, and these into layers."""
 
     def __init__(self, recording: Recording, *, fuse: bool = False) -> None:
@@ -45,22 +45,23 @@ class Chained:
         if fuse:  # a kernel may not be cut
             calls = [operation.call if not operation.flops else 0 for operation in forward]
             within |= {i for i in range(size - 1) if calls[i] == calls[i + 1] != 0}
-        found = cuts(accesses, recording.results, ignored, within)
+        found = find_cuts(accesses, recording.results, ignored, within)
         while found and all(operation.is_view for operation in forward[found[-1][0] + 1 :]):
             found.pop()  # the end only looks at the last stage's result in another way
-        self.spans = intervals([place for place, _ in found], size)
+        self.spans = intervals_between([place for place, _ in found], size)
         self.outputs = [{storage} for _, storage in found] + [set(recording.results) - recording.fixed]
         self.common = self._common(forward)
         weights = frozenset(recording.parameters)
         self.layers = [
-            gather_fused(operations, *span) if fuse else gather(operations, *span, weights) for span in self.spans
+            group_for_fusion(operations, *span) if fuse else group_by_module(operations, *span, weights)
+            for span in self.spans
         ]
         self._stage_of = {i: k for k, (first, last) in enumerate(self.spans) for i in range(first, last + 1)}
         self.backward_spans = self._lead_back()
         if fuse:
-            self.recording = fused(recording, self.layers)
+            self.recording = fuse_layers(recording, self.layers)
 
-    def _read(self, operation: Operation) -> frozenset[int]:
+    def _read(self, operation: TracedOperation) -> frozenset[int]:
         """Return what an operation reads; that a loss compares with the input does not make it live so long."""
         return frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset())
 
@@ -81,7 +82,9 @@ class Chained:
     def _lead_back(self) -> list[tuple[int, int]]:
         """Give each operation of the backward pass to its layer; return the (first, past last) place of each stage."""
         first, past = self.recording.parts["backward"]
-        layer_at: dict[int, Gathered] = {i: layer for found in self.layers for layer in found for i in layer.forward}
+        layer_at: dict[int, LayerOperations] = {
+            i: layer for found in self.layers for layer in found for i in layer.forward
+        }
         current = len(self.spans) - 1
         starts: dict[int, int] = {}
         for i in range(first, past):
@@ -100,7 +103,7 @@ class Chained:
         """Return the stages and their layers, in order, with the measured seconds of operations if there are any."""
         recording = self.recording
         outside = _read_in_other_layers(recording, self.layers)
-        weights = Weights(recording.parameters, recording.trained)
+        weights = WeightCounter(recording.parameters, recording.trained)
         lives = _Lives(recording, self._pending())
         again = self._again()
         saved, copies = self._saved_by_layer(), self._copies()
@@ -110,15 +113,17 @@ class Chained:
         for k, (first, last) in enumerate(self.spans):
             own = lives.made_in(first, last) - self.common
             kept = (own & recording.kept) | (self.outputs[k] & own)
-            kept_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
-            forward = max(0, lives.peak(own, first, last) - kept_bytes)
-            plain = max(0, kept_bytes + forward - output)
+            saved_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
+            forward = max(0, lives.peak(own, first, last) - saved_bytes)
+            plain = max(0, saved_bytes + forward - output)
             if again:
                 span = again[first], again[last]
                 plain = max(0, lives.peak(lives.made_in(*span), *span) - output)
             gradient = sum(lives.bytes({number}) for number in self.outputs[k] if lives.differentiable(number))
             layers = [
-                layer_of(recording.operations, layer, weights, outside, lives.bytes(saved.get(layer.forward[0], set())))
+                make_layer(
+                    recording.operations, layer, weights, outside, lives.bytes(saved.get(layer.forward[0], set()))
+                )
                 for layer in self.layers[k]
             ]
             layers = [
@@ -139,10 +144,10 @@ class Chained:
                 name=paths.fresh(_stage_name(layers)),
                 layers=len(layers),
                 output_bytes=output,
-                kept_bytes=kept_bytes,
+                saved_bytes=saved_bytes,
                 forward_temporary_bytes=forward,
                 plain_temporary_bytes=plain,
-                backward_temporary_bytes=self._backward_temporary(lives, k, kept, kept_bytes + gradient + before),
+                backward_temporary_bytes=self._backward_temporary(lives, k, kept, saved_bytes + gradient + before),
                 gradient_bytes=gradient,
             )
             found.append((stage, layers))
@@ -152,7 +157,7 @@ class Chained:
     def attentions(self, batch: int) -> list[Attention | None]:
         """Return what attention each stage has."""
         operations = self.recording.operations
-        return [attention_in(operations[first : last + 1], batch) for first, last in self.spans]
+        return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
 
     def _backward_temporary(self, lives: "_Lives", k: int, kept: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
@@ -206,7 +211,7 @@ class Chained:
                 saved.setdefault(start, set()).add(number)
         return saved
 
-    def _made_anew(self, layer: Gathered, lives: "_Lives") -> int:
+    def _made_anew(self, layer: LayerOperations, lives: "_Lives") -> int:
         """Return the bytes that a call of torch's attention makes and autograd keeps for nothing but that call.
 
         Running it again needs its inputs: what nothing would keep of these comes off.
@@ -294,7 +299,7 @@ class _Lives:
         return self.alive(made, self.backward, self.end) if self.end > self.backward else []
 
 
-def profile_of(
+def make_profile(
     step: Step,
     recording: Recording,
     *,
@@ -303,23 +308,23 @@ def profile_of(
     fold: bool = True,
     fuse: bool = False,
     seconds: Mapping[int, float] | None = None,
-) -> Profile:
+) -> ProfileFields:
     """Return the profile that a recorded step gives, with the measured seconds of its operations if there are any."""
-    chained = Chained(recording, fuse=fuse)
+    chained = CutRecording(recording, fuse=fuse)
     recording = chained.recording
     stages = chained.stages(seconds)
     if seconds is not None:
         stages = _with_update(stages, sum(seconds.get(i, 0.0) for i in range(*recording.parts["update"])))
     storages = recording.storages
     arriving = sum(storages[n].bytes for n in recording.sample if storages[n].carries_gradient)
-    blocks = blocks_of(
+    blocks = fold_blocks(
         [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving, fold=fold
     )
-    batch = batch_of(step.sample)
-    return Profile(
+    batch = batch_size(step.sample)
+    return ProfileFields(
         name=name,
         batch=batch,
-        blocks=with_transformers(blocks, chained.attentions(batch)),
+        blocks=recognise_transformers(blocks, chained.attentions(batch)),
         precision=step.precision,
         parameters=sum(parameter.numel() for parameter in step.parameters),
         parameter_bytes=_bytes(step.parameters),
@@ -345,7 +350,7 @@ def _update_bytes(recording: Recording) -> int:
     return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0
 
 
-def _timed(layer: Layer, gathered: Gathered, seconds: Mapping[int, float]) -> Layer:
+def _timed(layer: Layer, gathered: LayerOperations, seconds: Mapping[int, float]) -> Layer:
     return replace(
         layer,
         forward_seconds=math.fsum(seconds.get(i, 0.0) for i in gathered.forward),
@@ -363,7 +368,7 @@ def _with_update(stages: list[tuple[Stage, list[Layer]]], seconds: float) -> lis
     ]
 
 
-def batch_of(sample: Any) -> int:
+def batch_size(sample: Any) -> int:
     """Return the first dimension of the first tensor of a sample."""
     tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)]
     if not tensors or not tensors[0].dim():
@@ -375,7 +380,7 @@ def _bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
 
 
-def _read_in_other_layers(recording: Recording, layers: Sequence[Sequence[Gathered]]) -> set[int]:
+def _read_in_other_layers(recording: Recording, layers: Sequence[Sequence[LayerOperations]]) -> set[int]:
     """Return the storages that a layer makes and another reads, or that the forward pass returns."""
     maker: dict[int, int] = {}
     found = set(recording.results)

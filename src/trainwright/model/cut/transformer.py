@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainwright.model.layer import Block, Layer, Transformer
-from trainwright.model.trace.recorder import Operation, Shaped
+from trainwright.model.trace.recorder import TensorShape, TracedOperation
 
-__all__ = ["Attention", "attention_in", "with_transformers"]
+__all__ = ["Attention", "find_attention", "recognise_transformers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Attention:
     width: int
 
 
-def attention_in(operations: Sequence[Operation], batch: int) -> Attention | None:
+def find_attention(operations: Sequence[TracedOperation], batch: int) -> Attention | None:
     """Return the first attention among operations: a fused one, or a softmax over the result of a batched product."""
     width = 0
     for operation in operations:
         name = str(operation.func)
-        shapes = [argument.shape for argument in operation.arguments if isinstance(argument, Shaped)]
+        shapes = [argument.shape for argument in operation.arguments if isinstance(argument, TensorShape)]
         if "scaled_dot_product" in name and len(shapes[0]) == 4:
             return Attention(shapes[0][1], shapes[0][2], shapes[0][3])
         if "bmm" in name:
@@ -35,7 +35,7 @@ def attention_in(operations: Sequence[Operation], batch: int) -> Attention | Non
     return None
 
 
-def with_transformers(blocks: Sequence[Block], attentions: Sequence[Attention | None]) -> tuple[Block, ...]:
+def recognise_transformers(blocks: Sequence[Block], attentions: Sequence[Attention | None]) -> tuple[Block, ...]:
     """Return the blocks, those with an attention and products with weights with their shape.
 
     `attentions` says of each stage of the chain, repeated ones included, what attention it has.

@@ -235,7 +235,7 @@ def _closed(name: str, layers: list[Layer], made: _Layers, *, output: int = 0) -
         name=name,
         layers=tuple(layers),
         output_bytes=handed_on,
-        kept_bytes=sum(layer.saved_bytes for layer in layers),
+        saved_bytes=sum(layer.saved_bytes for layer in layers),
         backward_temporary_bytes=made.size * widest,
         gradient_bytes=handed_on,
     )

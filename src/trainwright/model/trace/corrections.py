@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["corrected", "depends_on_values", "in_earnest"]
+__all__ = ["correct_result", "depends_on_values", "run_on_real_tensors"]
 
 _OF_FAKE_TENSORS = (
     "DataDependent",
@@ -24,13 +24,13 @@ def depends_on_values(error: Exception) -> bool:
     return type(error).__name__.startswith(_OF_FAKE_TENSORS)
 
 
-def corrected(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+def correct_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """Return the result of an operation, with fake tensors as large as the kernel's would be."""
     correct = _CORRECTIONS.get(func._schema.name)  # noqa: SLF001  no public name
     return result if correct is None or not isinstance(result[0], FakeTensor) else correct(func, args, kwargs, result)
 
 
-def in_earnest(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return fake tensors like what an operation makes of real ones, for one that fails on fake tensors alone.
 
     The operation runs once on a CPU, on numbers of any value; whole numbers, which may be places or sizes, are zeros.

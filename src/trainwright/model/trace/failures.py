@@ -2,16 +2,16 @@
 
 from trainwright.errors import ProfileError
 from trainwright.model.trace.corrections import depends_on_values
-from trainwright.model.trace.recorder import Recorder
+from trainwright.model.trace.recorder import StepRecorder
 
-__all__ = ["Untraceable", "explained"]
+__all__ = ["Untraceable", "explain_error"]
 
 
 class Untraceable(ProfileError):
     """A step that depends on values, or on an operation that fake tensors do not know: it has to be run."""
 
 
-def explained(error: Exception, recorder: Recorder, *, fake: bool) -> ProfileError:
+def explain_error(error: Exception, recorder: StepRecorder, *, fake: bool) -> ProfileError:
     """Return the error to raise for one that a model's step raised under a recorder."""
     if isinstance(error, ProfileError):
         return error

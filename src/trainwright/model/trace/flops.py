@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["flops_of", "is_known"]
+__all__ = ["count_flops", "has_known_work"]
 
 aten = torch.ops.aten
 Shape = Sequence[int]
 
 
-def flops_of(operation: Any, arguments: Sequence[Any], results: Sequence[Shape]) -> float:
+def count_flops(operation: Any, arguments: Sequence[Any], results: Sequence[Shape]) -> float:
     """Return the floating-point operations of an aten operation.
 
     `arguments` are its positional arguments with tensors replaced by things that have a `shape`; `results` the shapes
@@ -26,7 +26,7 @@ def flops_of(operation: Any, arguments: Sequence[Any], results: Sequence[Shape])
     return count(arguments, results) * _seen(operation, arguments) if count else 0.0
 
 
-def is_known(operation: Any) -> bool:
+def has_known_work(operation: Any) -> bool:
     """Return whether the work of an operation is known: a product, or bound by memory."""
     packet = getattr(operation, "overloadpacket", operation)
     if packet in _PRODUCTS or operation.is_view or torch.Tag.pointwise in operation.tags:

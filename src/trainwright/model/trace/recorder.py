@@ -1,7 +1,7 @@
-"""Recorder: writes down every operation of a training step: in which module, on which storages, at how many live bytes.
+"""Records every operation of a training step: its module, the storages that it touches, and their lifetimes.
 
-Operations of the backward pass are led back to the forward operation whose autograd node they compute, by the number
-that autograd gives each node.
+An operation of the backward pass is attributed to the forward operation whose autograd node it computes, by the
+sequence number that autograd gives each node.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.model.trace.attention import attention_by
-from trainwright.model.trace.corrections import corrected, depends_on_values, in_earnest
-from trainwright.model.trace.flops import flops_of, is_known
-from trainwright.model.trace.storages import Held, StorageTracker, tensors_in
+from trainwright.model.trace.attention import replace_attention
+from trainwright.model.trace.corrections import correct_result, depends_on_values, run_on_real_tensors
+from trainwright.model.trace.flops import count_flops, has_known_work
+from trainwright.model.trace.storages import LiveStorage, StorageTracker, tensors_in
 
-__all__ = ["Operation", "Recorder", "Shaped", "Stored"]
+__all__ = ["StepRecorder", "StorageLife", "TensorShape", "TracedOperation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class TensorShape:
     """What a tensor argument was like."""
 
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Shaped:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Shaped":
+    def of(cls, tensor: torch.Tensor) -> "TensorShape":
         """Return what a tensor is like."""
         strided = tensor.layout == torch.strided
         return cls(tuple(tensor.shape), tuple(tensor.stride()) if strided else (), tensor.dtype)
@@ -48,7 +48,7 @@ class Shaped:
 
 
 @dataclass(slots=True)
-class Stored:
+class StorageLife:
     """The life of a storage, in operations: it is there after operation `first`, up to and with operation `last`."""
 
     bytes: int
@@ -61,7 +61,7 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Operation:
+class TracedOperation:
     """One call of an aten operation."""
 
     func: Any
@@ -72,10 +72,10 @@ class Operation:
     leaf: bool
     """Whether that module has no children."""
     arguments: tuple[Any, ...]
-    """Positional arguments, tensors as `Shaped`."""
+    """Positional arguments, tensors as `TensorShape`."""
     keywords: dict[str, Any]
-    results: tuple[Shaped, ...]
-    reads: dict[int, Shaped]
+    results: tuple[TensorShape, ...]
+    reads: dict[int, TensorShape]
     """Storages that it reads, by number."""
     writes: tuple[int, ...]
     """Storages that it changes in place."""
@@ -93,7 +93,7 @@ class Operation:
     @property
     def flops(self) -> float:
         """Floating-point operations, a multiply-add as two."""
-        return flops_of(self.func, self.arguments, [result.shape for result in self.results])
+        return count_flops(self.func, self.arguments, [result.shape for result in self.results])
 
     @property
     def bytes(self) -> int:
@@ -127,13 +127,13 @@ class _Names:
     operation: dict[int, int] = field(default_factory=dict)
 
 
-class Recorder(StorageTracker):
+class StepRecorder(StorageTracker):
     """A storage tracker that also keeps every operation in order, and the life of every storage."""
 
     def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
         super().__init__(granule_bytes=granule_bytes, device=device)
-        self.operations: list[Operation] = []
-        self.storages: dict[int, Stored] = {}
+        self.operations: list[TracedOperation] = []
+        self.storages: dict[int, StorageLife] = {}
         self.saved: dict[int, int] = {}
         """Storages that autograd keeps, and the operation during or before which each was first kept."""
         self.saved_until: dict[int, int] = {}
@@ -155,17 +155,17 @@ class Recorder(StorageTracker):
         if func.namespace in {"prim", "profiler"}:  # questions to a tensor, marks for a profiler: no work
             return func(*args, **kwargs)
         inputs = tensors_in((args, kwargs))
-        shaped: dict[int, Shaped] = {}
-        reads: dict[int, Shaped] = {}
+        shaped: dict[int, TensorShape] = {}
+        reads: dict[int, TensorShape] = {}
         for tensor in inputs:
             if id(tensor) not in shaped:
-                shaped[id(tensor)] = Shaped.of(tensor)
+                shaped[id(tensor)] = TensorShape.of(tensor)
                 reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
         forward = self._node()
         try:
-            result = corrected(func, args, kwargs, func(*args, **kwargs))
+            result = correct_result(func, args, kwargs, func(*args, **kwargs))
         except Exception as error:
-            result = NotImplemented if depends_on_values(error) else in_earnest(func, args, kwargs)
+            result = NotImplemented if depends_on_values(error) else run_on_real_tensors(func, args, kwargs)
             if result is NotImplemented:
                 self.failure = _Failure(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
                 raise
@@ -176,7 +176,7 @@ class Recorder(StorageTracker):
         self._funcs.add(func)
         call = self._stack[-1]
         self.operations.append(
-            Operation(
+            TracedOperation(
                 func=func,
                 phase=self.phase,
                 call=call.number,
@@ -184,7 +184,7 @@ class Recorder(StorageTracker):
                 leaf=call.leaf,
                 arguments=tuple(_shapes_in(value, shaped) for value in args),
                 keywords={name: _shapes_in(value, shaped) for name, value in kwargs.items()},
-                results=tuple(Shaped.of(tensor) for tensor in outputs),
+                results=tuple(TensorShape.of(tensor) for tensor in outputs),
                 reads=reads,
                 writes=writes,
                 creates=creates,
@@ -202,7 +202,7 @@ class Recorder(StorageTracker):
     @property
     def uncounted(self) -> list[str]:
         """Operations that ran and whose work is not known."""
-        return sorted(str(func) for func in self._funcs if not is_known(func))
+        return sorted(str(func) for func in self._funcs if not has_known_work(func))
 
     @contextlib.contextmanager
     def modules(self, model: nn.Module) -> Iterator[None]:
@@ -229,7 +229,7 @@ class Recorder(StorageTracker):
 
             handles += [module.register_forward_pre_hook(enter, prepend=True), module.register_forward_hook(leave)]
         try:
-            with attention_by(attend):
+            with replace_attention(attend):
                 yield
         finally:
             for handle in handles:
@@ -271,13 +271,13 @@ class Recorder(StorageTracker):
         """Path of the module that runs now, or in which an error ended the run."""
         return self._stack[-1].path
 
-    def _one(self, tensor: torch.Tensor) -> Held | None:
+    def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
         held = super()._one(tensor)
         if held is not None and held.number not in self.storages:
-            self.storages[held.number] = Stored(held.bytes, len(self.operations))
+            self.storages[held.number] = StorageLife(held.bytes, len(self.operations))
         return held
 
-    def _freed(self, held: Held) -> None:
+    def _freed(self, held: LiveStorage) -> None:
         self.storages[held.number].last = len(self.operations) - 1
 
     def _node(self) -> int:
@@ -307,7 +307,7 @@ class Recorder(StorageTracker):
         self.phase = phase
 
 
-def _shapes_in(value: Any, known: Mapping[int, Shaped]) -> Any:
+def _shapes_in(value: Any, known: Mapping[int, TensorShape]) -> Any:
     if isinstance(value, torch.Tensor):
         return known[id(value)]
     return type(value)(_shapes_in(part, known) for part in value) if type(value) in {list, tuple} else value

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from torch._subclasses import fake_tensor
 
-from trainwright.model.trace.failures import explained
-from trainwright.model.trace.recorder import Operation, Recorder, Stored
+from trainwright.model.trace.failures import explain_error
+from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
 from trainwright.model.trace.step import Step
 
-__all__ = ["Recording", "record"]
+__all__ = ["Recording", "record_step"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """What a step did. Storages are numbers; a part is (first place, place after the last) in `operations`."""
 
-    operations: list[Operation]
-    storages: dict[int, Stored]
+    operations: list[TracedOperation]
+    storages: dict[int, StorageLife]
     saved: dict[int, int]
     """Storages that autograd kept, and the place at which each was first kept."""
     saved_until: dict[int, int]
@@ -52,12 +52,12 @@ class Recording:
     uncounted: tuple[str, ...]
 
 
-def record(step: Step, *, granule_bytes: int) -> Recording:
+def record_step(step: Step, *, granule_bytes: int) -> Recording:
     """Run one steady step (the optimizer's state is there already) and a plain forward pass, and write them down.
 
     Raises ProfileError, of the kind Untraceable where fake tensors were not enough.
     """
-    recorder = Recorder(granule_bytes=granule_bytes)
+    recorder = StepRecorder(granule_bytes=granule_bytes)
     operations, parts = recorder.operations, {}
     with step.tensors(), _no_collection(), _quiet():
         try:
@@ -92,7 +92,7 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
                 parts["plain"] = (parts["update"][1], len(operations))
                 step.finish()
         except Exception as error:
-            raise explained(error, recorder, fake=step.fake is not None) from error
+            raise explain_error(error, recorder, fake=step.fake is not None) from error
     # An optimizer makes no state for what never gets a gradient; it was made here, but nothing has touched it.
     idle_bytes = sum(recorder.storages[number].bytes for number in idle)
     by_owner["optimizer"] = by_owner.get("optimizer", 0) - idle_bytes
@@ -133,7 +133,7 @@ def _nothing(_: logging.LogRecord) -> bool:
     return False
 
 
-def _elements(parameters: list[nn.Parameter], recorder: Recorder) -> dict[int, int]:
+def _elements(parameters: list[nn.Parameter], recorder: StepRecorder) -> dict[int, int]:
     found: dict[int, int] = {}
     for parameter in parameters:
         for number in recorder.marks(parameter):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainwright.errors import ProfileError, closest
 from trainwright.model.trace.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call", "prepare"]
+__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call_model", "prepare_step"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -100,7 +100,9 @@ class Step:
     def forward(self) -> None:
         """Run the model, and the loss if there is one."""
         with self._autocast():
-            self.result = call(self.model, self.sample) if self.loss is None else self.loss(self.model, self.sample)
+            self.result = (
+                call_model(self.model, self.sample) if self.loss is None else self.loss(self.model, self.sample)
+            )
 
     def backward(self) -> bool:
         """Run the backward pass; return whether anything wanted a gradient."""
@@ -142,7 +144,7 @@ class Step:
         return torch.autocast(self.device.type, dtype=PRECISIONS[self.precision])
 
 
-def call(model: nn.Module, sample: Any) -> Any:
+def call_model(model: nn.Module, sample: Any) -> Any:
     """Call a model with a sample: a mapping is keywords, a tuple or list positional arguments, else one argument."""
     if isinstance(sample, Mapping):
         return model(**sample)
@@ -151,7 +153,7 @@ def call(model: nn.Module, sample: Any) -> Any:
     return model(sample)
 
 
-def prepare(
+def prepare_step(
     model: nn.Module,
     sample: Any,
     *,

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import InputError
 
-__all__ = ["Held", "StorageTracker", "tensors_in"]
+__all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
 
 
-class Held:
+class LiveStorage:
     """A live storage: its `number` in order of appearance, its bytes as the allocator rounds them, and its owner."""
 
     __slots__ = ("bytes", "number", "owner", "reference")
@@ -55,7 +55,7 @@ class StorageTracker(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self._owner = "other"
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, LiveStorage] = {}
         self._by_owner: dict[str, int] = {}
         self._at_peak: dict[str, int] = {}
         self._numbers = 0
@@ -77,7 +77,7 @@ class StorageTracker(TorchDispatchMode):
         """Bytes that were held at the moment of the peak, by owner."""
         return {owner: size for owner, size in self._at_peak.items() if size}
 
-    def see(self, tree: Any) -> list[Held]:
+    def see(self, tree: Any) -> list[LiveStorage]:
         """Count the storages of all tensors in a tree that are not yet counted; return the entries of all of them."""
         found = []
         for leaf in _with_storage(tensors_in(tree)):
@@ -107,7 +107,7 @@ class StorageTracker(TorchDispatchMode):
         self.peak_bytes = self.live_bytes
         self._at_peak = dict(self._by_owner)
 
-    def _one(self, tensor: torch.Tensor) -> Held | None:
+    def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
         if self.device is not None and tensor.device.type != self.device:
             return None
         storage = tensor.untyped_storage()
@@ -115,7 +115,7 @@ class StorageTracker(TorchDispatchMode):
         size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
         held = self._held.get(key)
         if held is None:
-            held = Held(self._numbers, size, self._owner)
+            held = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
             held.reference = weakref.ref(storage, lambda _: self._gone(key))
             self._held[key] = held
@@ -130,7 +130,7 @@ class StorageTracker(TorchDispatchMode):
         self._change(held.owner, -held.bytes)
         self._freed(held)
 
-    def _freed(self, held: Held) -> None:
+    def _freed(self, held: LiveStorage) -> None:
         """Do nothing; for who must know when a storage goes."""
 
     def _change(self, owner: str, size: int) -> None:

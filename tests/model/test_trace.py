@@ -10,18 +10,18 @@ from zoo import small
 
 import trainwright as tw
 from models import gpt, resnet
-from trainwright.model.cut.stages import profile_of
+from trainwright.model.cut.stages import make_profile
 from trainwright.model.layer import Transformer
-from trainwright.model.measure.measured import Request
-from trainwright.model.trace.recording import record
+from trainwright.model.measure.profiling import TraceOptions
+from trainwright.model.trace.recording import record_step
 from trainwright.model.trace.storages import StorageTracker
 
 
 def of_step(model, sample, *, fake, **settings):
-    request = Request(model=model, sample=sample, **settings)
+    request = TraceOptions(model=model, sample=sample, **settings)
     step = request.step(fake=fake)
-    recording = record(step, granule_bytes=64)
-    return profile_of(step, recording, name="m", granule_bytes=64), recording
+    recording = record_step(step, granule_bytes=64)
+    return make_profile(step, recording, name="m", granule_bytes=64), recording
 
 
 def test_fake_and_real_steps_give_one_profile(name):
@@ -53,7 +53,7 @@ def test_a_profile_adds_up_and_leaves_the_model_alone(name):
     assert profile.uncounted == ()
     for block in profile.blocks:
         assert sum(stage.layers for stage in block.stages) == len(block.layers)
-        assert sum(stage.kept_bytes for stage in block.stages) == block.kept_bytes
+        assert sum(stage.saved_bytes for stage in block.stages) == block.saved_bytes
         assert block.gradient_bytes == block.output_bytes
 
     with FlopCounterMode(display=False) as counter:
@@ -76,7 +76,7 @@ def test_equal_blocks_are_found_once():
     assert len(block.stages) == 2
     assert len(block.members) == 6
     assert len(plain.blocks) == sum(block.count * len(block.stages) for block in folded.blocks)
-    assert sum(b.count * b.kept_bytes for b in folded.blocks) == sum(b.kept_bytes for b in plain.blocks)
+    assert sum(b.count * b.saved_bytes for b in folded.blocks) == sum(b.saved_bytes for b in plain.blocks)
     assert [layer.forward_flops for layer in folded.layers] == [layer.forward_flops for layer in plain.layers]
     longer = tw.Profile.trace(gpt.GPT((12, 2, 32), 97, 16), sample)
     assert next(b for b in longer.blocks if b.count == 12).layers == block.layers

@@ -15,8 +15,8 @@ def block_of(**changes):
 def test_kept_bytes_of_a_block():
     """Autograd keeps s h (34 + 5 a s / h) bytes of a block in half precision (arXiv 2205.05198, equation 1)."""
     s, h, a = 2048, 12_288, 96
-    assert block_of().kept_bytes == s * h * 34 + 5 * a * s * s
-    assert block_of(fused_attention=True).kept_bytes == s * h * 34 + 4 * a * s
+    assert block_of().saved_bytes == s * h * 34 + 5 * a * s * s
+    assert block_of(fused_attention=True).saved_bytes == s * h * 34 + 4 * a * s
 
 
 def test_weights():

@@ -10,20 +10,20 @@ from torch.utils._pytree import tree_map
 
 from trainwright.cluster.calibration.timing import Clock, cuda_clock, fastest, wall_clock
 from trainwright.errors import ProfileError
-from trainwright.model.cut.stages import batch_of, profile_of
-from trainwright.model.measure.timing import seconds_of_operations
-from trainwright.model.profile import Profile
+from trainwright.model.cut.stages import batch_size, make_profile
+from trainwright.model.measure.operation_times import time_operations
+from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.trace.failures import Untraceable
-from trainwright.model.trace.recording import Recording, record
-from trainwright.model.trace.step import Loss, MakeOptimizer, Step, prepare
+from trainwright.model.trace.recording import Recording, record_step
+from trainwright.model.trace.step import Loss, MakeOptimizer, Step, prepare_step
 
-__all__ = ["Request", "measured", "traced"]
+__all__ = ["TraceOptions", "measure_model", "trace_model"]
 
 _HALVINGS = 6  # of the batch, each of which is measured too
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TraceOptions:
     """What to profile: a model, a sample, and how it is trained."""
 
     model: nn.Module
@@ -39,7 +39,7 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise ProfileError(f"model: got {type(self.model).__name__}; allowed: a torch.nn.Module")
-        batch_of(self.sample)
+        batch_size(self.sample)
 
     @property
     def place(self) -> torch.device:
@@ -57,7 +57,7 @@ class Request:
 
     def step(self, *, fake: bool, lean: bool = False) -> Step:
         """Return the step made ready."""
-        return prepare(
+        return prepare_step(
             self.model,
             self.sample,
             loss=self.loss,
@@ -68,9 +68,9 @@ class Request:
             lean=lean,
         )
 
-    def profile(self, step: Step, recording: Recording, seconds: dict[int, float] | None = None) -> Profile:
+    def profile(self, step: Step, recording: Recording, seconds: dict[int, float] | None = None) -> ProfileFields:
         """Return the profile that a recording gives."""
-        profile = profile_of(
+        profile = make_profile(
             step,
             recording,
             name=self.name or type(self.model).__name__,
@@ -82,19 +82,19 @@ class Request:
         return replace(profile, optimizer=_name(self.optimizer))
 
 
-def traced(request: Request) -> Profile:
+def trace_model(request: TraceOptions) -> ProfileFields:
     """Return the profile of a step on fake tensors, or of one that is run and timed if that cannot be."""
     try:
         step = request.step(fake=True, lean=True)
-        return request.profile(step, record(step, granule_bytes=request.granule_bytes))
+        return request.profile(step, record_step(step, granule_bytes=request.granule_bytes))
     except Untraceable as why:
         try:
-            return measured(request)
+            return measure_model(request)
         except ProfileError as error:
             raise ProfileError(f"{why}; running it fails too: {error}") from error
 
 
-def measured(request: Request, *, warmup: int = 3, repeats: int = 10) -> Profile:
+def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) -> ProfileFields:
     """Return the profile of a step whose operations are timed one by one, and the whole step beside them."""
     for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -112,17 +112,17 @@ def measured(request: Request, *, warmup: int = 3, repeats: int = 10) -> Profile
     return _with_smaller(profile, smaller)
 
 
-def _measured(request: Request, warmup: int, repeats: int) -> Profile:
+def _measured(request: TraceOptions, warmup: int, repeats: int) -> ProfileFields:
     try:
         step = request.step(fake=True)
-        recording = record(step, granule_bytes=request.granule_bytes)
+        recording = record_step(step, granule_bytes=request.granule_bytes)
     except Untraceable:
         step = request.step(fake=False)
-        recording = record(step, granule_bytes=request.granule_bytes)
+        recording = record_step(step, granule_bytes=request.granule_bytes)
     clock: Clock = cuda_clock if request.place.type == "cuda" else wall_clock
     end, past = recording.parts["update"]
     with torch.random.fork_rng(devices=_cuda(request.place)):
-        seconds, failed = seconds_of_operations(
+        seconds, failed = time_operations(
             recording.operations, range(past), device=request.place, warmup=warmup, repeats=repeats, clock=clock
         )
         whole = _whole(request, warmup, repeats, clock)
@@ -145,11 +145,11 @@ def _narrowed(sample: Any, batch: int, size: int) -> Any:
     return tree_map(first, sample)
 
 
-def _chain(profile: Profile) -> list[tuple[int, list[tuple[str, str]]]]:
+def _chain(profile: ProfileFields) -> list[tuple[int, list[tuple[str, str]]]]:
     return [(block.count, [(layer.name, layer.kind) for layer in block.layers]) for block in profile.blocks]
 
 
-def _with_smaller(profile: Profile, smaller: Sequence[Profile]) -> Profile:
+def _with_smaller(profile: ProfileFields, smaller: Sequence[ProfileFields]) -> ProfileFields:
     """Return a profile with the seconds of those of smaller batches, whose chains are equal."""
     blocks = []
     for place, block in enumerate(profile.blocks):
@@ -171,7 +171,7 @@ def _with_smaller(profile: Profile, smaller: Sequence[Profile]) -> Profile:
     )
 
 
-def _whole(request: Request, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]) -> float:
+def _whole(request: TraceOptions, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]) -> float:
     """Return the seconds of a forward and backward pass of the whole model, which adds to the gradients there are."""
     step = request.step(fake=False)
 

@@ -6,8 +6,8 @@ from torch import nn
 from zoo import llama
 
 import trainwright as tw
-from trainwright.model.trace.flops import flops_of
-from trainwright.model.trace.recorder import Shaped
+from trainwright.model.trace.flops import count_flops
+from trainwright.model.trace.recorder import TensorShape
 
 ROWS, WIDTH = 8, 32
 SIZE = 4 * ROWS * WIDTH
@@ -45,14 +45,14 @@ def test_autograd_keeps_the_inputs_of_a_kernel_and_none_of_its_inside():
     assert fused == 2 * SIZE  # y, and what the second product reads
 
 
-def traced(**settings):
+def trace_model(**settings):
     return tw.Profile.trace(
         llama.llama("tiny", vocabulary=97), llama.sample(2, 16, 97), loss=llama.next_token_loss, **settings
     )
 
 
 def test_products_and_the_loss_outside_the_model_stay_as_they_are():
-    plain, fused = traced(), traced(fuse=True)
+    plain, fused = trace_model(), trace_model(fuse=True)
     for direction in ("forward_flops", "backward_flops"):
         counts = [sum(getattr(layer, direction) for layer in profile.layers) for profile in (plain, fused)]
         assert counts[0] == counts[1]
@@ -68,7 +68,7 @@ def test_products_and_the_loss_outside_the_model_stay_as_they_are():
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_causal_attention_works_on_what_its_mask_leaves(backward):
-    shape = Shaped((2, 4, 16, 8), (512, 128, 8, 1), torch.float32)
+    shape = TensorShape((2, 4, 16, 8), (512, 128, 8, 1), torch.float32)
     aten = torch.ops.aten
     if backward:
         operation = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -76,5 +76,5 @@ def test_causal_attention_works_on_what_its_mask_leaves(backward):
     else:
         operation = aten._scaled_dot_product_flash_attention_for_cpu.default
         whole, causal = ((shape, shape, shape, 0.0, each) for each in (False, True))
-    assert flops_of(operation, causal, []) == flops_of(operation, whole, []) * 17 / 32
-    assert flops_of(operation, causal[:-1], []) == flops_of(operation, whole, [])
+    assert count_flops(operation, causal, []) == count_flops(operation, whole, []) * 17 / 32
+    assert count_flops(operation, causal[:-1], []) == count_flops(operation, whole, [])

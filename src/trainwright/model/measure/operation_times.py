@@ -7,13 +7,13 @@ import torch
 from torch.utils._pytree import tree_map
 
 from trainwright.cluster.calibration.timing import Clock, fastest, wall_clock
-from trainwright.model.trace.recorder import Operation, Shaped
+from trainwright.model.trace.recorder import TensorShape, TracedOperation
 
-__all__ = ["seconds_of_operations"]
+__all__ = ["time_operations"]
 
 
-def seconds_of_operations(
-    operations: Sequence[Operation],
+def time_operations(
+    operations: Sequence[TracedOperation],
     places: Sequence[int],
     *,
     device: torch.device,
@@ -43,11 +43,11 @@ def seconds_of_operations(
     return seconds, sorted(failed)
 
 
-def _alone(operation: Operation, device: torch.device, warmup: int, repeats: int, clock: Clock) -> float | None:
+def _alone(operation: TracedOperation, device: torch.device, warmup: int, repeats: int, clock: Clock) -> float | None:
     with torch.no_grad():
         try:
             arguments, keywords = tree_map(
-                lambda leaf: _tensor(leaf, device) if isinstance(leaf, Shaped) else leaf,
+                lambda leaf: _tensor(leaf, device) if isinstance(leaf, TensorShape) else leaf,
                 (operation.arguments, operation.keywords),
             )
             operation.func(*arguments, **keywords)
@@ -56,7 +56,7 @@ def _alone(operation: Operation, device: torch.device, warmup: int, repeats: int
         return fastest(lambda: operation.func(*arguments, **keywords), warmup=warmup, repeats=repeats, clock=clock)
 
 
-def _tensor(shaped: Shaped, device: torch.device) -> torch.Tensor:
+def _tensor(shaped: TensorShape, device: torch.device) -> torch.Tensor:
     """Return a tensor of a shape, with numbers between 0.5 and 1 (no zeros, infinities or denormals), or zeros."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shaped.shape, shaped.stride, strict=True))
     flat = torch.empty(max(0, extent), dtype=shaped.dtype, device=device)

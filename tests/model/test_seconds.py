@@ -13,9 +13,9 @@ import trainwright as tw
 from trainwright.cluster import Device
 from trainwright.cluster.calibration.timing import fastest
 from trainwright.errors import ProfileError
-from trainwright.model.measure.measured import Request
-from trainwright.model.measure.timing import seconds_of_operations
-from trainwright.model.trace.recording import record
+from trainwright.model.measure.operation_times import time_operations
+from trainwright.model.measure.profiling import TraceOptions
+from trainwright.model.trace.recording import record_step
 
 DEVICE = Device(kind="test", flops={"fp32": 1e12, "bf16": 4e12}, memory_bandwidth=1e11, launch_seconds=1e-6)
 
@@ -62,10 +62,10 @@ def test_equal_operations_are_timed_once():
     def timed(layers):
         calls.clear()
         model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(layers)))
-        step = Request(model=model, sample=torch.zeros(2, 8), optimizer=None).step(fake=True)
-        recording = record(step, granule_bytes=64)
+        step = TraceOptions(model=model, sample=torch.zeros(2, 8), optimizer=None).step(fake=True)
+        recording = record_step(step, granule_bytes=64)
         places = range(*recording.parts["forward"])
-        seconds, failed = seconds_of_operations(
+        seconds, failed = time_operations(
             recording.operations, places, device=torch.device("cpu"), repeats=4, clock=clock
         )
         assert not failed

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.model.cut.cuts import Access, blocks_of, cuts, intervals, joined, periods
+from trainwright.model.cut.cuts import Access, find_cuts, find_repeats, fold_blocks, intervals_between, join_stages
 from trainwright.model.layer import Layer, Stage
 
 
@@ -47,15 +47,15 @@ def test_cuts_equal_brute_force(accesses, data):
     made = sorted({0}.union(*(access.creates for access in accesses)))
     results = data.draw(st.frozensets(st.sampled_from(made), min_size=1, max_size=2))
     touched = set().union(*(access.reads | access.writes | access.creates for access in accesses))
-    assert cuts(accesses, results & touched) == brute_force(accesses, set(results & touched))
+    assert find_cuts(accesses, results & touched) == brute_force(accesses, set(results & touched))
 
 
 @given(graphs())
 def test_ignored_storages_and_barred_places_make_no_cut(accesses):
-    found = cuts(accesses, {len(accesses)})
-    assert all(storage != 1 for _, storage in cuts(accesses, {len(accesses)}, ignored={1}))
+    found = find_cuts(accesses, {len(accesses)})
+    assert all(storage != 1 for _, storage in find_cuts(accesses, {len(accesses)}, ignored={1}))
     for place, _ in found:
-        assert place not in {at for at, _ in cuts(accesses, {len(accesses)}, barred={place})}
+        assert place not in {at for at, _ in find_cuts(accesses, {len(accesses)}, barred={place})}
 
 
 def test_a_skip_leaves_no_cut_inside():
@@ -66,19 +66,19 @@ def test_a_skip_leaves_no_cut_inside():
         Access(frozenset({1, 2}), creates=frozenset({3})),
         Access(frozenset({3}), creates=frozenset({4})),
     ]
-    assert cuts(chain, {4}) == [(0, 1), (2, 3)]
-    assert intervals([0, 2], 4) == [(0, 0), (1, 2), (3, 3)]
+    assert find_cuts(chain, {4}) == [(0, 1), (2, 3)]
+    assert intervals_between([0, 2], 4) == [(0, 0), (1, 2), (3, 3)]
 
 
 @given(st.lists(st.integers(0, 2), max_size=20))
 def test_periods_rebuild_the_sequence(sequence):
-    rebuilt = [x for start, length, count in periods(sequence) for x in sequence[start : start + length] * count]
+    rebuilt = [x for start, length, count in find_repeats(sequence) for x in sequence[start : start + length] * count]
     assert rebuilt == sequence
 
 
 def test_periods_find_alternating_layers():
-    assert periods("eababababh") == [(0, 1, 1), (1, 2, 4), (9, 1, 1)]
-    assert periods("aaab") == [(0, 1, 3), (3, 1, 1)]
+    assert find_repeats("eababababh") == [(0, 1, 1), (1, 2, 4), (9, 1, 1)]
+    assert find_repeats("aaab") == [(0, 1, 3), (3, 1, 1)]
 
 
 sizes = st.integers(0, 50)
@@ -87,7 +87,7 @@ stages = st.builds(
     name=st.just("s"),
     layers=st.just(1),
     output_bytes=sizes,
-    kept_bytes=st.integers(50, 99),
+    saved_bytes=st.integers(50, 99),
     forward_temporary_bytes=sizes,
     plain_temporary_bytes=sizes,
     backward_temporary_bytes=sizes,
@@ -98,13 +98,13 @@ stages = st.builds(
 @given(st.lists(stages, min_size=1, max_size=5), sizes)
 def test_joined_bytes_are_those_of_the_stages_run_one_after_another(found, arriving):
     """Against a walk through the stages that adds and drops what lives."""
-    block = joined(found, arriving)
+    block = join_stages(found, arriving)
     live, peak = 0, 0
     for stage in found:
-        peak = max(peak, live + stage.kept_bytes + stage.forward_temporary_bytes)
-        live += stage.kept_bytes
-    assert block.kept_bytes == live
-    assert block.kept_bytes + block.forward_temporary_bytes == max(peak, live)
+        peak = max(peak, live + stage.saved_bytes + stage.forward_temporary_bytes)
+        live += stage.saved_bytes
+    assert block.saved_bytes == live
+    assert block.saved_bytes + block.forward_temporary_bytes == max(peak, live)
     held, plain = 0, 0
     for stage in found:
         plain = max(plain, held + stage.output_bytes + stage.plain_temporary_bytes)
@@ -114,8 +114,8 @@ def test_joined_bytes_are_those_of_the_stages_run_one_after_another(found, arriv
     backward = 0
     for i in reversed(range(len(found))):
         backward = max(backward, live + before[i + 1] + before[i] + found[i].backward_temporary_bytes)
-        live -= found[i].kept_bytes
-    charged = block.kept_bytes + block.gradient_bytes + arriving
+        live -= found[i].saved_bytes
+    charged = block.saved_bytes + block.gradient_bytes + arriving
     assert charged + block.backward_temporary_bytes == max(backward, charged)
 
 
@@ -133,4 +133,4 @@ def test_folded_blocks_unfold_to_the_same_chain(found):
             for stage, layer in zip(block.stages, block.layers, strict=True)
         ]
 
-    assert unfolded(blocks_of(chain, layers)) == unfolded(blocks_of(chain, layers, fold=False))
+    assert unfolded(fold_blocks(chain, layers)) == unfolded(fold_blocks(chain, layers, fold=False))

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.cluster import Cluster
 from trainwright.model.profile import Profile
-from trainwright.model.trace.flops import flops_of
+from trainwright.model.trace.flops import count_flops
 from trainwright.plan import Degrees, Oracle
 
 HIDDEN, INNER, EXPERTS, TOP = 32, 64, 4, 2
@@ -87,7 +87,7 @@ def test_experts_that_are_traced_are_divided_and_their_tokens_sent():
 def test_what_falls_to_the_groups(left, right, flops):
     """Rows, columns or the inner size; or nothing, where both have a matrix for each."""
     arguments = [torch.empty(left, device="meta"), torch.empty(right, device="meta")]
-    assert flops_of(torch.ops.aten._grouped_mm.default, arguments, []) == flops
+    assert count_flops(torch.ops.aten._grouped_mm.default, arguments, []) == flops
 
 
 class Unknown(nn.Module):
