@@ -30,6 +30,7 @@ BELOW_ALL = (
     "kernels",
     "listening",
     "pareto",
+    "plugins",
     "publishing",
     "randomness",
     "settings",

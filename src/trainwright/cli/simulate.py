@@ -79,12 +79,12 @@ _SPREADS = (
 
 
 def _content(forecast: "Forecast") -> dict[str, Any]:
-    from trainwright.study.settings import described
+    from trainwright.plugins import describe
 
     spreads = {name: getattr(forecast, name) for name in _SPREADS}
     return {
-        "rule": described("rule", forecast.scheduler.rule),
-        "policy": described("policy", forecast.scheduler.policy),
+        "rule": describe("rule", forecast.scheduler.rule),
+        "policy": describe("policy", forecast.scheduler.policy),
         **{name: {"mean": each.mean, "low": each.low, "high": each.high} for name, each in spreads.items()},
         "stalls": forecast.stalls,
         "substitutions": forecast.substitutions,
