@@ -7,6 +7,7 @@ The searcher sees float64 matrices only: `sample` and `latent` draw them, `settl
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -207,16 +208,12 @@ class Space:
 
         Stepped numbers become ordinals, requirements forbidden clauses. Needs the extra `configspace`.
         """
-        from trainwright.space.to_configspace import to_configspace
-
-        return to_configspace(self)
+        return _load_adapter("writing").to_configspace(self)
 
     @classmethod
     def from_configspace(cls, space: Any) -> Self:
         """Return the space of a `ConfigSpace.ConfigurationSpace`; every parameter has the default that it has there."""
-        from trainwright.space.from_configspace import read_configspace
-
-        parameters, requirements = read_configspace(space)
+        parameters, requirements = _load_adapter("reading").read_configspace(space)
         return cls.of(parameters, *requirements)
 
     @cached_property
@@ -281,6 +278,11 @@ class Space:
                 self._rules.judge(rule, rows, passed)
             if not passed[0]:
                 raise SpaceError(f"default {breach(rule, defaults)}")
+
+
+def _load_adapter(module: str) -> Any:
+    # By name, as a plug-in is: adapters lie above the packages that they adapt.
+    return import_module(f"trainwright.integrations.configspace.{module}")
 
 
 def _spread(values: list[Any], active: Mask | None) -> list[Any]:

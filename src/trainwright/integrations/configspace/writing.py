@@ -7,24 +7,22 @@ neither can say is refused. Nothing is written that ConfigSpace reads differentl
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainwright.errors import MissingExtra, SpaceError
+from trainwright.integrations.configspace.forbidden_clauses import Forbidden, values_of
 from trainwright.randomness import rng
 from trainwright.space.canonical import canonical
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Comparison, Condition
 from trainwright.space.fixed import Constant
-from trainwright.space.forbidden import Forbidden, values_of
 from trainwright.space.numeric import Float, Int
 from trainwright.space.parameters import Varying
 from trainwright.space.priors import Beta, Normal
 from trainwright.space.requirements import TextRequirement
-
-if TYPE_CHECKING:
-    from trainwright.space.space import Space
+from trainwright.space.space import Space
 
 __all__ = ["MOST_LISTED", "to_configspace"]
 
@@ -35,7 +33,7 @@ _CHECKED = 32  # legal draws that ConfigSpace must take
 _DECIMALS = 13  # to which ConfigSpace rounds bounds, defaults and values
 
 
-def to_configspace(space: "Space") -> Any:
+def to_configspace(space: Space) -> Any:
     """Return a `ConfigSpace.ConfigurationSpace` of the same configurations, or raise `SpaceError` naming what it lacks.
 
     A parameter without default gets ConfigSpace's own; where these together are forbidden, those of a legal draw.
@@ -60,7 +58,7 @@ def to_configspace(space: "Space") -> Any:
     return found
 
 
-def _build(cs: Any, space: "Space", defaults: Mapping[str, Any]) -> Any:
+def _build(cs: Any, space: Space, defaults: Mapping[str, Any]) -> Any:
     found = cs.ConfigurationSpace()
     for name, parameter in space.parameters.items():
         if isinstance(parameter, Constant):
@@ -155,7 +153,7 @@ class _Conditions:
     true for it in some places and false in others.
     """
 
-    def __init__(self, cs: Any, space: "Space", found: Any) -> None:
+    def __init__(self, cs: Any, space: Space, found: Any) -> None:
         self.cs, self.space, self.found = cs, space, found
 
     def all(self) -> list[Any]:
