@@ -76,7 +76,7 @@ class Linear(Axis):
     @property
     def slack(self) -> float:
         """A few units in the last place of the greatest number, as a share of the range."""
-        return _slack(self.low, self.high)
+        return _rounding_slack(self.low, self.high)
 
     def snap(self, u: Array) -> Array:
         """Return the units, clipped to [0, 1]."""
@@ -102,7 +102,7 @@ class Log(Axis):
     @property
     def slack(self) -> float:
         """As on a linear axis of the logarithms."""
-        return _slack(np.log(self.low), np.log(self.high))
+        return _rounding_slack(np.log(self.low), np.log(self.high))
 
     def snap(self, u: Array) -> Array:
         """Return the units, clipped to [0, 1]."""
@@ -226,7 +226,7 @@ class Code(Axis):
         return numbers
 
 
-def _slack(low: Array, high: Array) -> float:
+def _rounding_slack(low: Array, high: Array) -> float:
     """Return eight times the rounding error of numbers as large as the bounds, in units."""
     largest = float(np.maximum(np.abs(low), np.abs(high))[0])
     return 8.0 * float(np.finfo(np.float64).eps) * (1.0 + (1.0 + largest) / float((high - low)[0]))

@@ -13,7 +13,7 @@ import numpy as np
 from trainwright.space.axes import Array, Axis, Code
 from trainwright.space.parameters import Varying
 
-__all__ = ["Column", "Columns", "column_of"]
+__all__ = ["Column", "Columns", "make_column"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Column:
     ordered: bool  # discrete values in order: Int, a stepped Float, Choice(ordered=True)
 
 
-def column_of(name: str, parameter: Varying) -> Column:
+def make_column(name: str, parameter: Varying) -> Column:
     """Return the column of a parameter."""
     axis = parameter.axis
     kind: Literal["unit", "choice"] = "choice" if isinstance(axis, Code) else "unit"
@@ -42,7 +42,7 @@ class Columns:
         for index, axis in enumerate(self.axes):
             by_kind.setdefault(type(axis), []).append(index)
         self._groups = [
-            (_indexer(indexes), kind.stack([self.axes[index] for index in indexes]))
+            (_make_indexer(indexes), kind.stack([self.axes[index] for index in indexes]))
             for kind, indexes in by_kind.items()
         ]
         self._tops = np.array(
@@ -56,7 +56,7 @@ class Columns:
             if not parameter.even and not _plain_choice(parameter)
         ]
         codes = [index for index, parameter in enumerate(parameters) if _plain_choice(parameter)]
-        self._codes = _indexer(codes) if codes else None
+        self._codes = _make_indexer(codes) if codes else None
         self._code_points = self._tops[codes] + 1.0
 
     def quantile(self, p: Array) -> Array:
@@ -99,7 +99,7 @@ def _plain_choice(parameter: Varying) -> bool:
     return isinstance(parameter.axis, Code) and getattr(parameter, "weights", None) is None
 
 
-def _indexer(indexes: list[int]) -> slice | list[int]:
+def _make_indexer(indexes: list[int]) -> slice | list[int]:
     # A slice is a view: much cheaper than fancy indexing, and most spaces list their kinds in runs.
     steps = set(np.diff(indexes).tolist()) or {1}
     if len(steps) == 1:

@@ -3,15 +3,15 @@
 import numpy as np
 
 from trainwright.space.axes import Array
-from trainwright.space.rules import Rows, Rules
+from trainwright.space.rules import BoundRules, RowTable
 
-__all__ = ["MOST_LEGAL", "legal_points"]
+__all__ = ["MOST_LEGAL", "enumerate_legal"]
 
 MOST_LEGAL = 1_000_000
 MOST_PARTIAL = 2 * MOST_LEGAL  # rows held on the way
 
 
-def legal_points(rules: Rules) -> Array | None:
+def enumerate_legal(rules: BoundRules) -> Array | None:
     """Return all legal rows of a space whose columns are all discrete, or None if they are over a million.
 
     Rows are in lexicographic order of the columns, parents of conditions first.
@@ -32,7 +32,7 @@ def legal_points(rules: Rules) -> Array | None:
         U = np.repeat(U, repeats, axis=0)
         U[:, index] = np.where(np.repeat(active, repeats), units()[turn], np.nan)
         done.add(index)
-        rows, passed = Rows(rules, U), np.ones(len(U), dtype=np.bool_)
+        rows, passed = RowTable(rules, U), np.ones(len(U), dtype=np.bool_)
         for rule in waiting:
             if rule.support.reads <= done:
                 rules.judge(rule, rows, passed)

@@ -93,7 +93,7 @@ class Expression:
         """Return the expression, or raise SpaceError that names what is not allowed."""
         try:
             tree = ast.parse(text.strip(), mode="eval").body
-            _check(tree, owner)
+            _check_language(tree, owner)
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
             raise SpaceError(f"{owner}: cannot be read ({why}); allowed: {ALLOWED}") from None
@@ -109,7 +109,7 @@ class Expression:
         return _Compiler(self.owner, kinds).term(self._tree)
 
 
-def _check(tree: ast.expr, owner: str) -> None:
+def _check_language(tree: ast.expr, owner: str) -> None:
     """Refuse what is not in the language, outermost first."""
     listed = {
         id(node.comparators[index])
@@ -168,7 +168,7 @@ class _Compiler:
             case ast.UnaryOp():
                 number = self._number(node.operand)
                 function = np.negative if isinstance(node.op, ast.USub) else np.positive
-                return Term(_widest([number]), lambda env: function(number.evaluate(env)))
+                return Term(_widest_kind([number]), lambda env: function(number.evaluate(env)))
             case ast.BinOp():
                 return self._arithmetic(node)
             case ast.Compare():
@@ -210,7 +210,7 @@ class _Compiler:
 
     def _arithmetic(self, node: ast.BinOp) -> Term:
         left, right, function = self._number(node.left), self._number(node.right), _ARITHMETIC[type(node.op)]
-        kind = _widest([left, right])
+        kind = _widest_kind([left, right])
         whole_power = isinstance(node.right, ast.Constant)  # a sign in front makes it no plain constant
         if isinstance(node.op, ast.Div) or (isinstance(node.op, ast.Pow) and not whole_power):
             kind = "float"
@@ -259,9 +259,9 @@ class _Compiler:
         terms = [self._number(argument) for argument in arguments]
         function, kind = _FUNCTIONS[name]
         if least == 2:
-            return Term(_widest(terms), lambda env: reduce(function, [term.evaluate(env) for term in terms]))
+            return Term(_widest_kind(terms), lambda env: reduce(function, [term.evaluate(env) for term in terms]))
         inner = terms[0].evaluate
-        return Term(kind or _widest(terms), lambda env: function(inner(env)))
+        return Term(kind or _widest_kind(terms), lambda env: function(inner(env)))
 
 
 _compare_objects = np.frompyfunc(operator.eq, 2, 1)
@@ -269,10 +269,10 @@ _compare_objects = np.frompyfunc(operator.eq, 2, 1)
 
 def _same_object(left: Any, right: Any) -> Any:
     """Compare values of mixed kinds one by one, as Python does."""
-    return np.asarray(_compare_objects(_boxed(left), _boxed(right)), dtype=np.bool_)
+    return np.asarray(_compare_objects(_box_value(left), _box_value(right)), dtype=np.bool_)
 
 
-def _boxed(value: Any) -> Any:
+def _box_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value
     box = np.empty((), dtype=object)  # keeps a text or tuple whole
@@ -280,5 +280,5 @@ def _boxed(value: Any) -> Any:
     return box
 
 
-def _widest(terms: Sequence[Term]) -> Kind:
+def _widest_kind(terms: Sequence[Term]) -> Kind:
     return "float" if any(term.kind == "float" for term in terms) else "int"

@@ -23,7 +23,7 @@ class Normal:
     mean: float
     sd: float
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the settings make no law."""
         if not is_number(self.mean) or not 0 <= self.mean <= 1:
             raise SpaceError(
@@ -53,7 +53,7 @@ class Beta:
     a: float
     b: float
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the settings make no law."""
         for shape, value in asdict(self).items():
             if not is_number(value) or not 0 < value < float("inf"):

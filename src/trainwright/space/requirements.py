@@ -116,11 +116,11 @@ def requirement_from_json(document: Any) -> Requirement:
     if isinstance(document, dict) and isinstance(document.get("text"), str):
         return require(document["text"])
     if isinstance(document, dict) and {"function", "names"} <= document.keys():
-        return require(_import(document["function"]), names=document["names"])
+        return require(_import_function(document["function"]), names=document["names"])
     raise SpaceError(f'requirement {document!r} cannot be read; write {{"text": "a <= b"}}')
 
 
-def _import(path: str) -> Predicate:
+def _import_function(path: str) -> Predicate:
     module, _, attributes = path.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -13,11 +13,11 @@ from trainwright.space.axes import Array, Mask
 from trainwright.space.conditions import Condition, Holds
 from trainwright.space.expressions import Kind, Term
 from trainwright.space.fixed import Constant, Derived
-from trainwright.space.layout import Layout, in_order, named_by
 from trainwright.space.parameters import Varying
 from trainwright.space.requirements import Requirement, Verdict
+from trainwright.space.row_schema import RowSchema, names_in, order_by_needs
 
-__all__ = ["Formula", "Rows", "Rule", "Rules"]
+__all__ = ["BoundRule", "BoundRules", "Formula", "RowTable"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class Rule:
+class BoundRule:
     """A requirement over columns."""
 
     text: str
@@ -53,10 +53,10 @@ class Rule:
     verdict: Verdict
 
 
-class Rules:
+class BoundRules:
     """The derived values and requirements of a space, bound to its layout."""
 
-    def __init__(self, layout: Layout, requirements: Sequence[Requirement]) -> None:
+    def __init__(self, layout: RowSchema, requirements: Sequence[Requirement]) -> None:
         self.layout = layout
         self.kinds: dict[str, Kind] = {
             name: p.values_kind for name, p in layout.parameters.items() if isinstance(p, Varying | Constant)
@@ -68,23 +68,23 @@ class Rules:
         self.rules = [self._finite(name) for name in self.formulas]
         for requirement in requirements:
             verdict = requirement.bind(self.kinds)
-            self.rules.append(Rule(str(requirement), requirement.names, self._support(requirement.names), verdict))
+            self.rules.append(BoundRule(str(requirement), requirement.names, self._support(requirement.names), verdict))
 
-    def verdicts(self, rows: "Rows") -> Mask:
+    def verdicts(self, rows: "RowTable") -> Mask:
         """Return for each row and rule whether the row passes; a rule that does not apply is passed."""
         passed = np.ones((len(rows), len(self.rules)), dtype=np.bool_)
         for index, rule in enumerate(self.rules):
             self.judge(rule, rows, passed[:, index])
         return passed
 
-    def legal(self, rows: "Rows") -> Mask:
+    def legal(self, rows: "RowTable") -> Mask:
         """Return for each row whether it passes all rules."""
         passed = np.ones(len(rows), dtype=np.bool_)
         for rule in self.rules:
             self.judge(rule, rows, passed)
         return passed
 
-    def judge(self, rule: Rule, rows: "Rows", passed: Mask) -> None:
+    def judge(self, rule: BoundRule, rows: "RowTable", passed: Mask) -> None:
         """Clear `passed` where the rule applies and is broken."""
         active = rows.where(rule.support.gates)
         some = rows if active is None else rows.take(active)
@@ -102,15 +102,17 @@ class Rules:
         expressions = {name: parameter.expression(name) for name, parameter in derived.items()}
         needs = {name: [used for used in e.names if used in derived] for name, e in expressions.items()}
         known = {name: self.kinds.get(name, "float") for name in self.layout.parameters}
-        for name in in_order(needs, "derived values"):
+        for name in order_by_needs(needs, "derived values"):
             term = expressions[name].bind(known)
             if term.kind not in ("bool", "int", "float"):
                 raise SpaceError(f"{name}: {derived[name].text!r} gives no number; derive numbers only")
             self.formulas[name] = Formula(term, self._support(expressions[name].names, name, derived[name].when))
             self.kinds[name] = known[name] = term.kind
 
-    def _finite(self, name: str) -> Rule:
-        return Rule(f"{name} is finite", (name,), self.formulas[name].support, lambda env, _: np.isfinite(env[name]))
+    def _finite(self, name: str) -> BoundRule:
+        return BoundRule(
+            f"{name} is finite", (name,), self.formulas[name].support, lambda env, _: np.isfinite(env[name])
+        )
 
     def _support(self, names: Sequence[str], owner: str = "", when: Condition | None = None) -> Support:
         columns: dict[int, None] = {}  # a set in order
@@ -126,21 +128,21 @@ class Rules:
                 index = self.layout.index[name]
                 columns[index] = None
                 if name in self.layout.conditions:
-                    gates.append(_present(index))
+                    gates.append(_is_present(index))
         if when is not None:
             gates.append(self.layout.bind(owner, when))
-            reads |= {self.layout.index[name] for name in named_by(when) if name in self.layout.index}
+            reads |= {self.layout.index[name] for name in names_in(when) if name in self.layout.index}
         return Support(tuple(columns), tuple(gates), frozenset(reads | columns.keys()))
 
 
-class Rows:
+class RowTable:
     """Settled rows by parameter name: columns of natural dtype, decoded where asked for.
 
     `numbers` are given where the exact values are known, as for parameters that a user wrote. Entries of inactive
     parameters mean nothing; `take` the rows in which a `where` holds.
     """
 
-    def __init__(self, rules: Rules, U: Array, numbers: Array | None = None) -> None:
+    def __init__(self, rules: BoundRules, U: Array, numbers: Array | None = None) -> None:
         self._rules = rules
         self._U = U
         self._numbers = numbers
@@ -161,9 +163,9 @@ class Rows:
         mask: Mask = reduce(np.logical_and, [gate(self._U) for gate in gates])
         return None if mask.all() else mask
 
-    def take(self, mask: Mask) -> "Rows":
+    def take(self, mask: Mask) -> "RowTable":
         """Return some of the rows."""
-        return Rows(self._rules, self._U[mask], None if self._numbers is None else self._numbers[mask])
+        return RowTable(self._rules, self._U[mask], None if self._numbers is None else self._numbers[mask])
 
     def _column(self, name: str) -> NDArray[Any]:
         layout = self._rules.layout
@@ -180,5 +182,5 @@ class Rows:
         return varying.natural(varying.axis.numbers(self._U[:, index]))
 
 
-def _present(index: int) -> Callable[[Array], Mask]:
+def _is_present(index: int) -> Callable[[Array], Mask]:
     return lambda U: ~np.isnan(U[:, index])

@@ -17,7 +17,7 @@ from trainwright.errors import SpaceError
 from trainwright.space.expressions import Expression
 from trainwright.space.fixed import Constant
 from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Parameter, Varying, table_of
+from trainwright.space.parameters import Parameter, Varying, make_table
 
 __all__ = ["Forbidden", "values_of"]
 
@@ -198,7 +198,7 @@ class Forbidden:
 
     def _evaluate(self, node: ast.expr, columns: Mapping[str, Sequence[Any]]) -> Any:
         term = Expression.parse(ast.unparse(node), self.expression.owner).bind(self.kinds)
-        table = {name: table_of(tuple(values)) for name, values in columns.items()}
+        table = {name: make_table(tuple(values)) for name, values in columns.items()}
         with np.errstate(all="ignore"):
             value = term.evaluate(table)
         return np.broadcast_to(value, len(next(iter(columns.values())))) if columns else value

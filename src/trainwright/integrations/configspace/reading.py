@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.errors import MissingExtra, SpaceError
-from trainwright.space.canonical import plain
+from trainwright.space.canonical import to_python
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Condition, all_of, any_of, equals, greater, less, not_, one_of
 from trainwright.space.fixed import Constant
@@ -58,12 +58,12 @@ def read_configspace(space: Any) -> tuple[dict[str, Parameter], list[Requirement
 def _parameter(it: Any, when: Condition | None) -> Parameter:
     kind = type(it).__name__.removesuffix("Hyperparameter")
     if kind == "Constant" and when is None:
-        return Constant(plain(it.value))
+        return Constant(to_python(it.value))
     if kind == "Constant":  # a constant of ours is always there
-        return Choice(plain(it.value), default=plain(it.value), when=when)
+        return Choice(to_python(it.value), default=to_python(it.value), when=when)
     if kind in ("Categorical", "Ordinal"):
         # Not its list of choices: a configuration holds what numpy makes of them, such as 1.0 of 1 beside 2.5.
-        values = [plain(it.to_value(float(place))) for place in range(it.size)]
+        values = [to_python(it.to_value(float(place))) for place in range(it.size)]
         weights = getattr(it, "weights", None)
         default = values[int(it.to_vector(it.default_value))]
         return Choice(*values, ordered=kind == "Ordinal", weights=weights, default=default, when=when)
@@ -77,7 +77,7 @@ def _parameter(it: Any, when: Condition | None) -> Parameter:
     prior: Prior | None = None
     if law != "Uniform":
         prior = _normal(it) if law == "Normal" else Beta(float(it.alpha), float(it.beta))
-    low, high, default = plain(it.lower), plain(it.upper), plain(it.default_value)
+    low, high, default = to_python(it.lower), to_python(it.upper), to_python(it.default_value)
     return number(low, high, log=bool(it.log), default=default, prior=prior, when=when)
 
 
@@ -112,7 +112,7 @@ def _condition(it: Any) -> Condition:
 
 def _value(it: Any, value: Any) -> Any:
     """Return a value as configurations hold it."""
-    return plain(value if hasattr(it, "lower") else it.to_value(it.to_vector(value)))
+    return to_python(value if hasattr(it, "lower") else it.to_value(it.to_vector(value)))
 
 
 def _conjunctions(it: Any) -> list[list[Literal]]:
@@ -142,7 +142,7 @@ def _literal(it: Any, sign: str) -> Literal:
         return name, sign, _listed([_value(parameter, value) for value in it.values])
     if sign != "==" and hasattr(parameter, "sequence"):  # by place, where a text compares values
         places = {place for place in range(parameter.size) if _ordered(place, sign, parameter.to_vector(it.value))}
-        return name, "in", _listed([plain(parameter.to_value(float(place))) for place in sorted(places)])
+        return name, "in", _listed([to_python(parameter.to_value(float(place))) for place in sorted(places)])
     return name, sign, repr(_value(parameter, it.value))
 
 

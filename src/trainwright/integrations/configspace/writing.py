@@ -14,7 +14,7 @@ import numpy as np
 from trainwright.errors import MissingExtra, SpaceError
 from trainwright.integrations.configspace.forbidden_clauses import Forbidden, values_of
 from trainwright.randomness import rng
-from trainwright.space.canonical import canonical
+from trainwright.space.canonical import canonical_json
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Comparison, Condition
 from trainwright.space.fixed import Constant
@@ -215,7 +215,7 @@ def _holds(parent: Any, comparison: Comparison, value: Any) -> bool:
     """Whether a comparison is true of one value of a listed parent."""
     if comparison.operation in ("equals", "one_of"):
         named = [parent.clean("", v) if isinstance(parent, Varying) else v for v in comparison.values]
-        return canonical(value) in map(canonical, named)
+        return canonical_json(value) in map(canonical_json, named)
     [bound] = comparison.values
     if isinstance(parent, Choice):
         rank = parent.rank(comparison.name, bound)

@@ -11,29 +11,29 @@ import numpy as np
 
 from trainwright.errors import SpaceError, TrialError, closest
 from trainwright.space.axes import Array
-from trainwright.space.canonical import canonical, is_number
-from trainwright.space.columns import Columns, column_of
+from trainwright.space.canonical import canonical_json, is_number
+from trainwright.space.columns import Columns, make_column
 from trainwright.space.conditions import Comparison, Condition, Holds, compare_column
 from trainwright.space.fixed import Constant
 from trainwright.space.parameters import Parameter, Varying
 
-__all__ = ["Layout", "in_order", "named_by"]
+__all__ = ["RowSchema", "names_in", "order_by_needs"]
 
 
-class Layout:
+class RowSchema:
     """The columns of named parameters and the conditions between them."""
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self.parameters = parameters
         self.varying = {name: p for name, p in parameters.items() if isinstance(p, Varying)}
         self.index = {name: index for index, name in enumerate(self.varying)}
-        self.columns = tuple(column_of(name, parameter) for name, parameter in self.varying.items())
+        self.columns = tuple(make_column(name, parameter) for name, parameter in self.varying.items())
         self.maps = Columns(list(self.varying.values()))
-        needs = {name: named_by(p.when) for name, p in parameters.items()}
+        needs = {name: names_in(p.when) for name, p in parameters.items()}
         for name, others in needs.items():
             for other in others:
-                self._refuse_name(name, other)
-        self.order = [name for name in in_order(needs, "conditions") if name in self.index]
+                self._check_name(name, other)
+        self.order = [name for name in order_by_needs(needs, "conditions") if name in self.index]
         self.conditions: dict[str, Holds] = {}  # of conditional columns, parents first
         for name in self.order:
             when = self.varying[name].when
@@ -50,10 +50,10 @@ class Layout:
         for name, holds in self.conditions.items():
             out[~holds(out), self.index[name]] = np.nan
         if np.isnan(U).any():
-            self._refuse_gaps(out)
+            self._check_gaps(out)
         return out
 
-    def _refuse_gaps(self, U: Array) -> None:
+    def _check_gaps(self, U: Array) -> None:
         gaps = np.isnan(U)
         for name, index in self.index.items():
             gap = gaps[:, index]
@@ -85,13 +85,13 @@ class Layout:
 
     def _compare_constant(self, owner: str, comparison: Comparison, constant: Constant) -> bool:
         if comparison.operation in ("equals", "one_of"):
-            return canonical(constant.value) in [canonical(value) for value in comparison.values]
+            return canonical_json(constant.value) in [canonical_json(value) for value in comparison.values]
         [value] = comparison.values
         if not is_number(value) or not is_number(constant.value):
             raise SpaceError(f"{owner}: {comparison} compares {constant.value!r} with {value!r}; both must be numbers")
         return bool(constant.value < value if comparison.operation == "less" else constant.value > value)
 
-    def _refuse_name(self, owner: str, name: str) -> None:
+    def _check_name(self, owner: str, name: str) -> None:
         if name not in self.parameters:
             known = [other for other in self.parameters if other != owner]
             raise SpaceError(
@@ -99,7 +99,7 @@ class Layout:
             )
 
 
-def in_order(needs: Mapping[str, Iterable[str]], what: str) -> list[str]:
+def order_by_needs(needs: Mapping[str, Iterable[str]], what: str) -> list[str]:
     """Return the names so that each comes after those it needs, or raise SpaceError that shows the cycle."""
     try:
         return list(TopologicalSorter(needs).static_order())
@@ -110,6 +110,6 @@ def in_order(needs: Mapping[str, Iterable[str]], what: str) -> list[str]:
         raise SpaceError(f"{what} form a cycle: {' -> '.join(path)}") from None
 
 
-def named_by(condition: Condition | None) -> list[str]:
+def names_in(condition: Condition | None) -> list[str]:
     """Return the names that a condition compares."""
     return [] if condition is None else [comparison.name for comparison in condition.comparisons()]
