@@ -17,9 +17,11 @@ _UNLIMITED_BYTES = 1 << 60  # version 1 writes nearly 2^63 where there is no lim
 def cgroup_cores(root: Path = Path("/")) -> float | None:
     """Return how many processors control groups allow, which may be a fraction; None without a limit."""
     found = []
-    for folder in _folders(root, "cpu"):
+    for folder in _group_folders(root, "cpu"):
         # Version 2 has quota and period in one file, version 1 in two; "max" and -1 mean no limit.
-        whole = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        whole = _read_words(folder / "cpu.max") or _read_words(folder / "cpu.cfs_quota_us") + _read_words(
+            folder / "cpu.cfs_period_us"
+        )
         if len(whole) == 2 and whole[0].isdigit() and whole[1].isdigit() and int(whole[1]):
             found.append(int(whole[0]) / int(whole[1]))
     return min(found, default=None)
@@ -28,8 +30,8 @@ def cgroup_cores(root: Path = Path("/")) -> float | None:
 def cgroup_memory_bytes(root: Path = Path("/")) -> int | None:
     """Return the bytes of memory that control groups allow; None without a limit."""
     found = []
-    for folder in _folders(root, "memory"):
-        words = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+    for folder in _group_folders(root, "memory"):
+        words = _read_words(folder / "memory.max") or _read_words(folder / "memory.limit_in_bytes")
         if words and words[0].isdigit() and int(words[0]) < _UNLIMITED_BYTES:
             found.append(int(words[0]))
     return min(found, default=None)
@@ -45,9 +47,9 @@ def host_memory_bytes() -> int:
     return found if limit is None else min(found, limit)
 
 
-def _folders(root: Path, controller: str) -> Iterator[Path]:
+def _group_folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's groups and of the enclosing ones; a container may see only the topmost."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
@@ -57,11 +59,11 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
             yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
-def _words(path: Path) -> list[str]:
-    return _text(path).split()
+def _read_words(path: Path) -> list[str]:
+    return _read_text(path).split()
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

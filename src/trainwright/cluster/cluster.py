@@ -65,12 +65,12 @@ class Cluster(Settings):
     def check_together(self) -> None:
         """Check the runtime's times against their passes, and the levels of the network against each other."""
         if any(one >= other for one, other in itertools.pairwise((0.0, *self.pass_seconds))):
-            _refuse("Cluster.pass_seconds", list(self.pass_seconds), "rising seconds > 0")
+            _raise_refusal("Cluster.pass_seconds", list(self.pass_seconds), "rising seconds > 0")
         for name, times in self.runtime_seconds.items():
             where = f"Cluster.runtime_seconds.{name}"
             check(name, one_of(*RUNTIMES), where)
             if not times or len(times) != len(self.pass_seconds):
-                _refuse(where, list(times), "one for each of pass_seconds")
+                _raise_refusal(where, list(times), "one for each of pass_seconds")
             for seconds in times:
                 check(seconds, number(minimum=0), where)
         for name, error in self.errors.items():
@@ -83,17 +83,17 @@ class Cluster(Settings):
         for place, level in enumerate(self.tiers):
             where = f"Cluster.tiers[{place}]"
             if level.name in names:
-                _refuse(f"{where}.name", level.name, "a name that no other tier has")
+                _raise_refusal(f"{where}.name", level.name, "a name that no other tier has")
             if place and level.devices <= self.tiers[place - 1].devices:
-                _refuse(f"{where}.devices", level.devices, f"more than the {parts[-1][0]} of the tier before")
+                _raise_refusal(f"{where}.devices", level.devices, f"more than the {parts[-1][0]} of the tier before")
             # The last level joins everything, so that it need not fall into equal parts.
             for part, what in parts if place < len(self.tiers) - 1 else ():
                 if max(part, level.devices) % min(part, level.devices):
-                    _refuse(f"{where}.devices", level.devices, f"a multiple or part of the {part} of {what}")
+                    _raise_refusal(f"{where}.devices", level.devices, f"a multiple or part of the {part} of {what}")
             names.append(level.name)
             parts.append((level.devices, "the tier before"))
         if self.tiers and self.tiers[-1].devices < self.devices:
-            _refuse(
+            _raise_refusal(
                 f"Cluster.tiers[{len(names) - 1}].devices",
                 self.tiers[-1].devices,
                 f"at least the {self.devices} devices of the cluster, or one tier more: a link is missing",
@@ -129,5 +129,5 @@ class Cluster(Settings):
         write_cluster(self, Path(path))
 
 
-def _refuse(where: str, value: object, allowed: str) -> NoReturn:
+def _raise_refusal(where: str, value: object, allowed: str) -> NoReturn:
     raise InputError(f"{where}: got {value!r}; allowed: {allowed}")

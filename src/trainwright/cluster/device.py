@@ -1,5 +1,6 @@
 """What is known of a machine's parts: the speed of one device, of its storage, and how often a device fails."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -9,7 +10,8 @@ from trainwright.validators import Validator, check, integer, number
 
 __all__ = ["Device", "DeviceFailures", "Storage"]
 
-_POSITIVE_OR_INFINITE = Validator(lambda value: value > 0, "a number > 0")
+_FINITE = number(above=0)
+_POSITIVE_OR_INFINITE = Validator(lambda value: _FINITE.accepts(value) or value == math.inf, "a number > 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -208,18 +208,18 @@ def _plain_value(value: Any) -> Any:
 
 def _toml_entry(key: str, value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        items = ",\n".join(f"    {_toml(item)}" for item in value)
+        items = ",\n".join(f"    {_toml_value(item)}" for item in value)
         return f"{key} = [\n{items},\n]\n"
-    return f"{key} = {_toml(value)}\n"
+    return f"{key} = {_toml_value(value)}\n"
 
 
-def _toml(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float) and math.isfinite(value):
@@ -228,4 +228,4 @@ def _toml(value: Any) -> str:
 
 
 def _toml_key(key: str) -> str:
-    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _toml(key)
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _toml_value(key)

@@ -43,7 +43,7 @@ def group_tier(cluster: Cluster, *, ranks: int, stride: int = 1, devices: int | 
     may lie otherwise across nodes. Raises `InputError` if the cluster has too few devices or no level joins the group.
     """
     devices = check_group(cluster, ranks=ranks, stride=stride, devices=devices)
-    level = _level(tuple(tier.devices for tier in cluster.tiers), ranks, stride, devices)
+    level = _first_joining_level(tuple(tier.devices for tier in cluster.tiers), ranks, stride, devices)
     if level == len(cluster.tiers):
         raise InputError(
             f"cluster {cluster.name!r}: no tier joins {ranks} ranks with stride {stride}; allowed: groups within "
@@ -65,7 +65,7 @@ def check_group(cluster: Cluster, *, ranks: int, stride: int, devices: int | Non
 
 
 @lru_cache(maxsize=4096)
-def _level(sizes: tuple[int, ...], ranks: int, stride: int, devices: int) -> int:
+def _first_joining_level(sizes: tuple[int, ...], ranks: int, stride: int, devices: int) -> int:
     rows = groups(devices, ranks=ranks, stride=stride)
     first, last = rows[:, 0], rows[:, -1]
     return next((level for level, size in enumerate(sizes) if np.all(first // size == last // size)), len(sizes))

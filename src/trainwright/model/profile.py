@@ -61,7 +61,7 @@ class Profile(ProfileFields):
             fold=fold,
             fuse=fuse,
         )
-        return cls._of(trace_model(options))
+        return cls._from_fields(trace_model(options))
 
     @classmethod
     def measured(
@@ -100,7 +100,7 @@ class Profile(ProfileFields):
             name=name,
             fold=fold,
         )
-        return cls._of(measure_model(options, warmup=warmup, repeats=repeats))
+        return cls._from_fields(measure_model(options, warmup=warmup, repeats=repeats))
 
     def on(self, device: Device, *, precision: str | None = None) -> Self:
         """Return this profile with seconds on `device` for every layer that has no measured ones, by the roofline.
@@ -113,7 +113,7 @@ class Profile(ProfileFields):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a profile from a JSON file. Raises ProfileError for another schema or version of torch."""
-        return cls._of(read_profile(path))
+        return cls._from_fields(read_profile(path))
 
     def save(self, path: str | Path) -> None:
         """Write the profile to a JSON file."""
@@ -125,7 +125,7 @@ class Profile(ProfileFields):
         return hash_profile(self)
 
     @classmethod
-    def _of(cls, found: ProfileFields) -> Self:
+    def _from_fields(cls, found: ProfileFields) -> Self:
         return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 

@@ -55,12 +55,12 @@ def profile_from_json(document: Any, where: str = "profile") -> ProfileFields:
         raise ProfileError(f"{where}, schema: got {document.get('schema')!r}; allowed: {SCHEMA}; {_RETRACE}")
     values = {key: value for key, value in document.items() if key not in {"schema", "hash"}}
     blocks = [
-        _record(Block, _nested(block, f"{where}, block {i}"), f"{where}, block {i}")
+        _read_record(Block, _read_block(block, f"{where}, block {i}"), f"{where}, block {i}")
         for i, block in enumerate(values.get("blocks", ()))
     ]
     values["blocks"] = tuple(blocks)
-    profile: ProfileFields = _record(ProfileFields, values, where)
-    installed = _installed()
+    profile: ProfileFields = _read_record(ProfileFields, values, where)
+    installed = _installed_torch()
     if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:
         raise ProfileError(f"{where}: traced by torch {profile.torch_version}, here is torch {installed}; {_RETRACE}")
     if document.get("hash") != hash_profile(profile):
@@ -68,18 +68,18 @@ def profile_from_json(document: Any, where: str = "profile") -> ProfileFields:
     return profile
 
 
-def _nested(block: Any, where: str) -> dict[str, Any]:
+def _read_block(block: Any, where: str) -> dict[str, Any]:
     if not isinstance(block, Mapping):
         raise ProfileError(f"{where}: got {type(block).__name__}; allowed: an object; {_RETRACE}")
     values = dict(block)
     for name, kind in (("layers", Layer), ("stages", Stage)):
-        values[name] = tuple(_record(kind, part, f"{where}, {name}") for part in values.get(name, ()))
+        values[name] = tuple(_read_record(kind, part, f"{where}, {name}") for part in values.get(name, ()))
     if values.get("transformer") is not None:
-        values["transformer"] = _record(Transformer, values["transformer"], f"{where}, transformer")
+        values["transformer"] = _read_record(Transformer, values["transformer"], f"{where}, transformer")
     return values
 
 
-def _record(kind: type[Any], values: Any, where: str) -> Any:
+def _read_record(kind: type[Any], values: Any, where: str) -> Any:
     allowed = {field.name for field in fields(kind)}
     if not isinstance(values, Mapping) or (set(values) - allowed):
         wrong = sorted(set(values) - allowed) if isinstance(values, Mapping) else type(values).__name__
@@ -96,7 +96,7 @@ def _without_times(value: Any) -> Any:
     return [_without_times(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _installed() -> str:
+def _installed_torch() -> str:
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -42,13 +42,13 @@ class Coordinate:
         if isinstance(self.axis, Grid):
             points = float(self.axis.points[0])
             return int(min(points - 1, unit * points // 1))
-        number = float(self.axis.numbers(np.array([unit]))[0])
+        number = float(self.axis.to_numbers(np.array([unit]))[0])
         return number if self.continuous else int(number)
 
     def _unit(self, value: float) -> float:
         if isinstance(self.axis, Grid):
             return float((value + 0.5) / self.axis.points[0])
-        return float(self.axis.units(np.array([float(value)]))[0])
+        return float(self.axis.to_units(np.array([float(value)]))[0])
 
 
 def coordinates(space: Space) -> list[Coordinate]:

@@ -97,10 +97,10 @@ class Choice(Varying):
     def quantile(self, p: Array) -> Array:
         """Return the latent units of uniform draws, by the weights."""
         if self.weights is None:
-            return self.axis.units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
+            return self.axis.to_units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
         ends = np.cumsum(self.weights) / math.fsum(self.weights)
         last = max(index for index, weight in enumerate(self.weights) if weight > 0)
-        return self.axis.units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
+        return self.axis.to_units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
 
     def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""

@@ -68,26 +68,26 @@ class Columns:
             U[:, index] = quantile(U[:, index])
         return U
 
-    def snap(self, U: Array) -> Array:
+    def snap_units(self, U: Array) -> Array:
         """Return canonical units; NaN stays NaN."""
         out: Array = np.minimum(np.maximum(U, 0.0), self._tops)
         for where, axis in self._groups:
             if not axis.continuous:
-                out[:, where] = axis.snap(out[:, where])
+                out[:, where] = axis.snap_units(out[:, where])
         return out
 
-    def numbers(self, U: Array) -> Array:
+    def to_numbers(self, U: Array) -> Array:
         """Return the numbers of rows; NaN stays NaN."""
         out = np.empty_like(U)
         for where, axis in self._groups:
-            out[:, where] = axis.numbers(U[:, where])
+            out[:, where] = axis.to_numbers(U[:, where])
         return out
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the rows of numbers; NaN stays NaN."""
         out = np.empty_like(numbers)
         for where, axis in self._groups:
-            out[:, where] = axis.units(numbers[:, where])
+            out[:, where] = axis.to_units(numbers[:, where])
         return out
 
     def fill(self, U: Array) -> Array:

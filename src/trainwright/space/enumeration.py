@@ -21,7 +21,7 @@ def enumerate_legal(rules: BoundRules) -> Array | None:
     waiting = list(rules.rules)
     done: set[int] = set()
     for name in layout.order:
-        index, units = layout.index[name], layout.varying[name].axis.every
+        index, units = layout.index[name], layout.varying[name].axis.all_units
         points = layout.columns[index].points or 0
         active = layout.conditions[name](U) if name in layout.conditions else np.ones(len(U), dtype=np.bool_)
         repeats = np.where(active, points, 1)

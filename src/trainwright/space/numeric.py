@@ -49,7 +49,7 @@ class NumericParameter(Varying):
     def rank(self, name: str, value: Any) -> float:
         """Return the number itself, which need not be on the grid, or raise TrialError."""
         if not is_number(value) or not self.low <= value <= self.high:
-            raise self._outside(name, value)
+            raise self._outside_error(name, value)
         return float(value)
 
     def check_arguments(self, name: str) -> None:
@@ -86,7 +86,7 @@ class NumericParameter(Varying):
     def _check_scale(self, name: str) -> None:
         raise NotImplementedError
 
-    def _grid(self, step: float) -> Grid:
+    def _make_grid(self, step: float) -> Grid:
         low, high = float(self.low), float(self.high)
         digits = max(-int(Decimal(repr(number)).normalize().as_tuple().exponent) for number in (low, step))
         decimals = 10.0 ** max(digits, 0)
@@ -94,12 +94,12 @@ class NumericParameter(Varying):
         points = float(math.floor((high - low) / step + 1e-9) + 1)
         return Grid.of(low=low, step=step, points=points, high=high, decimals=decimals if exact else 0.0)
 
-    def _outside(self, name: str, value: Any) -> TrialError:
+    def _outside_error(self, name: str, value: Any) -> TrialError:
         return TrialError(f"{name}={value!r} is outside [{self.low!r}, {self.high!r}]")
 
-    def _on_grid(self, name: str, value: Any) -> float:
+    def _snap_to_grid(self, name: str, value: Any) -> float:
         axis = self.axis
-        number = axis.numbers(axis.units(np.array([float(value)])))[0]
+        number = axis.to_numbers(axis.to_units(np.array([float(value)])))[0]
         if abs(number - value) > 1e-9 * self.step:
             raise TrialError(
                 f"{name}={value!r} is not on the grid {self.low!r}, {self.low + self.step!r}, ...; "
@@ -126,7 +126,7 @@ class Float(NumericParameter):
     def axis(self) -> Axis:
         """The map between units and numbers."""
         if self.step is not None:
-            return self._grid(float(self.step))
+            return self._make_grid(float(self.step))
         return (Log if self.log else Linear).of(low=self.low, high=self.high)
 
     def to_json(self) -> dict[str, Any]:
@@ -145,8 +145,8 @@ class Float(NumericParameter):
         if not is_number(value):
             raise TrialError(f"{name}={value!r} is not a number; allowed: a number in [{self.low!r}, {self.high!r}]")
         if not self.low <= value <= self.high:
-            raise self._outside(name, value)
-        return float(value) + 0.0 if self.step is None else self._on_grid(name, value)
+            raise self._outside_error(name, value)
+        return float(value) + 0.0 if self.step is None else self._snap_to_grid(name, value)
 
     def _check_scale(self, name: str) -> None:
         if self.log and not self.low > 0:
@@ -178,7 +178,7 @@ class Int(NumericParameter):
         """The map between units and numbers."""
         if self.log:
             return RoundedLog.of(low=self.low, high=self.high)
-        return self._grid(float(1 if self.step is None else self.step))
+        return self._make_grid(float(1 if self.step is None else self.step))
 
     @property
     def values_kind(self) -> Kind:
@@ -193,8 +193,8 @@ class Int(NumericParameter):
                 f"{name}={value!r} is not a whole number; allowed: a whole number in [{self.low!r}, {self.high!r}]"
             )
         if not self.low <= value <= self.high:
-            raise self._outside(name, value)
-        return int(value) if self.step is None else int(self._on_grid(name, int(value)))
+            raise self._outside_error(name, value)
+        return int(value) if self.step is None else int(self._snap_to_grid(name, int(value)))
 
     def natural(self, numbers: Array) -> NDArray[Any]:
         """Return the values as int64."""

@@ -42,11 +42,11 @@ class RowSchema:
 
     def bind(self, owner: str, condition: Condition) -> Holds:
         """Return the evaluation of a condition of the parameter `owner` over settled rows."""
-        return condition.bind(lambda comparison, negated: self._compare(owner, comparison, negated=negated))
+        return condition.bind(lambda comparison, negated: self._bind_comparison(owner, comparison, negated=negated))
 
     def settle(self, U: Array) -> Array:
         """Return the settled rows of latent ones."""
-        out = self.maps.snap(np.asarray(U, dtype=np.float64))
+        out = self.maps.snap_units(np.asarray(U, dtype=np.float64))
         for name, holds in self.conditions.items():
             out[~holds(out), self.index[name]] = np.nan
         if np.isnan(U).any():
@@ -64,7 +64,7 @@ class RowSchema:
                     f"settle: {name!r} is active in row {int(np.argmax(gap))} but NaN there; start from latent rows"
                 )
 
-    def _compare(self, owner: str, comparison: Comparison, *, negated: bool) -> Holds:
+    def _bind_comparison(self, owner: str, comparison: Comparison, *, negated: bool) -> Holds:
         parent, name, operation = self.parameters[comparison.name], comparison.name, comparison.operation
         if isinstance(parent, Constant):
             fixed = self._compare_constant(owner, comparison, parent) is not negated
@@ -77,7 +77,7 @@ class RowSchema:
                 units = [parent.axis.place(parent.rank(name, value))]
             else:
                 numbers = [parent.number(parent.clean(name, value)) for value in comparison.values]
-                units = parent.axis.units(np.array(numbers)).tolist()
+                units = parent.axis.to_units(np.array(numbers)).tolist()
         except TrialError as error:
             sentence = str(error).removeprefix(f"{name}=")  # unless the parent would then be named nowhere
             raise SpaceError(f"{owner}: {sentence if name in sentence else error}") from None

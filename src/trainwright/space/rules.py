@@ -65,10 +65,12 @@ class BoundRules:
         self._bind_formulas()
         # In the order of the parameters, for messages.
         self.kinds = {name: self.kinds[name] for name in layout.parameters}
-        self.rules = [self._finite(name) for name in self.formulas]
+        self.rules = [self._finite_rule(name) for name in self.formulas]
         for requirement in requirements:
             verdict = requirement.bind(self.kinds)
-            self.rules.append(BoundRule(str(requirement), requirement.names, self._support(requirement.names), verdict))
+            self.rules.append(
+                BoundRule(str(requirement), requirement.names, self._support_of(requirement.names), verdict)
+            )
 
     def verdicts(self, rows: "RowTable") -> Mask:
         """Return for each row and rule whether the row passes; a rule that does not apply is passed."""
@@ -106,15 +108,15 @@ class BoundRules:
             term = expressions[name].bind(known)
             if term.kind not in ("bool", "int", "float"):
                 raise SpaceError(f"{name}: {derived[name].text!r} gives no number; derive numbers only")
-            self.formulas[name] = Formula(term, self._support(expressions[name].names, name, derived[name].when))
+            self.formulas[name] = Formula(term, self._support_of(expressions[name].names, name, derived[name].when))
             self.kinds[name] = known[name] = term.kind
 
-    def _finite(self, name: str) -> BoundRule:
+    def _finite_rule(self, name: str) -> BoundRule:
         return BoundRule(
             f"{name} is finite", (name,), self.formulas[name].support, lambda env, _: np.isfinite(env[name])
         )
 
-    def _support(self, names: Sequence[str], owner: str = "", when: Condition | None = None) -> Support:
+    def _support_of(self, names: Sequence[str], owner: str = "", when: Condition | None = None) -> Support:
         columns: dict[int, None] = {}  # a set in order
         gates: list[Holds] = []
         reads: set[int] = set()
@@ -153,7 +155,7 @@ class RowTable:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:
-            self._columns[name] = self._column(name)
+            self._columns[name] = self._decode_column(name)
         return self._columns[name]
 
     def where(self, gates: Sequence[Holds]) -> Mask | None:
@@ -167,7 +169,7 @@ class RowTable:
         """Return some of the rows."""
         return RowTable(self._rules, self._U[mask], None if self._numbers is None else self._numbers[mask])
 
-    def _column(self, name: str) -> NDArray[Any]:
+    def _decode_column(self, name: str) -> NDArray[Any]:
         layout = self._rules.layout
         if name in self._rules.formulas:
             with np.errstate(all="ignore"):
@@ -179,7 +181,7 @@ class RowTable:
         index, varying = layout.index[name], layout.varying[name]
         if self._numbers is not None:
             return varying.natural(self._numbers[:, index])
-        return varying.natural(varying.axis.numbers(self._U[:, index]))
+        return varying.natural(varying.axis.to_numbers(self._U[:, index]))
 
 
 def _is_present(index: int) -> Callable[[Array], Mask]:

@@ -112,9 +112,9 @@ class Space:
     def decode(self, U: Array) -> list[dict[str, Any]]:
         """Return the parameters of settled rows: the active ones, constants and derived values."""
         U = np.asarray(U, dtype=np.float64)
-        numbers = self._layout.maps.numbers(U)
+        numbers = self._layout.maps.to_numbers(U)
         rows = RowTable(self._rules, U, numbers)
-        columns = [self._values(name, rows, numbers) for name in self.parameters]
+        columns = [self._parameter_values(name, rows, numbers) for name in self.parameters]
         names = list(self.parameters)
         if self._partial:
             pairs = (zip(names, row, strict=True) for row in zip(*columns, strict=True))
@@ -136,7 +136,7 @@ class Space:
             varying = self._layout.varying[name]
             places = [i for i, params in enumerate(many) if name in params]
             numbers[places, index] = [varying.number(varying.clean(name, many[i][name])) for i in places]
-        return self._layout.maps.units(numbers)
+        return self._layout.maps.to_units(numbers)
 
     def check(self, params: Mapping[str, Any]) -> list[RuleViolation]:
         """Return every way in which parameters are not a configuration of this space."""
@@ -149,18 +149,18 @@ class Space:
 
     def configurations(self, U: Array) -> list[Configuration]:
         """Return the configurations of settled rows."""
-        return [Configuration(params=params, key=self._key(params)) for params in self.decode(U)]
+        return [Configuration(params=params, key=self._key_of(params)) for params in self.decode(U)]
 
     def configuration_of(self, params: Mapping[str, Any]) -> Configuration:
         """Return the configuration of parameters that a user gives, or raise TrialError that says what is wrong."""
         reading = read_params(self._rules, params)
         if reading.violations:
             raise TrialError("; ".join(map(str, reading.violations)))
-        return Configuration(params=reading.params, key=self._key(reading.params))
+        return Configuration(params=reading.params, key=self._key_of(reading.params))
 
     def default(self) -> Configuration | None:
         """Return the configuration of all defaults, or None if an active parameter has none."""
-        defaults, row = self._defaults()
+        defaults, row = self._read_defaults()
         for name, index in self._layout.index.items():
             active = name not in self._layout.conditions or self._layout.conditions[name](row)[0]
             if active and np.isnan(row[0, index]):
@@ -180,17 +180,17 @@ class Space:
         product = math.prod(count or 0 for count in points)
         if not self._rules.rules and not self._layout.conditions:
             return product
-        return product if self._points is None else len(self._points)
+        return product if self._legal_points is None else len(self._legal_points)
 
     def enumerate(self) -> Array:
         """Return all legal rows of a finite space of at most a million, always in the same order."""
-        if self.size is None or self.size > MOST_LEGAL or self._points is None:
+        if self.size is None or self.size > MOST_LEGAL or self._legal_points is None:
             size = "infinitely many" if self.size is None else f"up to {self.size}"
             raise SpaceError(f"enumerate: the space has {size} configurations; at most {MOST_LEGAL} can be listed")
-        return self._points.copy()
+        return self._legal_points.copy()
 
     @cached_property
-    def _points(self) -> Array | None:
+    def _legal_points(self) -> Array | None:
         return enumerate_legal(self._rules)
 
     def to_json(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Space:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_json, (self.to_json(),)  # the bound rules are closures, which no process can send
 
-    def _values(self, name: str, rows: RowTable, numbers: Array) -> list[Any]:
+    def _parameter_values(self, name: str, rows: RowTable, numbers: Array) -> list[Any]:
         """Return one parameter's values in all rows, with a mark where it is inactive."""
         parameter = self.parameters[name]
         if isinstance(parameter, Constant):
@@ -255,22 +255,22 @@ class Space:
         active = ~np.isnan(column)
         return _spread_values(varying.restore(column[active]), active)
 
-    def _key(self, params: Mapping[str, Any]) -> str:
+    def _key_of(self, params: Mapping[str, Any]) -> str:
         return hash_json({name: v for name, v in params.items() if not isinstance(self.parameters[name], Derived)})
 
-    def _defaults(self) -> tuple[dict[str, Any], Array]:
+    def _read_defaults(self) -> tuple[dict[str, Any], Array]:
         """Return the defaults, and their row: NaN where there is none or where it is inactive."""
         varying = self._layout.varying.items()
         defaults = {name: p.clean(name, p.default) for name, p in varying if p.has_default}
         numbers = [p.number(defaults[name]) if name in defaults else np.nan for name, p in varying]
-        row = self._layout.maps.units(np.array([numbers]))
+        row = self._layout.maps.to_units(np.array([numbers]))
         for name, holds in self._layout.conditions.items():
             if not holds(row)[0]:
                 row[0, self._layout.index[name]] = np.nan
         return defaults, row
 
     def _check_default(self) -> None:
-        defaults, row = self._defaults()
+        defaults, row = self._read_defaults()
         rows = RowTable(self._rules, row)
         for rule in self._rules.rules:
             passed = np.ones(1, dtype=np.bool_)

@@ -65,15 +65,15 @@ def calibrate(
     if here.world == 1:
         return Cluster(
             **fit_fields(
-                _figures(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+                _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
             )
         )
     with joined(here, "gloo" if devices == "cpu" else "nccl"):
-        found = _figures(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+        found = _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
         return Cluster(**fit_fields(found)) if here.rank == 0 else None
 
 
-def _figures(
+def _measure_all(
     here: RankPlace,
     device: torch.device,
     name: str,
@@ -84,27 +84,27 @@ def _figures(
     largest: int,
     file_bytes: int,
 ) -> Measurements:
-    def coming(text: str) -> None:
+    def report_phase(text: str) -> None:
         if here.rank == 0:
             say(text)
 
     timer = compute.Timer(device, repeats=repeats)
-    load = _load()
-    coming("compute and memory")
-    products = {each: _slowest(here, compute.products(timer, each)) for each in compute.precisions(device)}
-    convolutions = _slowest(here, compute.convolutions(timer))
-    copies = _slowest(here, compute.copies(timer))
-    host_copies = _slowest(here, compute.host_copies(timer))
-    launch = _slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
+    load = _load_average()
+    report_phase("compute and memory")
+    products = {each: _take_slowest(here, compute.products(timer, each)) for each in compute.precisions(device)}
+    convolutions = _take_slowest(here, compute.convolutions(timer))
+    copies = _take_slowest(here, compute.copies(timer))
+    host_copies = _take_slowest(here, compute.host_copies(timer))
+    launch = _take_slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
     if here.world > 1:
-        coming(f"exchanges between {here.world} ranks")
+        report_phase(f"exchanges between {here.world} ranks")
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
     passes: tuple[float, ...] = ()
     runtimes: dict[str, tuple[float, ...]] = {}
     runtime_spread = 0.0
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
-        coming("steps and pipelines of torch beside their exchanges, for a minute or two")
+        report_phase("steps and pipelines of torch beside their exchanges, for a minute or two")
         widest = levels[-1]
         passes, runtimes, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
         units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
@@ -112,17 +112,17 @@ def _figures(
         runtime_spread = max(runtime_spread, units_spread)
     storage, spread = Storage(), 0.0
     if folder is not None and here.rank == 0:
-        coming("storage")
+        report_phase("storage")
         storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
     if here.world > 1:
         torch.distributed.barrier()
     return Measurements(
         name=name,
         source="trainwright plan calibrate",
-        kind=_kind(device),
+        kind=_device_kind(device),
         nodes=here.nodes,
         devices_per_node=here.on_node,
-        memory_bytes=_memory(device, here.on_node),
+        memory_bytes=_memory_bytes(device, here.on_node),
         products=products,
         convolutions=convolutions,
         copies=copies,
@@ -136,11 +136,11 @@ def _figures(
         runtime_spread=runtime_spread,
         storage=storage,
         storage_spread=spread,
-        conditions=_conditions(device, load, repeats, levels),
+        conditions=_describe_conditions(device, load, repeats, levels),
     )
 
 
-def _slowest(here: RankPlace, rows: list[Row]) -> list[Row]:
+def _take_slowest(here: RankPlace, rows: list[Row]) -> list[Row]:
     """Return each time as the rank had it that took longest."""
     if here.world == 1:
         return rows
@@ -149,24 +149,24 @@ def _slowest(here: RankPlace, rows: list[Row]) -> list[Row]:
     return [(ranks[0][0], max(seconds for _, seconds in ranks)) for ranks in zip(*everyone, strict=True)]
 
 
-def _kind(device: torch.device) -> str:
+def _device_kind(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}"
 
 
-def _memory(device: torch.device, on_node: int) -> int:
+def _memory_bytes(device: torch.device, on_node: int) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return host_memory_bytes() // on_node
 
 
-def _load() -> float | None:
+def _load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def _conditions(
+def _describe_conditions(
     device: torch.device, load: float | None, repeats: int, levels: Iterable[MeasuredLevel]
 ) -> Mapping[str, str]:
     found = {
@@ -178,7 +178,7 @@ def _conditions(
     }
     if load is not None:
         found["load_before"] = f"{load:.2f}"
-        found["load_after"] = f"{_load():.2f}"
+        found["load_after"] = f"{_load_average():.2f}"
     if device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)
     if levels:

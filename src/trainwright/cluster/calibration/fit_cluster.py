@@ -86,12 +86,14 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
             },
             "fp32": peak,
         },
-        memory_bandwidth=_rate(copies),
+        memory_bandwidth=_rate_of(copies),
         launch_seconds=figures.launch_seconds,
-        host_bandwidth=_rate(_fit_large(figures.host_copies)) if figures.host_copies else 0.0,
-        efficiency={kind: min(1.0, _rate(fit) / peak) for kind, fit in zip(("linear", "conv"), single, strict=False)},
+        host_bandwidth=_rate_of(_fit_large(figures.host_copies)) if figures.host_copies else 0.0,
+        efficiency={
+            kind: min(1.0, _rate_of(fit) / peak) for kind, fit in zip(("linear", "conv"), single, strict=False)
+        },
     )
-    errors = {name: _rms(values) for name, values in residuals.items()}
+    errors = {name: _root_mean_square(values) for name, values in residuals.items()}
     tiers = []
     for level in figures.levels:
         link = _fit_link(level)
@@ -100,14 +102,16 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
                 name=level.name,
                 devices=level.devices,
                 alpha=link.values[0],
-                bandwidth=_rate(link),
-                links_per_node=_links(figures, level),
+                bandwidth=_rate_of(link),
+                links_per_node=_links_per_node(figures, level),
                 worlds=tuple(sorted({each.ranks for each in level.exchanges})) if level.only_these_sizes else (),
             )
         )
         residuals[level.name] = link.residuals
         # Where only measured exchanges will be asked for, their times count and not the fit: how well they repeat.
-        errors[level.name] = _rms(level.spreads) if level.only_these_sizes and level.spreads else link.error
+        errors[level.name] = (
+            _root_mean_square(level.spreads) if level.only_these_sizes and level.spreads else link.error
+        )
     if figures.levels and figures.overlap_spread:
         errors["overlap"] = figures.overlap_spread
     if figures.pass_seconds:
@@ -171,14 +175,14 @@ def _fit_large(rows: Sequence[Row]) -> RelativeFit:
     return fit_least_relative([[work] for work, _ in rows], [seconds for _, seconds in rows])
 
 
-def _links(figures: Measurements, level: MeasuredLevel) -> int:
+def _links_per_node(figures: Measurements, level: MeasuredLevel) -> int:
     """Return the links of a node that carry as many flows at once as it has devices in that many times the time."""
     return max(1, round(figures.devices_per_node / level.flows)) if level.devices > figures.devices_per_node else 1
 
 
-def _rate(fit: RelativeFit) -> float:
+def _rate_of(fit: RelativeFit) -> float:
     return 1.0 / fit.values[-1]
 
 
-def _rms(values: Iterable[float]) -> float:
+def _root_mean_square(values: Iterable[float]) -> float:
     return float(np.sqrt(np.mean(np.square(list(values)))))

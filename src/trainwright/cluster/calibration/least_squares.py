@@ -31,7 +31,7 @@ def fit_least_relative(columns: ArrayLike, seconds: ArrayLike) -> RelativeFit:
     `columns` is (rows, coefficients), of few coefficients: the best over all sets of those that are not zero is taken.
     Raises `InputError` for times that are NaN, infinite, zero or negative.
     """
-    times = _measured(np.asarray(seconds, dtype=np.float64))
+    times = _check_times(np.asarray(seconds, dtype=np.float64))
     table = np.asarray(columns, dtype=np.float64)
     weighted = table / times[:, None]
     scale = np.maximum(np.abs(weighted).max(axis=0), np.finfo(float).tiny)
@@ -52,7 +52,7 @@ def shortest(repeats: Sequence[float]) -> float:
 
     Raises `InputError` if one of them is no time.
     """
-    return float(_measured(np.asarray(repeats, dtype=np.float64)).min())
+    return float(_check_times(np.asarray(repeats, dtype=np.float64)).min())
 
 
 def median(repeats: Sequence[float]) -> float:
@@ -60,7 +60,7 @@ def median(repeats: Sequence[float]) -> float:
 
     Raises `InputError` if one of them is no time.
     """
-    return float(np.median(_measured(np.asarray(repeats, dtype=np.float64))))
+    return float(np.median(_check_times(np.asarray(repeats, dtype=np.float64))))
 
 
 def middle(repeats: Sequence[float]) -> float:
@@ -68,7 +68,7 @@ def middle(repeats: Sequence[float]) -> float:
 
     Raises `InputError` if one of them is no time.
     """
-    times = np.sort(_measured(np.asarray(repeats, dtype=np.float64)))
+    times = np.sort(_check_times(np.asarray(repeats, dtype=np.float64)))
     return float(times[len(times) // 4 : len(times) - len(times) // 4].mean())
 
 
@@ -81,7 +81,7 @@ def spread(repeats: Sequence[float]) -> float:
     return float(high - low) / 1.349
 
 
-def _measured(times: NDArray[np.float64]) -> NDArray[np.float64]:
+def _check_times(times: NDArray[np.float64]) -> NDArray[np.float64]:
     wrong = times[~(np.isfinite(times) & (times > 0))]
     if wrong.size or not times.size:
         raise InputError(

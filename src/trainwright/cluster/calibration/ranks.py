@@ -74,7 +74,8 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
     name = launcher or "torchrun"
     known = _LAUNCHERS[name]
     rank, world, local_rank, on_node = (
-        _number(name, known, names, environment) for names in (known.rank, known.world, known.local_rank, known.on_node)
+        _read_number(name, known, names, environment)
+        for names in (known.rank, known.world, known.local_rank, known.on_node)
     )
     if not 0 <= rank < world or not 1 <= on_node <= world or world % on_node or local_rank != rank % on_node:
         raise InputError(
@@ -82,7 +83,11 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
             "processes on every node, numbered node by node"
         )
     return RankPlace(
-        rank=rank, world=world, local_rank=local_rank, on_node=on_node, address=_address(world, on_node, environment)
+        rank=rank,
+        world=world,
+        local_rank=local_rank,
+        on_node=on_node,
+        address=_main_address(world, on_node, environment),
     )
 
 
@@ -105,7 +110,7 @@ def joined(here: RankPlace, backend: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _number(name: str, known: _Launcher, names: tuple[str, ...], environment: Mapping[str, str]) -> int:
+def _read_number(name: str, known: _Launcher, names: tuple[str, ...], environment: Mapping[str, str]) -> int:
     """Return the number with which the first of these variables that is set begins: Slurm writes 4(x2) for 4, 4."""
     text = next((environment[each] for each in names if each in environment), None)
     found = re.match(r"\d+", text or "")
@@ -114,7 +119,7 @@ def _number(name: str, known: _Launcher, names: tuple[str, ...], environment: Ma
     return int(found[0])
 
 
-def _address(world: int, on_node: int, environment: Mapping[str, str]) -> str:
+def _main_address(world: int, on_node: int, environment: Mapping[str, str]) -> str:
     """Return the host of rank 0: MASTER_ADDR, this one if there is no other, or the first of Slurm's list of nodes."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]

@@ -19,7 +19,7 @@ from trainwright.cluster.calibration.least_squares import median, middle, spread
 from trainwright.cluster.calibration.timing import fastest
 from trainwright.cluster.network import FSDP_UNIT, ExchangeTimes
 
-__all__ = ["measure_overlap", "measure_runtime", "measure_units", "rising"]
+__all__ = ["fit_rising", "measure_overlap", "measure_runtime", "measure_units"]
 
 Work = Callable[[], object]
 Timer = Callable[[], float]
@@ -50,9 +50,9 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
             torch.mm(left, right)
 
     def timers(*works: Work) -> list[Timer]:
-        return [_together(work, device) for work in works]
+        return [_time_together(work, device) for work in works]
 
-    one, alone = _moments(lambda: timers(lambda: products(16), exchange), device, repeats)[0]
+    one, alone = _measure_moments(lambda: timers(lambda: products(16), exchange), device, repeats)[0]
     number = max(1, round(2 * 16 * alone / one))
 
     def both() -> None:
@@ -63,7 +63,7 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
 
     whole, *moments = (
         min(1.0, max(0.0, (computed + exchanged - together) / exchanged))
-        for computed, exchanged, together in _moments(
+        for computed, exchanged, together in _measure_moments(
             lambda: timers(lambda: products(number), exchange, both), device, repeats
         )
     )
@@ -84,14 +84,14 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     def timers() -> list[Timer]:
         samples = [torch.rand(_MICRO, width) for width in widths]
         return [
-            _together(_step(model, sample), device)
+            _time_together(_make_step(model, sample), device)
             for width, sample in zip(widths, samples, strict=True)
-            for model in (_layers(width), _sharded(width, mesh))
+            for model in (_make_layers(width), _make_sharded(width, mesh))
         ]
 
     every = [
         [max(1e-9, (divided - plain) / _UNITS) for plain, divided in zip(part[::2], part[1::2], strict=True)]
-        for part in _moments(timers, device, repeats)
+        for part in _measure_moments(timers, device, repeats)
     ]
     sizes = tuple(4 * (width + 1) * width for width in widths)
     units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
@@ -122,18 +122,18 @@ def measure_runtime(
         found = []
         for width, samples in _PASSES:
             sample = torch.rand(samples, width)
-            copied = DistributedDataParallel(_layers(width), gradient_as_bucket_view=True)
-            works = [_step(copied, sample, mean=True)]
-            works += [_pipeline(mesh, name, width, samples) for name in _SCHEDULES]
-            found += [_alone(_step(_layers(width), sample, again=True))]
-            found += [_together(work, device) for work in works]
+            copied = DistributedDataParallel(_make_layers(width), gradient_as_bucket_view=True)
+            works = [_make_step(copied, sample, mean=True)]
+            works += [_make_pipeline(mesh, name, width, samples) for name in _SCHEDULES]
+            found += [_time_alone(_make_step(_make_layers(width), sample, again=True))]
+            found += [_time_together(work, device) for work in works]
         return found
 
     summed = [seconds("all_reduce", 4 * _UNITS * (width + 1) * width) for width, _ in _PASSES]
     sends = [2 * seconds("send", 4 * width * samples) for width, samples in _PASSES]
     slots = _MICROBATCHES + dist.get_world_size() - 1
     found = []
-    for times in _moments(timers, device, repeats):
+    for times in _measure_moments(timers, device, repeats):
         own, *together = (times[place :: 2 + len(_SCHEDULES)] for place in range(2 + len(_SCHEDULES)))
         ways = zip(together, (1, *[slots] * len(_SCHEDULES)), (summed, *[sends] * len(_SCHEDULES)), strict=True)
         longer = [
@@ -150,12 +150,12 @@ def measure_runtime(
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
     order = sorted(range(len(own)), key=own.__getitem__)
     names = ("step", *_SCHEDULES)
-    smooth = (rising(own, times) for times in longer)
+    smooth = (fit_rising(own, times) for times in longer)
     runtimes = {name: tuple(times[place] for place in order) for name, times in zip(names, smooth, strict=True)}
     return tuple(own[place] for place in order), runtimes, apart / mean if mean else 0.0
 
 
-def rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
+def fit_rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
     """Return the a + b sqrt(own), a and b >= 0, that are closest to `longer` in parts of the whole.
 
     Torch's own code takes as long for any pass; what holds up the one rank or the other comes by chance, the more often
@@ -168,7 +168,7 @@ def rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
     return found
 
 
-def _moments(make: Callable[[], list[Timer]], device: torch.device, repeats: int) -> list[list[float]]:
+def _measure_moments(make: Callable[[], list[Timer]], device: torch.device, repeats: int) -> list[list[float]]:
     """Return what each of these timers says on the rank where it is most: of all moments their middle, and in each.
 
     For each moment all is made anew: what memory it gets and how the ranks' threads find each other lasts.
@@ -180,51 +180,51 @@ def _moments(make: Callable[[], list[Timer]], device: torch.device, repeats: int
     return [[middle(each) for each in zip(*found, strict=True)], *found]
 
 
-def _alone(work: Work) -> Timer:
+def _time_alone(work: Work) -> Timer:
     """Time work of which no part waits for another rank: the least of several, one after the other."""
     return lambda: fastest(work)
 
 
-def _together(work: Work, device: torch.device) -> Timer:
+def _time_together(work: Work, device: torch.device) -> Timer:
     """Time work that all ranks start together: the median of several, one after the other as in a training."""
 
     def timed() -> float:
         series = []
         for _ in range(_WARM + _IN_A_MOMENT):
             dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
-            _wait(device)
+            _synchronize(device)
             begun = time.perf_counter_ns()
             work()
-            _wait(device)
+            _synchronize(device)
             series.append((time.perf_counter_ns() - begun) / 1e9)
         return median(series[_WARM:])
 
     return timed
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _layers(width: int) -> nn.Sequential:
+def _make_layers(width: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(_UNITS)))
 
 
-def _sharded(width: int, mesh: DeviceMesh) -> nn.Module:
+def _make_sharded(width: int, mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    model = _layers(width)
+    model = _make_layers(width)
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
-def _pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> Work:
-    """Return an iteration of a pipeline with `_layers` on every rank, which all are told its loss."""
+def _make_pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> Work:
+    """Return an iteration of a pipeline with `_make_layers` on every rank, which all are told its loss."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    stage = PipelineStage(_layers(width), rank, ranks, torch.device("cpu"), group=mesh.get_group())
+    stage = PipelineStage(_make_layers(width), rank, ranks, torch.device("cpu"), group=mesh.get_group())
     iteration = _SCHEDULES[schedule](stage, n_microbatches=_MICROBATCHES, loss_fn=lambda output, _: output.mean())
     whole, target, loss = torch.rand(_MICROBATCHES * micro, width), torch.zeros(_MICROBATCHES), torch.zeros(())
 
@@ -238,7 +238,7 @@ def _pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> Work:
     return once
 
 
-def _step(model: nn.Module, sample: torch.Tensor, *, mean: bool = False, again: bool = False) -> Work:
+def _make_step(model: nn.Module, sample: torch.Tensor, *, mean: bool = False, again: bool = False) -> Work:
     """Return a pass and back, which may end with the mean of the loss over all ranks; `again` adds to gradients."""
 
     def once() -> None:

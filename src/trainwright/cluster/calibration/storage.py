@@ -28,15 +28,15 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
         with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
             large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
             for path in small:
-                _write(path, os.urandom(_SMALL_BYTES))
+                _write_synced(path, os.urandom(_SMALL_BYTES))
             content = os.urandom(size)
             for _ in range(repeats):
-                writes.append(_seconds(lambda: _write(large, content)))
-                _forget(large)
-                reads.append(_seconds(lambda: _read(large)))
+                writes.append(_time_call(lambda: _write_synced(large, content)))
+                _drop_from_cache(large)
+                reads.append(_time_call(lambda: _read_files(large)))
                 for path in small:
-                    _forget(path)
-                files.append(_seconds(lambda: _read(*small)) / _SMALL_FILES)
+                    _drop_from_cache(path)
+                files.append(_time_call(lambda: _read_files(*small)) / _SMALL_FILES)
     except OSError as error:
         raise InputError(f"storage {folder}: cannot be measured ({error}); allowed: a folder to write in") from None
     write, read = size / shortest(writes), size / shortest(reads)
@@ -44,27 +44,27 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
     return Storage(node_read=read, write=write, file_seconds=max(0.0, shortest(files) - _SMALL_BYTES / read)), spread
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _time_call(work: Callable[[], object]) -> float:
     begun = time.perf_counter_ns()
     work()
     return (time.perf_counter_ns() - begun) / 1e9
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _read(*paths: Path) -> None:
+def _read_files(*paths: Path) -> None:
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 22):
                 pass
 
 
-def _forget(path: Path) -> None:
+def _drop_from_cache(path: Path) -> None:
     """Ask the host to drop a file from its page cache, where there is a call for it."""
     if hasattr(os, "posix_fadvise"):
         with path.open("rb") as file:

@@ -42,9 +42,9 @@ def collective_seconds(
     come before formulas. Raises `InputError` for values out of range, if no tier joins the group, and if its tier was
     measured for other sizes of group only.
     """
-    found = _candidates(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
+    found = _price_algorithms(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
     name = min(found, key=found.__getitem__)
-    return CollectiveCost(float(found[name]), name, _tier(cluster, ranks, stride).name if ranks > 1 else "")
+    return CollectiveCost(float(found[name]), name, _level_of(cluster, ranks, stride).name if ranks > 1 else "")
 
 
 def collective_times(
@@ -52,7 +52,7 @@ def collective_times(
 ) -> NDArray[np.float64]:
     """Return the seconds of `collective_seconds` for an array of message sizes in bytes."""
     array = np.asarray(sizes, dtype=np.float64)
-    found = _candidates(cluster, operation, array, ranks=ranks, stride=stride, flows=flows)
+    found = _price_algorithms(cluster, operation, array, ranks=ranks, stride=stride, flows=flows)
     return np.array(functools.reduce(np.minimum, found.values()), dtype=np.float64)
 
 
@@ -66,11 +66,11 @@ def collective_candidates(
     flows: float = 1.0,
 ) -> dict[str, float]:
     """Return the seconds of every algorithm that the group may use, by name."""
-    found = _candidates(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
+    found = _price_algorithms(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
     return {name: float(seconds) for name, seconds in found.items()}
 
 
-def _candidates(
+def _price_algorithms(
     cluster: Cluster, operation: Operation, size: Seconds, *, ranks: int, stride: int, flows: float
 ) -> dict[str, Seconds]:
     if operation not in OPERATIONS:
@@ -83,7 +83,7 @@ def _candidates(
         raise InputError(f"flows: got {flows!r}; allowed: a number >= 1, the groups that share a link")
     if ranks == 1:
         return {"none": size * 0.0}
-    tier = _tier(cluster, ranks, stride)
+    tier = _level_of(cluster, ranks, stride)
     on_node = min(ranks, max(1, cluster.devices_per_node // stride))
     times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks, on_node)), None)
     if times is not None:
@@ -102,7 +102,7 @@ def _candidates(
 def _by_formula(
     cluster: Cluster, operation: Operation, size: Seconds, *, ranks: int, stride: int, flows: float
 ) -> dict[str, Seconds]:
-    tier = _tier(cluster, ranks, stride)
+    tier = _level_of(cluster, ranks, stride)
     alpha, beta = tier.alpha, tier.beta * flows
     if operation == "send":
         return {"direct": send(size, alpha, beta)}
@@ -110,35 +110,35 @@ def _by_formula(
         return {"tree": tree(size, ranks, alpha, beta)}
     if operation == "all_to_all":
         return {"pairwise": ring(size, ranks, alpha, beta)}
-    found = _flat(operation, size, ranks, alpha, beta)
-    inside = _inside(cluster, ranks, stride)
+    found = _price_flat(operation, size, ranks, alpha, beta)
+    inside = _ranks_per_node(cluster, ranks, stride)
     if inside > 1:
-        near = _tier(cluster, inside, stride)
+        near = _level_of(cluster, inside, stride)
         # As many rings cross the network as the group has ranks in a node, and share its links with those of others.
         far = tier.beta * max(flows, contention(cluster, ranks=ranks // inside, stride=inside * stride))
-        outer = _flat(operation, size / inside, ranks // inside, alpha, far)
-        inner = _ways(operation) * ring(size, inside, near.alpha, near.beta)
+        outer = _price_flat(operation, size / inside, ranks // inside, alpha, far)
+        inner = _ring_passes(operation) * ring(size, inside, near.alpha, near.beta)
         found["hierarchical"] = inner + functools.reduce(np.minimum, outer.values())
     return found
 
 
-def _flat(operation: Operation, size: Seconds, ranks: int, alpha: float, beta: float) -> dict[str, Seconds]:
-    found = {"ring": _ways(operation) * ring(size, ranks, alpha, beta)}
+def _price_flat(operation: Operation, size: Seconds, ranks: int, alpha: float, beta: float) -> dict[str, Seconds]:
+    found = {"ring": _ring_passes(operation) * ring(size, ranks, alpha, beta)}
     if operation == "all_reduce":
         found["tree"] = 2 * tree(size, ranks, alpha, beta)
     return found
 
 
-def _ways(operation: Operation) -> int:
+def _ring_passes(operation: Operation) -> int:
     """Return how often the message goes round: an all-reduce is a reduce-scatter and an all-gather."""
     return 2 if operation == "all_reduce" else 1
 
 
-def _tier(cluster: Cluster, ranks: int, stride: int) -> NetworkLevel:
+def _level_of(cluster: Cluster, ranks: int, stride: int) -> NetworkLevel:
     return group_tier(cluster, ranks=ranks, stride=stride)
 
 
-def _inside(cluster: Cluster, ranks: int, stride: int) -> int:
+def _ranks_per_node(cluster: Cluster, ranks: int, stride: int) -> int:
     """Return how many ranks of a group share a node, 1 if that is one, all of them, or not the same on each node."""
     node = cluster.devices_per_node
     inside = node // stride

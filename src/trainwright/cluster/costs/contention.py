@@ -24,15 +24,15 @@ def contention(cluster: Cluster, *, ranks: int, stride: int = 1, devices: int | 
     `devices` is how many the job uses; by default one block of ranks * stride, which has `stride` groups.
     """
     used = check_group(cluster, ranks=ranks, stride=stride, devices=devices)
-    return _of_regular_groups(_boundaries(cluster), ranks, stride, used)
+    return _regular_contention(_level_boundaries(cluster), ranks, stride, used)
 
 
 def ring_contention(cluster: Cluster, rings: NDArray[np.int64]) -> float:
     """Return phi for rings of any ranks, one in a row: the highest load of a link in one step, 1 if none is shared."""
-    return _of_rings(_boundaries(cluster), rings)
+    return _highest_load(_level_boundaries(cluster), rings)
 
 
-def _boundaries(cluster: Cluster) -> _Boundaries:
+def _level_boundaries(cluster: Cluster) -> _Boundaries:
     """Return (devices below, parallel links up) from the node outwards."""
     outer = [tier for tier in cluster.tiers if tier.devices > cluster.devices_per_node]
     below = [cluster.devices_per_node, *(tier.devices for tier in outer)]
@@ -43,11 +43,11 @@ def _boundaries(cluster: Cluster) -> _Boundaries:
 
 
 @lru_cache(maxsize=4096)
-def _of_regular_groups(boundaries: _Boundaries, ranks: int, stride: int, devices: int) -> float:
-    return _of_rings(boundaries, groups(devices, ranks=ranks, stride=stride))
+def _regular_contention(boundaries: _Boundaries, ranks: int, stride: int, devices: int) -> float:
+    return _highest_load(boundaries, groups(devices, ranks=ranks, stride=stride))
 
 
-def _of_rings(boundaries: _Boundaries, rings: NDArray[np.int64]) -> float:
+def _highest_load(boundaries: _Boundaries, rings: NDArray[np.int64]) -> float:
     if rings.shape[1] < 2:
         return 1.0
     sender, receiver = rings.ravel(), np.roll(rings, -1, axis=1).ravel()

@@ -36,7 +36,7 @@ def load_or_measure_laptop(kind: type[C]) -> C:
             return read_cluster(kind, path)
         except InputError:  # of another version, or half written: measure again
             pass
-    found = kind(**_fields_of(_measure()))
+    found = kind(**_fields_of(_run_measurement()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_cluster(found, path)
@@ -53,11 +53,11 @@ def cache_path() -> Path:
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    machine = f"{platform.machine()} {platform.processor()} {_model()} {_cores()} {host_memory_bytes()}"
+    machine = f"{platform.machine()} {platform.processor()} {_processor_model()} {_core_count()} {host_memory_bytes()}"
     return base / "trainwright" / f"laptop-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.toml"
 
 
-def _measure() -> dict[str, Any]:
+def _run_measurement() -> dict[str, Any]:
     environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
     package = str(Path(__file__).resolve().parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
@@ -72,14 +72,14 @@ def _measure() -> dict[str, Any]:
 
 
 def _fields_of(figures: Mapping[str, Any]) -> dict[str, Any]:
-    cores = _cores()
+    cores = _core_count()
     sizes, seconds = zip(*figures["messages"], strict=True)
     messages = ExchangeTimes(operation="send", tier="memory", ranks=2, bytes=sizes, seconds=seconds)
     return fit_fields(
         Measurements(
             name="laptop",
             source="measured on this machine with numpy and a local connection",
-            kind=f"core of {_model()}",
+            kind=f"core of {_processor_model()}",
             devices_per_node=cores,
             memory_bytes=host_memory_bytes() // cores,
             products={"fp32": figures["products"]},
@@ -90,11 +90,11 @@ def _fields_of(figures: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _cores() -> int:
+def _core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _model() -> str:
+def _processor_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -22,32 +22,32 @@ _COPIED = (3 << 23, 1 << 25, 3 << 24)  # beyond what caches hold
 _SENT = (256, 4096, 65_536, 1 << 18, 1 << 20, 1 << 21)
 
 
-def _measure() -> dict[str, object]:
+def _measure_all() -> dict[str, object]:
     return {
-        "products": [_product(side) for side in _SIDES],
-        "copies": [_copy(size) for size in _COPIED],
-        "launch_seconds": _least(_addition(), repeats=1000),
-        "messages": _messages(),
+        "products": [_time_product(side) for side in _SIDES],
+        "copies": [_time_copy(size) for size in _COPIED],
+        "launch_seconds": _least_seconds(_make_addition(), repeats=1000),
+        "messages": _time_messages(),
     }
 
 
-def _product(side: int) -> tuple[float, float]:
+def _time_product(side: int) -> tuple[float, float]:
     left, right = (np.full((side, side), value, dtype=np.float32) for value in (1.5, 0.5))
     out = np.empty_like(left)
-    return 2.0 * side**3, _least(lambda: np.matmul(left, right, out=out))
+    return 2.0 * side**3, _least_seconds(lambda: np.matmul(left, right, out=out))
 
 
-def _copy(size: int) -> tuple[float, float]:
+def _time_copy(size: int) -> tuple[float, float]:
     source, target = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-    return 2.0 * size, _least(lambda: np.copyto(target, source))
+    return 2.0 * size, _least_seconds(lambda: np.copyto(target, source))
 
 
-def _addition() -> Callable[[], object]:
+def _make_addition() -> Callable[[], object]:
     one, out = np.ones(1, dtype=np.float32), np.ones(1, dtype=np.float32)
     return lambda: np.add(one, one, out=out)
 
 
-def _least(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
+def _least_seconds(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -56,7 +56,7 @@ def _least(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
     return shortest(times[1:])
 
 
-def _messages() -> list[tuple[int, float]]:
+def _time_messages() -> list[tuple[int, float]]:
     """Return the seconds of messages one way: half of what they take there and back."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [sys.executable, "-m", "trainwright.cluster.presets.laptop_process", str(server.getsockname()[1])]
@@ -65,23 +65,23 @@ def _messages() -> list[tuple[int, float]]:
                 connection, _ = server.accept()
                 with connection:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    return [(size, _there_and_back(connection, size) / 2) for size in _SENT]
+                    return [(size, _time_round_trip(connection, size) / 2) for size in _SENT]
             finally:
                 other.terminate()
 
 
-def _there_and_back(connection: socket.socket, size: int) -> float:
+def _time_round_trip(connection: socket.socket, size: int) -> float:
     content = memoryview(bytearray(size))
 
     def once() -> None:
         connection.sendall(size.to_bytes(8, "little"))
         connection.sendall(content)
-        _receive(connection, content)
+        _receive_exactly(connection, content)
 
-    return _least(once, repeats=25)
+    return _least_seconds(once, repeats=25)
 
 
-def _receive(connection: socket.socket, content: memoryview) -> bool:
+def _receive_exactly(connection: socket.socket, content: memoryview) -> bool:
     """Fill `content`; return whether the other end is still there."""
     got = 0
     while got < len(content):
@@ -92,19 +92,19 @@ def _receive(connection: socket.socket, content: memoryview) -> bool:
     return True
 
 
-def _answer(port: int) -> None:
+def _echo_messages(port: int) -> None:
     """Send every message back until the connection ends."""
     header = memoryview(bytearray(8))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while _receive(connection, header):
+        while _receive_exactly(connection, header):
             content = memoryview(bytearray(int.from_bytes(header, "little")))
-            _receive(connection, content)
+            _receive_exactly(connection, content)
             connection.sendall(content)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        _answer(int(sys.argv[1]))
+        _echo_messages(int(sys.argv[1]))
     else:
-        print(json.dumps(_measure()))  # noqa: T201 (what the process that asked reads)
+        print(json.dumps(_measure_all()))  # noqa: T201 (what the process that asked reads)

@@ -47,7 +47,7 @@ def values_of(parameter: Parameter) -> Sequence[Any] | None:
     if isinstance(parameter, Float | Int) and parameter.step is None:
         return None
     assert isinstance(parameter, Varying)  # noqa: S101 -- derived values have been refused
-    return parameter.restore(parameter.axis.numbers(parameter.axis.every()))
+    return parameter.restore(parameter.axis.to_numbers(parameter.axis.all_units()))
 
 
 class Forbidden:
@@ -64,113 +64,117 @@ class Forbidden:
         """Return what to add to the ConfigSpace, or raise `SpaceError`."""
         tree = ast.parse(self.expression.text, mode="eval").body
         try:
-            broken = self._where(tree, truth=False)
+            broken = self._normal_form(tree, truth=False)
         except _Inexpressible:
-            broken = self._listed(tree)
-        return [self._all([clause for _, clause in self._complete(conjunction)]) for conjunction in broken]
+            broken = self._list_combinations(tree)
+        return [
+            self._join_clauses([clause for _, clause in self._require_active(conjunction)]) for conjunction in broken
+        ]
 
-    def _complete(self, conjunction: Conjunction) -> Conjunction:
+    def _require_active(self, conjunction: Conjunction) -> Conjunction:
         """Add that the conditional parameters which a conjunction does not compare are active."""
         compared = {name for name, _ in conjunction}
         missing = [n for n in self.expression.names if n not in compared and self.parameters[n].when is not None]
-        whole = conjunction + tuple((name, self._active(name)) for name in missing)
+        whole = conjunction + tuple((name, self._is_active(name)) for name in missing)
         if not whole:  # no configuration is legal
             raise SpaceError(f"to_configspace: requirement {self.expression.text!r} is never met; leave it out")
         return whole
 
-    def _where(self, node: ast.expr, *, truth: bool) -> list[Conjunction]:
+    def _normal_form(self, node: ast.expr, *, truth: bool) -> list[Conjunction]:
         """Return the conjunctions, any of which holds exactly where `node` is `truth`."""
         match node:
             case ast.BoolOp():
-                parts = [self._where(value, truth=truth) for value in node.values]
+                parts = [self._normal_form(value, truth=truth) for value in node.values]
                 if isinstance(node.op, ast.And) is not truth:
                     return [conjunction for part in parts for conjunction in part]
-                return [sum(combination, ()) for combination in self._product(parts)]
+                return [sum(combination, ()) for combination in self._bounded_product(parts)]
             case ast.UnaryOp(op=ast.Not()):
-                return self._where(node.operand, truth=not truth)
+                return self._normal_form(node.operand, truth=not truth)
             case ast.Compare() if len(node.ops) > 1:
                 ends = [node.left, *node.comparators]
                 pairs: list[ast.expr] = [
                     ast.Compare(left, [op], [right]) for left, op, right in zip(ends, node.ops, ends[1:], strict=False)
                 ]
-                return self._where(ast.BoolOp(ast.And(), pairs), truth=truth)
-        return self._comparison(node, truth=truth)
+                return self._normal_form(ast.BoolOp(ast.And(), pairs), truth=truth)
+        return self._convert_comparison(node, truth=truth)
 
-    def _product(self, parts: list[list[Conjunction]]) -> Any:
+    def _bounded_product(self, parts: list[list[Conjunction]]) -> Any:
         if math.prod(map(len, parts)) > self.most:
             raise _Inexpressible
         return itertools.product(*parts)
 
-    def _comparison(self, node: ast.expr, *, truth: bool) -> list[Conjunction]:
+    def _convert_comparison(self, node: ast.expr, *, truth: bool) -> list[Conjunction]:
         names = Expression.parse(ast.unparse(node), self.expression.owner).names
         if len(names) == 1 and (values := values_of(self.parameters[names[0]])) is not None:
-            holds = self._evaluate(node, {names[0]: values})
+            holds = self._evaluate_node(node, {names[0]: values})
             kept = [value for value, held in zip(values, holds, strict=True) if bool(held) is truth]
-            return [((names[0], self._in(names[0], kept)),)] if kept else []
+            return [((names[0], self._one_of_values(names[0], kept)),)] if kept else []
         if not isinstance(node, ast.Compare):
             raise _Inexpressible
         op = type(node.ops[0])
         if op not in _NEGATED:
-            return self._membership(node, truth=truth)
+            return self._convert_membership(node, truth=truth)
         op = op if truth else _NEGATED[op]
         left, right = node.left, node.comparators[0]
         if isinstance(left, ast.Name) and isinstance(right, ast.Name):
-            return self._relation(left.id, op, right.id)
+            return self._compare_parameters(left.id, op, right.id)
         if isinstance(right, ast.Name):
             left, op, right = right, _FLIPPED[op], left
         if not isinstance(left, ast.Name) or len(names) > 1:
             raise _Inexpressible
-        return self._number(left.id, op, float(self._evaluate(right, {})))
+        return self._compare_number(left.id, op, float(self._evaluate_node(right, {})))
 
-    def _membership(self, node: ast.Compare, *, truth: bool) -> list[Conjunction]:
+    def _convert_membership(self, node: ast.Compare, *, truth: bool) -> list[Conjunction]:
         op = ast.Eq() if isinstance(node.ops[0], ast.In) else ast.NotEq()
         [listed] = node.comparators
         assert isinstance(listed, ast.Tuple | ast.List | ast.Set)  # noqa: S101 -- the space has checked it
         if isinstance(node.left, ast.Name) and isinstance(op, ast.Eq) is truth:
-            return self._among(node.left.id, [float(self._evaluate(element, {})) for element in listed.elts])
+            return self._one_of_numbers(
+                node.left.id, [float(self._evaluate_node(element, {})) for element in listed.elts]
+            )
         parts: list[ast.expr] = [ast.Compare(node.left, [op], [element]) for element in listed.elts]
         join = ast.Or() if isinstance(op, ast.Eq) else ast.And()
-        return self._where(ast.BoolOp(join, parts) if len(parts) > 1 else parts[0], truth=truth)
+        return self._normal_form(ast.BoolOp(join, parts) if len(parts) > 1 else parts[0], truth=truth)
 
-    def _among(self, name: str, values: Sequence[float]) -> list[Conjunction]:
+    def _one_of_numbers(self, name: str, values: Sequence[float]) -> list[Conjunction]:
         """Return that a plain number has one of some values."""
         parameter = self.parameters[name]
         assert isinstance(parameter, Float | Int)  # noqa: S101 -- the others are listed
         legal: list[float] = [v for v in values if parameter.low <= v <= parameter.high]
         if isinstance(parameter, Int):
             legal = [int(v) for v in legal if v.is_integer()]
-        return [((name, self._in(name, legal)),)] if legal else []
+        return [((name, self._one_of_values(name, legal)),)] if legal else []
 
-    def _relation(self, left: str, op: type[ast.cmpop], right: str) -> list[Conjunction]:
+    def _compare_parameters(self, left: str, op: type[ast.cmpop], right: str) -> list[Conjunction]:
         if op is ast.NotEq:
-            return self._relation(left, ast.Lt, right) + self._relation(left, ast.Gt, right)
+            return self._compare_parameters(left, ast.Lt, right) + self._compare_parameters(left, ast.Gt, right)
         text = {self.kinds[left], self.kinds[right]} - {"bool", "int", "float"}
         if text and op is not ast.Eq:
             raise _Inexpressible
         clause = getattr(self.cs, f"Forbidden{_WORDS[op]}Relation")(self.found[left], self.found[right])
         return [((left, clause), (right, clause))]
 
-    def _number(self, name: str, op: type[ast.cmpop], value: float) -> list[Conjunction]:
+    def _compare_number(self, name: str, op: type[ast.cmpop], value: float) -> list[Conjunction]:
         """Return a comparison of a plain number with a value, which need not be one of its own."""
         parameter = self.parameters[name]
         assert isinstance(parameter, Float | Int)  # noqa: S101 -- the others are listed
         if isinstance(parameter, Int) and op in (ast.LtE, ast.GtE) and math.isfinite(value):
             op, value = (ast.Lt, math.floor(value) + 1) if op is ast.LtE else (ast.Gt, math.ceil(value) - 1)
         if op in _EITHER:  # the clauses with "or equal" of ConfigSpace 1.2.2 forbid the wrong side when it draws
-            return [found for one in _EITHER[op] for found in self._number(name, one, value)]
+            return [found for one in _EITHER[op] for found in self._compare_number(name, one, value)]
         if not parameter.low <= value <= parameter.high:  # all or nothing, as ConfigSpace wants legal values
             every = (op is ast.Lt and value > parameter.high) or (op is ast.Gt and value < parameter.low)
-            return [((name, self._active(name)),)] if every else []
+            return [((name, self._is_active(name)),)] if every else []
         if isinstance(parameter, Int):
             if op is ast.Eq and not value.is_integer():
                 return []
             value = math.ceil(value) if op is ast.Lt else math.floor(value)
         return [((name, getattr(self.cs, f"Forbidden{_WORDS[op]}Clause")(self.found[name], value)),)]
 
-    def _listed(self, tree: ast.expr) -> list[Conjunction]:
+    def _list_combinations(self, tree: ast.expr) -> list[Conjunction]:
         """Return the combinations of values that break the requirement, those of the longest list joined."""
         names = self.expression.names
-        lists = {name: self._every(name) for name in names}
+        lists = {name: self._all_values(name) for name in names}
         if math.prod(map(len, lists.values())) > self.most or not all(lists.values()):
             raise SpaceError(
                 f"to_configspace: requirement {self.expression.text!r}, which ConfigSpace cannot express; it can "
@@ -181,14 +185,14 @@ class Forbidden:
         found: list[Conjunction] = []
         for combination in itertools.product(*(lists[name] for name in rest)):
             fixed = {name: [value] * len(lists[last]) for name, value in zip(rest, combination, strict=True)}
-            holds = self._evaluate(tree, {**fixed, last: lists[last]})
+            holds = self._evaluate_node(tree, {**fixed, last: lists[last]})
             bad = [value for value, held in zip(lists[last], holds, strict=True) if not held]
             if bad:
-                equal = [(n, self._in(n, [value])) for n, value in zip(rest, combination, strict=True)]
-                found.append((*equal, (last, self._in(last, bad))))
+                equal = [(n, self._one_of_values(n, [value])) for n, value in zip(rest, combination, strict=True)]
+                found.append((*equal, (last, self._one_of_values(last, bad))))
         return found
 
-    def _every(self, name: str) -> Sequence[Any]:
+    def _all_values(self, name: str) -> Sequence[Any]:
         """Return all values of a discrete parameter; nothing if there are too many."""
         parameter = self.parameters[name]
         values = values_of(parameter)
@@ -196,21 +200,21 @@ class Forbidden:
             values = range(parameter.low, parameter.high + 1)
         return values or ()
 
-    def _evaluate(self, node: ast.expr, columns: Mapping[str, Sequence[Any]]) -> Any:
+    def _evaluate_node(self, node: ast.expr, columns: Mapping[str, Sequence[Any]]) -> Any:
         term = Expression.parse(ast.unparse(node), self.expression.owner).bind(self.kinds)
         table = {name: make_table(tuple(values)) for name, values in columns.items()}
         with np.errstate(all="ignore"):
             value = term.evaluate(table)
         return np.broadcast_to(value, len(next(iter(columns.values())))) if columns else value
 
-    def _active(self, name: str) -> Any:
+    def _is_active(self, name: str) -> Any:
         return self.cs.ForbiddenEqualsRelation(self.found[name], self.found[name])
 
-    def _in(self, name: str, values: Sequence[Any]) -> Any:
+    def _one_of_values(self, name: str, values: Sequence[Any]) -> Any:
         if len(values) == 1:
             return self.cs.ForbiddenEqualsClause(self.found[name], values[0])
         return self.cs.ForbiddenInClause(self.found[name], list(values))
 
-    def _all(self, clauses: list[Any]) -> Any:
+    def _join_clauses(self, clauses: list[Any]) -> Any:
         clauses = list({id(clause): clause for clause in clauses}.values())  # a relation stands for both its names
         return clauses[0] if len(clauses) == 1 else self.cs.ForbiddenAndConjunction(*clauses)

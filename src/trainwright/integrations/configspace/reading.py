@@ -46,16 +46,18 @@ def read_configspace(space: Any) -> tuple[dict[str, Parameter], list[Requirement
         raise SpaceError(f"from_configspace: got {space!r}; allowed: a ConfigSpace.ConfigurationSpace")
     parameters = {}
     for name, hyperparameter in space.items():
-        conditions = [_condition(condition) for condition in space.parent_conditions_of[name]]
+        conditions = [_read_condition(condition) for condition in space.parent_conditions_of[name]]
         when = all_of(*conditions) if len(conditions) > 1 else next(iter(conditions), None)
-        parameters[name] = _parameter(hyperparameter, when)
+        parameters[name] = _read_parameter(hyperparameter, when)
     requirements = [
-        _requirement(conjunction) for clause in space.forbidden_clauses for conjunction in _conjunctions(clause)
+        _make_requirement(conjunction)
+        for clause in space.forbidden_clauses
+        for conjunction in _forbidden_conjunctions(clause)
     ]
     return parameters, requirements
 
 
-def _parameter(it: Any, when: Condition | None) -> Parameter:
+def _read_parameter(it: Any, when: Condition | None) -> Parameter:
     kind = type(it).__name__.removesuffix("Hyperparameter")
     if kind == "Constant" and when is None:
         return Constant(to_python(it.value))
@@ -76,12 +78,12 @@ def _parameter(it: Any, when: Condition | None) -> Parameter:
         )
     prior: Prior | None = None
     if law != "Uniform":
-        prior = _normal(it) if law == "Normal" else Beta(float(it.alpha), float(it.beta))
+        prior = _read_normal(it) if law == "Normal" else Beta(float(it.alpha), float(it.beta))
     low, high, default = to_python(it.lower), to_python(it.upper), to_python(it.default_value)
     return number(low, high, log=bool(it.log), default=default, prior=prior, when=when)
 
 
-def _normal(it: Any) -> Normal:
+def _read_normal(it: Any) -> Normal:
     """Return the law of the unit column that ConfigSpace draws from."""
     low, high, mean, sd = float(it.lower), float(it.upper), float(it.mu), float(it.sigma)
     if it.log:  # its deviation is |ln(low + sigma)|, whatever the mean
@@ -90,15 +92,15 @@ def _normal(it: Any) -> Normal:
     return Normal((mean - low) / (high - low), sd / (high - low))
 
 
-def _condition(it: Any) -> Condition:
+def _read_condition(it: Any) -> Condition:
     kind = type(it).__name__
     if kind in ("AndConjunction", "OrConjunction"):
-        parts = [_condition(part) for part in it.components]
+        parts = [_read_condition(part) for part in it.components]
         return all_of(*parts) if kind == "AndConjunction" else any_of(*parts)
     name = it.parent.name
     if kind == "InCondition":
-        return one_of(name, [_value(it.parent, value) for value in it.values])
-    value = _value(it.parent, it.value)
+        return one_of(name, [_read_value(it.parent, value) for value in it.values])
+    value = _read_value(it.parent, it.value)
     if kind == "NotEqualsCondition":
         return not_(equals(name, value))
     made = {"EqualsCondition": equals, "LessThanCondition": less, "GreaterThanCondition": greater}.get(kind)
@@ -110,18 +112,18 @@ def _condition(it: Any) -> Condition:
     return made(name, value)
 
 
-def _value(it: Any, value: Any) -> Any:
+def _read_value(it: Any, value: Any) -> Any:
     """Return a value as configurations hold it."""
     return to_python(value if hasattr(it, "lower") else it.to_value(it.to_vector(value)))
 
 
-def _conjunctions(it: Any) -> list[list[Literal]]:
+def _forbidden_conjunctions(it: Any) -> list[list[Literal]]:
     """Return conjunctions of comparisons, each of which is forbidden."""
     kind = type(it).__name__
     if kind == "ForbiddenOrConjunction":
-        return [conjunction for part in it.components for conjunction in _conjunctions(part)]
+        return [conjunction for part in it.components for conjunction in _forbidden_conjunctions(part)]
     if kind == "ForbiddenAndConjunction":
-        parts = [_conjunctions(part) for part in it.components]
+        parts = [_forbidden_conjunctions(part) for part in it.components]
         return [[literal for part in combination for literal in part] for combination in itertools.product(*parts)]
     word = kind.removesuffix("Relation").removesuffix("Clause")
     if word not in _SIGNS:
@@ -131,30 +133,32 @@ def _conjunctions(it: Any) -> list[list[Literal]]:
         )
     sign = _SIGNS[word][0]
     if kind.endswith("Relation"):
-        return [[(_name(it.left), sign, _name(it.right))]]
-    return [[_literal(it, sign)]]
+        return [[(_identifier_of(it.left), sign, _identifier_of(it.right))]]
+    return [[_read_literal(it, sign)]]
 
 
-def _literal(it: Any, sign: str) -> Literal:
+def _read_literal(it: Any, sign: str) -> Literal:
     parameter = it.hyperparameter
-    name = _name(parameter)
+    name = _identifier_of(parameter)
     if sign == "in":
-        return name, sign, _listed([_value(parameter, value) for value in it.values])
+        return name, sign, _tuple_text([_read_value(parameter, value) for value in it.values])
     if sign != "==" and hasattr(parameter, "sequence"):  # by place, where a text compares values
-        places = {place for place in range(parameter.size) if _ordered(place, sign, parameter.to_vector(it.value))}
-        return name, "in", _listed([to_python(parameter.to_value(float(place))) for place in sorted(places)])
-    return name, sign, repr(_value(parameter, it.value))
+        places = {
+            place for place in range(parameter.size) if _compare_positions(place, sign, parameter.to_vector(it.value))
+        }
+        return name, "in", _tuple_text([to_python(parameter.to_value(float(place))) for place in sorted(places)])
+    return name, sign, repr(_read_value(parameter, it.value))
 
 
-def _ordered(place: int, sign: str, other: float) -> bool:
+def _compare_positions(place: int, sign: str, other: float) -> bool:
     return {"<": place < other, "<=": place <= other, ">": place > other, ">=": place >= other}[sign]
 
 
-def _listed(values: list[Any]) -> str:
+def _tuple_text(values: list[Any]) -> str:
     return f"({', '.join(map(repr, values))},)"
 
 
-def _name(it: Any) -> str:
+def _identifier_of(it: Any) -> str:
     name: str = it.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise SpaceError(
@@ -164,7 +168,7 @@ def _name(it: Any) -> str:
     return name
 
 
-def _requirement(conjunction: list[Literal]) -> Requirement:
+def _make_requirement(conjunction: list[Literal]) -> Requirement:
     if len(conjunction) == 1:
         [(left, sign, right)] = conjunction
         left_over = next(other for found, other in _SIGNS.values() if found == sign)

@@ -127,7 +127,7 @@ def fold_blocks(
     stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], *, input_gradient_bytes: int = 0, fold: bool = True
 ) -> tuple[Block, ...]:
     """Return the blocks of a chain: equal runs of stages become one block with their count, unless `fold` is False."""
-    nameless = [_nameless(stage, found) for stage, found in zip(stages, layers, strict=True)]
+    nameless = [_without_names(stage, found) for stage, found in zip(stages, layers, strict=True)]
     # the gradient that a stage hands back belongs to its place: stages after different ones are not equal
     arriving = [input_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
     signatures = [(own, before) for own, before in zip(nameless, arriving[:-1], strict=True)]
@@ -135,22 +135,22 @@ def fold_blocks(
 
     def whole(start: int, length: int) -> bool:
         parts = [[path for own in paths[i : i + length] for path in own] for i in (start, start + length)]
-        return length == 1 or _apart(*parts)
+        return length == 1 or _in_different_modules(*parts)
 
     runs = find_repeats(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
     blocks = []
     for start, length, count in runs:
         block = join_stages(stages[start : start + length], arriving[start])
         parts = [range(start + i * length, start + (i + 1) * length) for i in range(count)]
-        names = [stages[part[0]].name if length == 1 else _title(stages, layers, part) for part in parts]
+        names = [stages[part[0]].name if length == 1 else _common_path(stages, layers, part) for part in parts]
         own = tuple(layer for found in layers[start : start + length] for layer in found)
         members = tuple(names) if count > 1 else ()
-        begins = tuple(_begins([each for i in part for each in layers[i]], layers[: part[0]]) for part in parts)
+        begins = tuple(_first_module([each for i in part for each in layers[i]], layers[: part[0]]) for part in parts)
         blocks.append(replace(block, name=names[0], layers=own, count=count, members=members, begins=begins))
     return tuple(blocks)
 
 
-def _begins(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> str:
+def _first_module(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> str:
     """Return the path of the outermost module whose first layer is the first with weights of a run."""
     # WeightCounter that two layers share count at the first.
     weighty = (each.name for each in run if each.weight_elements or each.kind in {"conv", "linear"})
@@ -161,11 +161,11 @@ def _begins(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> str:
     return ".".join(path[: next(depths, len(path))])
 
 
-def _nameless(stage: Stage, layers: Sequence[Layer]) -> Hashable:
+def _without_names(stage: Stage, layers: Sequence[Layer]) -> Hashable:
     return replace(stage, name=""), tuple(replace(layer, name="") for layer in layers)
 
 
-def _apart(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> bool:
+def _in_different_modules(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> bool:
     """Whether two neighbouring parts of a chain are of different modules below what all have in common."""
     shared = 0
     while all(len(path) > shared for path in (*one, *other)) and len({path[shared] for path in (*one, *other)}) == 1:
@@ -174,7 +174,7 @@ def _apart(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> bool
     return not heads[0] & heads[1]
 
 
-def _title(stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], part: range) -> str:
+def _common_path(stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], part: range) -> str:
     """Return the path that the layers of stages have in common: "blocks.3" of "blocks.3.norm" and "blocks.3.up"."""
     paths = [layer.name.split(".") for i in part for layer in layers[i]]
     shared = 0

@@ -19,7 +19,7 @@ def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]
     """Return the recording with every layer of a module that has no product in its forward pass fused."""
     operations, storages = list(recording.operations), dict(recording.storages)
     saved, kept = dict(recording.saved), set(recording.kept)
-    readers = _readers(operations)
+    readers = _readers_by_storage(operations)
     alone = {i for i, operation in enumerate(operations) if operation.flops or not operation.call}
     for layer in (layer for found in layers for layer in found if alone.isdisjoint(layer.forward)):
         made = {number for i in layer.forward for number in operations[i].creates}
@@ -27,11 +27,11 @@ def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]
         inside = {number for number in made - recording.results if readers.get(number, set()) <= own}
         again = {number for number in inside if not readers.get(number, set()) <= set(layer.forward)}
         again |= inside & saved.keys()
-        inputs = _read(operations, layer.forward, made)
+        inputs = _outside_reads(operations, layer.forward, made)
         back = {number for i in layer.backward for number in operations[i].creates} - recording.gradients
         back = {number for number in back if readers.get(number, set()) <= set(layer.backward)}
-        _rewrite(operations, layer.forward, inside, {})
-        _rewrite(operations, layer.backward, inside | back, inputs if again else {})
+        _rewrite_as_kernel(operations, layer.forward, inside, {})
+        _rewrite_as_kernel(operations, layer.backward, inside | back, inputs if again else {})
         for number in inside | back:
             storages[number] = replace(storages[number], bytes=0)
         saved = {number: place for number, place in saved.items() if number not in inside}
@@ -47,7 +47,7 @@ def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]
     return replace(recording, operations=operations, storages=storages, saved=saved, kept=frozenset(kept))
 
 
-def _readers(operations: Sequence[TracedOperation]) -> dict[int, set[int]]:
+def _readers_by_storage(operations: Sequence[TracedOperation]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for i, operation in enumerate(operations):
         for number in operation.reads:
@@ -55,11 +55,13 @@ def _readers(operations: Sequence[TracedOperation]) -> dict[int, set[int]]:
     return found
 
 
-def _read(operations: Sequence[TracedOperation], places: Iterable[int], made: set[int]) -> dict[int, TensorShape]:
+def _outside_reads(
+    operations: Sequence[TracedOperation], places: Iterable[int], made: set[int]
+) -> dict[int, TensorShape]:
     return {number: shaped for i in places for number, shaped in operations[i].reads.items() if number not in made}
 
 
-def _rewrite(
+def _rewrite_as_kernel(
     operations: list[TracedOperation], places: Sequence[int], inside: set[int], more: Mapping[int, TensorShape]
 ) -> None:
     """Let the last of the operations read all that comes from outside, and each write only what others read."""
@@ -67,18 +69,18 @@ def _rewrite(
     if not places:
         return
     made = inside | {number for i in places for number in operations[i].creates}
-    outer = {**more, **_read(operations, places, made)}
+    outer = {**more, **_outside_reads(operations, places, made)}
     for i in places:
         operation, last = operations[i], i == places[-1]
-        results = [_nothing(shaped) if at in inside else shaped for at, shaped in _made(operation)]
+        results = [_empty_shape(shaped) if at in inside else shaped for at, shaped in _results_by_storage(operation)]
         operations[i] = replace(operation, reads=outer if last else {}, results=tuple(results), joins=not last)
 
 
-def _made(operation: TracedOperation) -> list[tuple[int, TensorShape]]:
+def _results_by_storage(operation: TracedOperation) -> list[tuple[int, TensorShape]]:
     """Return the results with the storages that they made, -1 where it is not known which."""
     numbers = [*operation.creates, *([-1] * len(operation.results))]
     return list(zip(numbers, operation.results, strict=False))
 
 
-def _nothing(shaped: TensorShape) -> TensorShape:
+def _empty_shape(shaped: TensorShape) -> TensorShape:
     return replace(shaped, shape=(0,), stride=(1,))

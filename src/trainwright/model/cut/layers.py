@@ -136,9 +136,9 @@ def make_layer(
     whole, frozen = weights.take(read.keys())
     handed = [elements for number, elements in results.items() if number in outside]
     changed = [read[number].elements for operation in own for number in operation.writes if number in read]
-    kind = _kind(own)
+    kind = _layer_kind(own)
     return Layer(
-        name=_name(own, kind),
+        name=_layer_name(own, kind),
         kind=kind,
         input_elements=sum(shaped.elements for number, shaped in read.items() if number not in weights.elements),
         output_elements=sum(handed) or max((*results.values(), *changed), default=0),
@@ -149,10 +149,10 @@ def make_layer(
         forward_bytes=sum(operation.bytes for operation in own),
         backward_bytes=sum(operation.bytes for operation in back),
         saved_bytes=saved,
-        experts=max((_groups(operation) for operation in own), default=0),
-        launches=sum(_launched(operation) for operation in own),
-        backward_launches=sum(_launched(operation) for operation in back),
-        **_geometry(own),
+        experts=max((_expert_count(operation) for operation in own), default=0),
+        launches=sum(_launches_kernel(operation) for operation in own),
+        backward_launches=sum(_launches_kernel(operation) for operation in back),
+        **_layer_geometry(own),
     )
 
 
@@ -171,11 +171,11 @@ def _without_views(operations: Sequence[TracedOperation], found: Sequence[LayerO
     return layers or [LayerOperations(waiting)]
 
 
-def _launched(operation: TracedOperation) -> bool:
+def _launches_kernel(operation: TracedOperation) -> bool:
     return not operation.is_view and not operation.joins
 
 
-def _base(operation: TracedOperation) -> str:
+def _base_name(operation: TracedOperation) -> str:
     return str(operation.func).split(".")[1].strip("_")
 
 
@@ -190,8 +190,8 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 
 
-def _kind(operations: Sequence[TracedOperation]) -> Kind:
-    names = [_base(operation) for operation in operations]
+def _layer_kind(operations: Sequence[TracedOperation]) -> Kind:
+    names = [_base_name(operation) for operation in operations]
     if {"softmax", "safe_softmax"} & set(names) and {"bmm", "baddbmm"} & set(names):
         return "attention"
     for kind, beginnings in _KINDS:
@@ -210,21 +210,21 @@ def _moves_only(operation: TracedOperation) -> bool:
     return any(shaped.elements >= reads for shaped in operation.results)
 
 
-def _name(operations: Sequence[TracedOperation], kind: Kind) -> str:
+def _layer_name(operations: Sequence[TracedOperation], kind: Kind) -> str:
     first = operations[0]
     if first.leaf:
         return first.path
     word = kind
     if kind in {"pointwise", "other"}:
-        named = [_base(operation) for operation in operations if not operation.is_view]
+        named = [_base_name(operation) for operation in operations if not operation.is_view]
         word = named[0] if named else "view"  # type: ignore[assignment]  # a word of its own
     return f"{first.path}.{word}".lstrip(".")
 
 
-def _geometry(operations: Sequence[TracedOperation]) -> dict[str, Any]:
+def _layer_geometry(operations: Sequence[TracedOperation]) -> dict[str, Any]:
     """Return channels, filters and the sizes of the first convolution or product with a weight."""
     for operation in operations:
-        arguments, name = operation.arguments, _base(operation)
+        arguments, name = operation.arguments, _base_name(operation)
         if name == "convolution":
             x, weight, _, stride, padding, dilation, transposed, _, groups = arguments[:9]
             return {
@@ -244,23 +244,23 @@ def _geometry(operations: Sequence[TracedOperation]) -> dict[str, Any]:
             return {"channels": x.shape[1], "filters": weight.shape[1]}
         if (
             name.startswith(("native_batch_norm", "cudnn_batch_norm", "native_group_norm"))
-            and len(_shape(arguments)) > 1
+            and len(_first_shape(arguments)) > 1
         ):
-            shape = _shape(arguments)
+            shape = _first_shape(arguments)
             return {"channels": shape[1], "filters": shape[1], "input_size": shape[2:], "output_size": shape[2:]}
         if name.startswith(("max_pool", "avg_pool", "adaptive_avg_pool")):
-            shape, after = _shape(arguments), operation.results[0].shape
+            shape, after = _first_shape(arguments), operation.results[0].shape
             return {"channels": shape[1], "filters": after[1], "input_size": shape[2:], "output_size": after[2:]}
     return {}
 
 
-def _groups(operation: TracedOperation) -> int:
+def _expert_count(operation: TracedOperation) -> int:
     """Return how many experts' weights a grouped product reads, 0 of other operations."""
-    if _base(operation) != "grouped_mm":
+    if _base_name(operation) != "grouped_mm":
         return 0
     weights = operation.arguments[1].shape
     return weights[0] if len(weights) == 3 else 0
 
 
-def _shape(arguments: Sequence[object]) -> tuple[int, ...]:
+def _first_shape(arguments: Sequence[object]) -> tuple[int, ...]:
     return next((argument.shape for argument in arguments if isinstance(argument, TensorShape)), ())

@@ -32,13 +32,13 @@ class CutRecording:
         operations, storages = recording.operations, recording.storages
         _, size = recording.parts["forward"]
         gradients = any(storages[number].carries_gradient for number in recording.results)
-        self.entry = _entry(recording)
+        self.entry = _input_storage(recording)
         ignored = set(recording.fixed) - self.entry
         if gradients:  # what carries none is no activation: masks and positions are common to the stages
             ignored |= {number for number, stored in storages.items() if not stored.carries_gradient} - self.entry
         forward = operations[:size]
         accesses = [
-            Access(self._read(operation), frozenset(operation.writes), frozenset(operation.creates))
+            Access(self._lasting_reads(operation), frozenset(operation.writes), frozenset(operation.creates))
             for operation in forward
         ]
         within = {i for i in range(size - 1) if forward[i].leaf and forward[i].call == forward[i + 1].call}
@@ -50,22 +50,22 @@ class CutRecording:
             found.pop()  # the end only looks at the last stage's result in another way
         self.spans = intervals_between([place for place, _ in found], size)
         self.outputs = [{storage} for _, storage in found] + [set(recording.results) - recording.fixed]
-        self.common = self._common(forward)
+        self.common = self._find_shared(forward)
         weights = frozenset(recording.parameters)
         self.layers = [
             group_for_fusion(operations, *span) if fuse else group_by_module(operations, *span, weights)
             for span in self.spans
         ]
         self._stage_of = {i: k for k, (first, last) in enumerate(self.spans) for i in range(first, last + 1)}
-        self.backward_spans = self._lead_back()
+        self.backward_spans = self._attribute_backward()
         if fuse:
             self.recording = fuse_layers(recording, self.layers)
 
-    def _read(self, operation: TracedOperation) -> frozenset[int]:
+    def _lasting_reads(self, operation: TracedOperation) -> frozenset[int]:
         """Return what an operation reads; that a loss compares with the input does not make it live so long."""
         return frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset())
 
-    def _common(self, forward: Sequence[Any]) -> set[int]:
+    def _find_shared(self, forward: Sequence[Any]) -> set[int]:
         """Return what a stage makes and a later one reads beside the cut: masks, positions; charged once."""
         ends = [last for _, last in self.spans]
         last_read: dict[int, int] = {}
@@ -79,7 +79,7 @@ class CutRecording:
                 found.add(number)
         return found
 
-    def _lead_back(self) -> list[tuple[int, int]]:
+    def _attribute_backward(self) -> list[tuple[int, int]]:
         """Give each operation of the backward pass to its layer; return the (first, past last) place of each stage."""
         first, past = self.recording.parts["backward"]
         layer_at: dict[int, LayerOperations] = {
@@ -104,10 +104,10 @@ class CutRecording:
         recording = self.recording
         outside = _read_in_other_layers(recording, self.layers)
         weights = WeightCounter(recording.parameters, recording.trained)
-        lives = _Lives(recording, self._pending())
-        again = self._again()
-        saved, copies = self._saved_by_layer(), self._copies()
-        names, paths = _Names(), _Names()
+        lives = _StorageLives(recording, self._find_pending_gradients())
+        again = self._match_no_grad_pass()
+        saved, copies = self._saved_by_layer(), self._find_weight_copies()
+        names, paths = _UniqueNames(), _UniqueNames()
         found = []
         before = 0
         for k, (first, last) in enumerate(self.spans):
@@ -131,13 +131,13 @@ class CutRecording:
                     layer,
                     name=names.fresh(layer.name),
                     copied_bytes=lives.bytes(copies & saved.get(gathered.forward[0], set())),
-                    rerun_bytes=self._made_anew(gathered, lives),
+                    rerun_bytes=self._rerun_bytes(gathered, lives),
                 )
                 for layer, gathered in zip(layers, self.layers[k], strict=True)
             ]
             if seconds is not None:
                 pairs = zip(layers, self.layers[k], strict=True)
-                layers = [_timed(layer, gathered, seconds) for layer, gathered in pairs]
+                layers = [_with_seconds(layer, gathered, seconds) for layer, gathered in pairs]
             if k == len(self.spans) - 1:
                 layers += weights.rest()
             stage = Stage(
@@ -159,7 +159,7 @@ class CutRecording:
         operations = self.recording.operations
         return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
 
-    def _backward_temporary(self, lives: "_Lives", k: int, kept: set[int], charged: int) -> int:
+    def _backward_temporary(self, lives: "_StorageLives", k: int, kept: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
         if first == past:
             return 0
@@ -167,7 +167,7 @@ class CutRecording:
         held = lives.alive(kept, first, past)
         return max(0, max(a + b for a, b in zip(transient, held, strict=True)) - charged)
 
-    def _pending(self) -> dict[int, int]:
+    def _find_pending_gradients(self) -> dict[int, int]:
         """Return gradients of tied weights that wait for the other uses' share, and where the wait ends.
 
         Until then they stand for the gradient of the parameter, which is charged for the whole step.
@@ -188,7 +188,7 @@ class CutRecording:
                         found[number] = start
         return found
 
-    def _again(self) -> list[int]:
+    def _match_no_grad_pass(self) -> list[int]:
         """Return for each operation of the forward pass its place in the pass without gradients, [] if that differs.
 
         Views may differ (autograd makes some of its own): they get the place of the operation before them.
@@ -211,7 +211,7 @@ class CutRecording:
                 saved.setdefault(start, set()).add(number)
         return saved
 
-    def _made_anew(self, layer: LayerOperations, lives: "_Lives") -> int:
+    def _rerun_bytes(self, layer: LayerOperations, lives: "_StorageLives") -> int:
         """Return the bytes that a call of torch's attention makes and autograd keeps for nothing but that call.
 
         Running it again needs its inputs: what nothing would keep of these comes off.
@@ -223,7 +223,7 @@ class CutRecording:
         alone = {number for number in made if until.get(number, own[-1] + 1) <= own[-1]}
         return max(0, lives.bytes(alone) - lives.bytes(read))
 
-    def _copies(self) -> set[int]:
+    def _find_weight_copies(self) -> set[int]:
         """Return the copies of parameters in another precision that the forward pass makes."""
         recording = self.recording
         cast = torch.ops.aten._to_copy.default  # noqa: SLF001 -- what autocast calls
@@ -232,12 +232,12 @@ class CutRecording:
         return {number for operation in made for number in operation.creates}
 
 
-def _entry(recording: Recording) -> frozenset[int]:
+def _input_storage(recording: Recording) -> frozenset[int]:
     """Return the storage of the first floating tensor of the sample: the input, while targets and masks are common."""
     return frozenset([number for number in sorted(recording.sample) if recording.storages[number].floating][:1])
 
 
-class _Names:
+class _UniqueNames:
     """Gives out names once: a second "add" becomes "add_2"."""
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class _Names:
         return name if self.given[name] == 1 else f"{name}_{self.given[name]}"
 
 
-class _Lives:
+class _StorageLives:
     """Questions to the lives of storages."""
 
     def __init__(self, recording: Recording, pending: dict[int, int]) -> None:
@@ -327,10 +327,10 @@ def make_profile(
         blocks=recognise_transformers(blocks, chained.attentions(batch)),
         precision=step.precision,
         parameters=sum(parameter.numel() for parameter in step.parameters),
-        parameter_bytes=_bytes(step.parameters),
+        parameter_bytes=_tensor_bytes(step.parameters),
         trainable_elements=sum(recording.trained.values()),
         gradient_bytes=recording.trained_bytes,
-        buffer_bytes=_bytes(list(step.model.buffers())),
+        buffer_bytes=_tensor_bytes(list(step.model.buffers())),
         input_bytes=sum(storages[number].bytes for number in recording.sample),
         common_bytes=sum(storages[number].bytes for number in chained.common),
         state_bytes=recording.state_bytes,
@@ -346,11 +346,11 @@ def make_profile(
 def _update_bytes(recording: Recording) -> int:
     """Return the most bytes that live at once of what the optimizer's step makes."""
     first, past = recording.parts["update"]
-    lives = _Lives(recording, {})
+    lives = _StorageLives(recording, {})
     return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0
 
 
-def _timed(layer: Layer, gathered: LayerOperations, seconds: Mapping[int, float]) -> Layer:
+def _with_seconds(layer: Layer, gathered: LayerOperations, seconds: Mapping[int, float]) -> Layer:
     return replace(
         layer,
         forward_seconds=math.fsum(seconds.get(i, 0.0) for i in gathered.forward),
@@ -376,7 +376,7 @@ def batch_size(sample: Any) -> int:
     return int(tensors[0].shape[0])
 
 
-def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+def _tensor_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
 
 

@@ -45,12 +45,12 @@ def recognise_transformers(blocks: Sequence[Block], attentions: Sequence[Attenti
         own = [attention for attention in attentions[stage : stage + len(block.stages)] if attention is not None]
         stage += len(block.stages) * block.count
         following = blocks[i + 1].layers if i + 1 < len(blocks) else ()
-        shape = _shape(own[0], block.layers, following) if own else None
+        shape = _block_shape(own[0], block.layers, following) if own else None
         found.append(replace(block, transformer=shape))
     return tuple(found)
 
 
-def _shape(attention: Attention, layers: Sequence[Layer], following: Sequence[Layer]) -> Transformer | None:
+def _block_shape(attention: Attention, layers: Sequence[Layer], following: Sequence[Layer]) -> Transformer | None:
     kinds = [layer.kind for layer in layers]
     if "attention" not in kinds:
         return None

@@ -68,13 +68,13 @@ def describe_transformer(
         top_k=top_k,
     )
     made = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
-    block = _block(made, gated=gated, fused=fused_attention)
-    blocks: tuple[Block, ...] = (replace(_closed("block", block, made), count=layers, transformer=shape),)
+    block = _block_layers(made, gated=gated, fused=fused_attention)
+    blocks: tuple[Block, ...] = (replace(_make_block("block", block, made), count=layers, transformer=shape),)
     if vocabulary:
         blocks = (
-            _closed("embedding", made.embedding(vocabulary, positions=positions), made),
+            _make_block("embedding", made.embedding(vocabulary, positions=positions), made),
             *blocks,
-            _closed("head", made.head(vocabulary, tied=tied), made, output=4),
+            _make_block("head", made.head(vocabulary, tied=tied), made, output=4),
         )
     elements = sum(each.count * layer.weight_elements for each in blocks for layer in each.layers)
     return Profile(
@@ -184,7 +184,7 @@ class _Layers:
         return [self.norm("head.norm"), logits, loss]
 
 
-def _block(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
+def _block_layers(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     shape = made.shape
     hidden, inner = shape.hidden, shape.feedforward
     keys = hidden * shape.kv_heads // shape.heads
@@ -198,7 +198,7 @@ def _block(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     feedforward = [first, middle, second]
     if shape.experts:
         router = made.linear("feedforward.router", hidden, shape.experts, kept=0)
-        feedforward = [router, *(_experts(each, shape) for each in feedforward)]
+        feedforward = [router, *(_per_expert(each, shape) for each in feedforward)]
     return [
         made.norm("attention.norm"),
         made.linear("attention.in", hidden, hidden + 2 * keys),
@@ -211,7 +211,7 @@ def _block(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     ]
 
 
-def _experts(layer: Layer, shape: Transformer) -> Layer:
+def _per_expert(layer: Layer, shape: Transformer) -> Layer:
     """Return a layer that exists once an expert, and at which every token is seen `top_k` times."""
     return replace(
         layer,
@@ -228,7 +228,7 @@ def _experts(layer: Layer, shape: Transformer) -> Layer:
     )
 
 
-def _closed(name: str, layers: list[Layer], made: _Layers, *, output: int = 0) -> Block:
+def _make_block(name: str, layers: list[Layer], made: _Layers, *, output: int = 0) -> Block:
     handed_on = output or made.size * made.stream
     widest = max(layer.output_elements for layer in layers)
     return Block(

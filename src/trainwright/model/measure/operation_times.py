@@ -34,7 +34,7 @@ def time_operations(
             continue
         key = (operation.func, repr(operation.arguments), repr(operation.keywords))
         if key not in known:
-            known[key] = _alone(operation, device, warmup, repeats, clock)
+            known[key] = _time_alone(operation, device, warmup, repeats, clock)
         found = known[key]
         if found is None:
             failed.add(str(operation.func))
@@ -43,11 +43,13 @@ def time_operations(
     return seconds, sorted(failed)
 
 
-def _alone(operation: TracedOperation, device: torch.device, warmup: int, repeats: int, clock: Clock) -> float | None:
+def _time_alone(
+    operation: TracedOperation, device: torch.device, warmup: int, repeats: int, clock: Clock
+) -> float | None:
     with torch.no_grad():
         try:
             arguments, keywords = tree_map(
-                lambda leaf: _tensor(leaf, device) if isinstance(leaf, TensorShape) else leaf,
+                lambda leaf: _make_tensor(leaf, device) if isinstance(leaf, TensorShape) else leaf,
                 (operation.arguments, operation.keywords),
             )
             operation.func(*arguments, **keywords)
@@ -56,7 +58,7 @@ def _alone(operation: TracedOperation, device: torch.device, warmup: int, repeat
         return fastest(lambda: operation.func(*arguments, **keywords), warmup=warmup, repeats=repeats, clock=clock)
 
 
-def _tensor(shaped: TensorShape, device: torch.device) -> torch.Tensor:
+def _make_tensor(shaped: TensorShape, device: torch.device) -> torch.Tensor:
     """Return a tensor of a shape, with numbers between 0.5 and 1 (no zeros, infinities or denormals), or zeros."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shaped.shape, shaped.stride, strict=True))
     flat = torch.empty(max(0, extent), dtype=shaped.dtype, device=device)

@@ -79,7 +79,7 @@ class TraceOptions:
             fuse=self.fuse,
             seconds=seconds,
         )
-        return replace(profile, optimizer=_name(self.optimizer))
+        return replace(profile, optimizer=_optimizer_name(self.optimizer))
 
 
 def trace_model(request: TraceOptions) -> ProfileFields:
@@ -99,20 +99,20 @@ def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) 
     for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ProfileError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
-    profile = _measured(request, warmup, repeats)
+    profile = _measure_once(request, warmup, repeats)
     batch = profile.batch
     smaller = []
     for size in sorted({batch >> halvings for halvings in range(1, _HALVINGS + 1)} - {0}):
         try:
-            found = _measured(replace(request, sample=_narrowed(request.sample, batch, size)), warmup, repeats)
+            found = _measure_once(replace(request, sample=_first_samples(request.sample, batch, size)), warmup, repeats)
         except ProfileError:  # a batch norm of one sample, a shape that is written into the model
             continue
-        if found.batch == size and _chain(found) == _chain(profile):
+        if found.batch == size and _chain_signature(found) == _chain_signature(profile):
             smaller.append(found)
     return _with_smaller(profile, smaller)
 
 
-def _measured(request: TraceOptions, warmup: int, repeats: int) -> ProfileFields:
+def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFields:
     try:
         step = request.step(fake=True)
         recording = record_step(step, granule_bytes=request.granule_bytes)
@@ -121,11 +121,11 @@ def _measured(request: TraceOptions, warmup: int, repeats: int) -> ProfileFields
         recording = record_step(step, granule_bytes=request.granule_bytes)
     clock: Clock = cuda_clock if request.place.type == "cuda" else wall_clock
     end, past = recording.parts["update"]
-    with torch.random.fork_rng(devices=_cuda(request.place)):
+    with torch.random.fork_rng(devices=_cuda_devices(request.place)):
         seconds, failed = time_operations(
             recording.operations, range(past), device=request.place, warmup=warmup, repeats=repeats, clock=clock
         )
-        whole = _whole(request, warmup, repeats, clock)
+        whole = _time_whole_step(request, warmup, repeats, clock)
     profile = request.profile(step, recording, seconds)
     return replace(
         profile,
@@ -135,7 +135,7 @@ def _measured(request: TraceOptions, warmup: int, repeats: int) -> ProfileFields
     )
 
 
-def _narrowed(sample: Any, batch: int, size: int) -> Any:
+def _first_samples(sample: Any, batch: int, size: int) -> Any:
     """Return the first `size` samples: of every tensor whose first dimension is the batch."""
 
     def first(leaf: Any) -> Any:
@@ -145,7 +145,7 @@ def _narrowed(sample: Any, batch: int, size: int) -> Any:
     return tree_map(first, sample)
 
 
-def _chain(profile: ProfileFields) -> list[tuple[int, list[tuple[str, str]]]]:
+def _chain_signature(profile: ProfileFields) -> list[tuple[int, list[tuple[str, str]]]]:
     return [(block.count, [(layer.name, layer.kind) for layer in block.layers]) for block in profile.blocks]
 
 
@@ -171,7 +171,9 @@ def _with_smaller(profile: ProfileFields, smaller: Sequence[ProfileFields]) -> P
     )
 
 
-def _whole(request: TraceOptions, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]) -> float:
+def _time_whole_step(
+    request: TraceOptions, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]
+) -> float:
     """Return the seconds of a forward and backward pass of the whole model, which adds to the gradients there are."""
     step = request.step(fake=False)
 
@@ -183,11 +185,11 @@ def _whole(request: TraceOptions, warmup: int, repeats: int, clock: Callable[[Ca
     return fastest(once, warmup=warmup, repeats=repeats, clock=clock)
 
 
-def _cuda(device: torch.device) -> list[torch.device]:
+def _cuda_devices(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
 
 
-def _name(optimizer: str | MakeOptimizer | None) -> str:
+def _optimizer_name(optimizer: str | MakeOptimizer | None) -> str:
     if optimizer is None or isinstance(optimizer, str):
         return optimizer or ""
     return getattr(optimizer, "__name__", type(optimizer).__name__)

@@ -41,20 +41,20 @@ def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
         return NotImplemented
     try:
         with unset_fake_temporarily():
-            real = func(*tree_map(_some, tuple(args)), **tree_map(_some, dict(kwargs)))
+            real = func(*tree_map(_stand_in, tuple(args)), **tree_map(_stand_in, dict(kwargs)))
     except Exception:  # noqa: BLE001  the fake one's error is told
         return NotImplemented
-    return tree_map(partial(_fake, tensors[0]), real)
+    return tree_map(partial(_to_fake, tensors[0]), real)
 
 
-def _some(value: Any) -> Any:
+def _stand_in(value: Any) -> Any:
     if not isinstance(value, FakeTensor):
         return torch.device("cpu") if isinstance(value, torch.device) else value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return made if value.is_floating_point() or value.is_complex() else made.zero_()
 
 
-def _fake(like: FakeTensor, value: Any) -> Any:
+def _to_fake(like: FakeTensor, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     with like.fake_mode:
@@ -66,7 +66,7 @@ def _with_workspace(place: int) -> Callable[..., Any]:
 
     def correct(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         with unset_fake_temporarily():
-            real = func(*tree_map(_zeros, tuple(args)), **tree_map(_zeros, dict(kwargs)))
+            real = func(*tree_map(_to_zeros, tuple(args)), **tree_map(_to_zeros, dict(kwargs)))
         if real[place] is None:  # nothing is kept where no gradients are wanted
             return result
         made = result[place].new_empty(real[place].numel())
@@ -75,7 +75,7 @@ def _with_workspace(place: int) -> Callable[..., Any]:
     return correct
 
 
-def _zeros(value: Any) -> Any:
+def _to_zeros(value: Any) -> Any:
     return torch.zeros(value.shape, dtype=value.dtype, device=value.device) if isinstance(value, FakeTensor) else value
 
 

@@ -26,8 +26,8 @@ def explain_error(error: Exception, recorder: StepRecorder, *, fake: bool) -> Pr
     shapes = ", ".join(str(shape) for shape in failure.shapes) if failure is not None else ""
     on = f" on shapes {shapes}" if shapes else ""
     return ProfileError(
-        f"sample: {what} fails{on}: {_short(said)}; allowed: what the model's forward takes (a tensor, a tuple of "
-        "arguments or a mapping of keywords), with the batch as first dimension"
+        f"sample: {what} fails{on}: {_shorten_text(said)}; allowed: what the model's forward takes (a tensor, a tuple "
+        "of arguments or a mapping of keywords), with the batch as first dimension"
     )
 
 
@@ -39,5 +39,5 @@ def _needs_values(error: Exception) -> bool:
     )
 
 
-def _short(text: str, limit: int = 200) -> str:
+def _shorten_text(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -113,14 +113,14 @@ class _Call:
 
 
 @dataclass
-class _Failure:
+class _FailedOperation:
     error: BaseException
     operation: str
     shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass
-class _Names:
+class _AutogradNodes:
     """Numbers of autograd nodes and the operations that they were made for."""
 
     following: int = 0
@@ -142,10 +142,10 @@ class StepRecorder(StorageTracker):
         """Calls of torch's scaled_dot_product_attention, by number."""
         self.phase = "forward"
         self._funcs: set[Any] = set()
-        self.failure: _Failure | None = None
+        self.failure: _FailedOperation | None = None
         self._calls = 0
         self._stack = [_Call(0, "", leaf=False)]
-        self._nodes = _Names()
+        self._nodes = _AutogradNodes()
         self._latest = -1
 
     def __torch_dispatch__(
@@ -161,18 +161,18 @@ class StepRecorder(StorageTracker):
             if id(tensor) not in shaped:
                 shaped[id(tensor)] = TensorShape.of(tensor)
                 reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
-        forward = self._node()
+        forward = self._forward_operation()
         try:
             result = correct_result(func, args, kwargs, func(*args, **kwargs))
         except Exception as error:
             result = NotImplemented if depends_on_values(error) else run_on_real_tensors(func, args, kwargs)
             if result is NotImplemented:
-                self.failure = _Failure(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
+                self.failure = _FailedOperation(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
                 raise
         outputs = tensors_in(result)
         made = [(held, tensor) for tensor in outputs for held in self.see(tensor)]
         creates = tuple(dict.fromkeys(held.number for held, _ in made if held.number not in reads))
-        writes = _written(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
+        writes = _written_storages(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
         self._funcs.add(func)
         call = self._stack[-1]
         self.operations.append(
@@ -280,7 +280,7 @@ class StepRecorder(StorageTracker):
     def _freed(self, held: LiveStorage) -> None:
         self.storages[held.number].last = len(self.operations) - 1
 
-    def _node(self) -> int:
+    def _forward_operation(self) -> int:
         """Return the forward operation that a backward operation belongs to, -1 in the forward pass."""
         nodes = self._nodes
         if self.phase == "forward":
@@ -313,7 +313,9 @@ def _shapes_in(value: Any, known: Mapping[int, TensorShape]) -> Any:
     return type(value)(_shapes_in(part, known) for part in value) if type(value) in {list, tuple} else value
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracker: StorageTracker) -> tuple[int, ...]:
+def _written_storages(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracker: StorageTracker
+) -> tuple[int, ...]:
     found: dict[int, None] = {}
     for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001  no public name
         if argument.alias_info is None or not argument.alias_info.is_write:

@@ -59,11 +59,11 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
     """
     recorder = StepRecorder(granule_bytes=granule_bytes)
     operations, parts = recorder.operations, {}
-    with step.tensors(), _no_collection(), _quiet():
+    with step.tensors(), _no_garbage_collection(), _quiet_logging():
         try:
             step.fill_state()
             step.watched(recorder)
-            parameters = _elements(step.parameters, recorder)
+            parameters = _count_elements(step.parameters, recorder)
             buffers, state = recorder.marks(list(step.model.buffers())), recorder.marks(step.state)
             sample = recorder.marks(step.sample)
             with recorder, recorder.modules(step.model):
@@ -103,7 +103,7 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
         saved_until=recorder.saved_until,
         attentions=frozenset(recorder.attentions),
         parameters=parameters,
-        trained=_elements(trained, recorder),
+        trained=_count_elements(trained, recorder),
         trained_bytes=sum(each.numel() * each.dtype.itemsize for each in trained),
         fixed=frozenset({*parameters, *buffers, *state, *sample}),
         sample=frozenset(sample),
@@ -119,21 +119,21 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_logging() -> Iterator[None]:
     """Keep torch from logging operations that fail on fake tensors: what becomes of them is said elsewhere."""
     logger = logging.getLogger(fake_tensor.__name__)
-    logger.addFilter(_nothing)
+    logger.addFilter(_drop_record)
     try:
         yield
     finally:
-        logger.removeFilter(_nothing)
+        logger.removeFilter(_drop_record)
 
 
-def _nothing(_: logging.LogRecord) -> bool:
+def _drop_record(_: logging.LogRecord) -> bool:
     return False
 
 
-def _elements(parameters: list[nn.Parameter], recorder: StepRecorder) -> dict[int, int]:
+def _count_elements(parameters: list[nn.Parameter], recorder: StepRecorder) -> dict[int, int]:
     found: dict[int, int] = {}
     for parameter in parameters:
         for number in recorder.marks(parameter):
@@ -142,7 +142,7 @@ def _elements(parameters: list[nn.Parameter], recorder: StepRecorder) -> dict[in
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     """Keep the collector of cycles from running: what it frees, and when, would depend on what ran before."""
     gc.collect()
     enabled = gc.isenabled()

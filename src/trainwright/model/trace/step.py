@@ -194,9 +194,9 @@ def prepare_step(
         runs: list[list[nn.Parameter]] = [trainable] if trainable else []
         state: dict[int, list[torch.Tensor]] = {}
         if lean and isinstance(optimizer, str) and device.type == "cpu":
-            runs = _runs(trainable)
+            runs = _distinct_runs(trainable)
             updated = {id(parameter) for run in runs for parameter in run}
-            state = {id(p): _state_of(optimizer, p) for p in trainable if id(p) not in updated}
+            state = {id(p): _make_state(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
         made = [make(run) for run in runs] if make is not None else []
     return Step(
@@ -211,7 +211,7 @@ def prepare_step(
     )
 
 
-def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+def _distinct_runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Return the stretches of parameters that hold every pair of neighbouring shapes.
 
     What an update of a parameter leaves behind is there until the next one's takes its place: pairs decide the peak.
@@ -230,7 +230,7 @@ def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     ]
 
 
-def _state_of(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
+def _make_state(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
     """Return tensors like those that a named optimizer holds for a parameter."""
     moments = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[optimizer]
     count = [torch.tensor(0.0)] if moments == 2 else []
@@ -271,12 +271,12 @@ class _Copier:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor."""
         with torch.no_grad():
-            copied = self._strided(tensor) if tensor.layout == torch.strided else tensor.detach().clone()
+            copied = self._copy_strided(tensor) if tensor.layout == torch.strided else tensor.detach().clone()
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied.requires_grad_(tensor.requires_grad)
 
-    def _strided(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_strided(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         storage = tensor.untyped_storage()
         key = (storage._cdata, dtype)  # noqa: SLF001  the only identity of a storage
@@ -285,12 +285,12 @@ class _Copier:
             length = storage.nbytes() // tensor.dtype.itemsize
             flat = torch.empty(length, dtype=dtype, device=self.device)
             if not self.fake:
-                _fill(flat, tensor, length)
+                _fill_values(flat, tensor, length)
             self.storages[key] = flat
         return self.storages[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def _fill(flat: torch.Tensor, tensor: torch.Tensor, length: int) -> None:
+def _fill_values(flat: torch.Tensor, tensor: torch.Tensor, length: int) -> None:
     if not tensor.is_meta:
         flat.copy_(tensor.as_strided((length,), (1,), 0))
     elif flat.is_floating_point():

@@ -117,23 +117,23 @@ class StorageTracker(TorchDispatchMode):
         if held is None:
             held = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
-            held.reference = weakref.ref(storage, lambda _: self._gone(key))
+            held.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
             self._held[key] = held
-            self._change(held.owner, size)
+            self._change_bytes(held.owner, size)
         elif held.bytes != size:  # a storage may be resized in place
-            self._change(held.owner, size - held.bytes)
+            self._change_bytes(held.owner, size - held.bytes)
             held.bytes = size
         return held
 
-    def _gone(self, key: int) -> None:
+    def _remove_storage(self, key: int) -> None:
         held = self._held.pop(key)
-        self._change(held.owner, -held.bytes)
+        self._change_bytes(held.owner, -held.bytes)
         self._freed(held)
 
     def _freed(self, held: LiveStorage) -> None:
         """Do nothing; for who must know when a storage goes."""
 
-    def _change(self, owner: str, size: int) -> None:
+    def _change_bytes(self, owner: str, size: int) -> None:
         self.live_bytes += size
         self._by_owner[owner] = self._by_owner.get(owner, 0) + size
         if self.live_bytes > self.peak_bytes:
@@ -144,20 +144,20 @@ class StorageTracker(TorchDispatchMode):
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in a tensor, a list, tuple or mapping of such, or any other tree that torch knows."""
     found: list[torch.Tensor] = []
-    _gather(tree, found)
+    _gather_tensors(tree, found)
     return found
 
 
-def _gather(tree: Any, found: list[torch.Tensor]) -> None:
+def _gather_tensors(tree: Any, found: list[torch.Tensor]) -> None:
     # written out for the arguments of operations, which come by the thousand: torch's own walk is ten times slower
     if isinstance(tree, torch.Tensor):
         found.append(tree)
     elif type(tree) in {list, tuple}:
         for part in tree:
-            _gather(part, found)
+            _gather_tensors(part, found)
     elif type(tree) is dict:
         for part in tree.values():
-            _gather(part, found)
+            _gather_tensors(part, found)
     elif tree is not None and type(tree) not in {int, float, bool, str}:
         found.extend(leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
