@@ -51,9 +51,11 @@ def _group_folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's groups and of the enclosing ones; a container may see only the topmost."""
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
+        # Version 1 has a hierarchy for each controller, version 2 a single one without names.
         if names and controller not in names.split(","):
             continue
         mounts = [root / _GROUPS / names, root / _GROUPS / controller] if names else [root / _GROUPS]
+        # From the process's own group up to the root: the tightest limit on the way counts.
         parts = [part for part in path.split("/") if part not in {"", ".."}]
         for mount in mounts:
             yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))

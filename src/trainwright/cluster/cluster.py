@@ -78,6 +78,7 @@ class Cluster(Settings):
         self._check_levels()
 
     def _check_levels(self) -> None:
+        # Levels must nest: each is a multiple or a part of those before it, or groups would cross its borders.
         names: list[str] = []
         parts = [(self.devices_per_node, "a node")]
         for place, level in enumerate(self.tiers):

@@ -133,6 +133,7 @@ class _Reader:
         return int(value)
 
     def check_units(self, cluster: Any) -> None:
+        # Every bandwidth, with the place of its key for the message.
         bandwidths: list[tuple[key_lines.Path, float]] = [
             *((("tier", place, "bandwidth"), tier.bandwidth) for place, tier in enumerate(cluster.tiers)),
             *((("device", name), getattr(cluster.device, name)) for name in ("memory_bandwidth", "host_bandwidth")),

@@ -31,6 +31,7 @@ class _TomlWalk:
     """One pass over the tokens of a TOML text."""
 
     def __init__(self, text: str) -> None:
+        # Each token with the line that it begins on.
         self.words = [(match[0], text.count("\n", 0, match.start()) + 1) for match in _TOKEN.finditer(text)]
         self.words = [word for word in self.words if not word[0].startswith("#")]
         self.place = 0
@@ -43,6 +44,7 @@ class _TomlWalk:
                 self.place += 1
             elif word == "[":
                 self.place += 1
+                # [[table]] is an entry of an array: its path ends with the entry's number.
                 array = self._peek_word() == "["
                 self.place += array
                 table = self._read_key(())
@@ -59,6 +61,7 @@ class _TomlWalk:
         """Pass a dotted key and what ends it: "=", or the bracket of a table."""
         path = table
         while (word := self._next_word()) not in {"=", "]"}:
+            # A dotted key passes through the last entry of an array of tables.
             if word != ".":
                 path = (*path, word.strip("\"'"))
                 count = self.tables.get(path)
@@ -72,6 +75,7 @@ class _TomlWalk:
         self._read_value(path)
 
     def _read_value(self, path: Path) -> None:
+        # Items of lists and inline tables have lines of their own; scalars end at the next separator.
         opened = self._next_word()
         if opened == "[":
             count = 0

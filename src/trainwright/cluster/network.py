@@ -99,6 +99,7 @@ class ExchangeTimes(Settings):
         # Times that fall with the size are noise: a running maximum makes them monotone.
         sizes, seconds = np.asarray(self.bytes, dtype=np.float64), np.maximum.accumulate(self.seconds)
         inside = np.clip(size, sizes[0], sizes[-1])
+        # Linear in both logarithms between measured sizes; in proportion to the size beyond the largest.
         found = np.exp(np.interp(np.log(inside), np.log(sizes), np.log(seconds))) * np.maximum(1.0, size / sizes[-1])
         shared = seconds[0] + (found - seconds[0]) * flows
         return shared if isinstance(size, np.ndarray) else float(shared)

@@ -33,6 +33,7 @@ def groups(devices: int, *, ranks: int, stride: int = 1) -> NDArray[np.int64]:
             f"groups: got {ranks} ranks with stride {stride} on {devices} devices; "
             f"allowed: whole numbers >= 1, devices a multiple of {max(1, ranks) * max(1, stride)}"
         )
+    # Blocks of ranks * stride devices; in each, the members of a group are a column of the (ranks, stride) table.
     return np.arange(devices).reshape(-1, ranks, stride).swapaxes(1, 2).reshape(-1, ranks)
 
 
@@ -67,5 +68,6 @@ def check_group(cluster: Cluster, *, ranks: int, stride: int, devices: int | Non
 @lru_cache(maxsize=4096)
 def _first_joining_level(sizes: tuple[int, ...], ranks: int, stride: int, devices: int) -> int:
     rows = groups(devices, ranks=ranks, stride=stride)
+    # Members rise within a group, so a level joins it if it joins the first and the last.
     first, last = rows[:, 0], rows[:, -1]
     return next((level for level, size in enumerate(sizes) if np.all(first // size == last // size)), len(sizes))

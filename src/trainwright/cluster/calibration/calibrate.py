@@ -91,6 +91,7 @@ def _measure_all(
     timer = compute.Timer(device, repeats=repeats)
     load = _load_average()
     report_phase("compute and memory")
+    # A training step ends when its slowest rank is done: of each time the slowest rank's counts.
     products = {each: _take_slowest(here, compute.products(timer, each)) for each in compute.precisions(device)}
     convolutions = _take_slowest(here, compute.convolutions(timer))
     copies = _take_slowest(here, compute.copies(timer))
@@ -98,6 +99,7 @@ def _measure_all(
     launch = _take_slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
     if here.world > 1:
         report_phase(f"exchanges between {here.world} ranks")
+    # Links need at least two ranks, as does everything below.
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
     overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
     passes: tuple[float, ...] = ()
@@ -105,12 +107,14 @@ def _measure_all(
     runtime_spread = 0.0
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
         report_phase("steps and pipelines of torch beside their exchanges, for a minute or two")
+        # Only the outermost level: it joins all ranks, as a training does.
         widest = levels[-1]
         passes, runtimes, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
         units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
         levels = (*levels[:-1], replace(widest, exchanges=(*widest.exchanges, units)))
         runtime_spread = max(runtime_spread, units_spread)
     storage, spread = Storage(), 0.0
+    # One writer: several on one machine would share its disk.
     if folder is not None and here.rank == 0:
         report_phase("storage")
         storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))

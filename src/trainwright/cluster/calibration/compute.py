@@ -43,6 +43,7 @@ class Timer:
         return shortest([self._time_once(work) for _ in range(self.repeats)])
 
     def _time_once(self, work: Callable[[], object]) -> float:
+        # Events measure on the device: the host has only queued the kernels when its call returns.
         if self.device.type == "cuda":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -88,6 +89,7 @@ def convolutions(timer: Timer) -> list[Row]:
 def copies(timer: Timer) -> list[Row]:
     """Return (bytes read and written, seconds) of copies within the device's memory, beyond what its caches hold."""
     rows = []
+    # Larger than the caches, or the copy would measure these.
     for size in _COPIES[timer.device.type]:
         source = torch.ones(size, dtype=torch.uint8, device=timer.device)
         target = torch.zeros_like(source)
@@ -111,6 +113,7 @@ def launch_seconds(timer: Timer, *, launches: int = 200) -> float:
     """Return the seconds that a kernel takes which does next to nothing, launched one after the other."""
     one = torch.ones(1, device=timer.device)
 
+    # Many launches in a row, so that the clock's resolution does not matter.
     def work() -> None:
         for _ in range(launches):
             one.mul_(1.0)

@@ -71,8 +71,10 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
     are none or do not grow with the work.
     """
     residuals: dict[str, tuple[float, ...]] = {}
+    # Single precision sets the peak; the efficiency of each kind of layer is its fitted rate relative to it.
     single = [_fit_rate("matrix products", figures.products["fp32"])]
     single += [_fit_rate("convolutions", figures.convolutions)] if figures.convolutions else []
+    # The best rate seen, not the fitted one: a peak is an upper bound.
     peak = max(work / seconds for work, seconds in (*figures.products["fp32"], *figures.convolutions))
     copies = _fit_large(figures.copies)
     residuals["compute"] = tuple(value for fit in single for value in fit.residuals)
@@ -96,6 +98,7 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
     errors = {name: _root_mean_square(values) for name, values in residuals.items()}
     tiers = []
     for level in figures.levels:
+        # One alpha and one bandwidth a level, from all rings and messages on it together.
         link = _fit_link(level)
         tiers.append(
             NetworkLevel(
@@ -151,6 +154,7 @@ def _fit_link(level: MeasuredLevel) -> RelativeFit:
     Groups that have several ranks on each of several nodes are left out: a library may send over all links of a node
     at once for them, which a ring does not tell.
     """
+    # Each row is (messages, bytes per link) of one exchange: seconds = alpha * messages + bytes / bandwidth.
     columns, seconds = [], []
     for each in level.exchanges:
         if 1 < each.on_node < each.ranks:
@@ -159,6 +163,7 @@ def _fit_link(level: MeasuredLevel) -> RelativeFit:
             if each.operation == "send":
                 columns.append((1.0, float(size)))
             elif each.operation in _RINGS:
+                # A ring passes size / ranks bytes in each of its ranks - 1 steps.
                 steps = _RINGS[each.operation] * (each.ranks - 1)
                 columns.append((float(steps), steps * size / each.ranks))
             else:

@@ -33,9 +33,12 @@ def fit_least_relative(columns: ArrayLike, seconds: ArrayLike) -> RelativeFit:
     """
     times = _check_times(np.asarray(seconds, dtype=np.float64))
     table = np.asarray(columns, dtype=np.float64)
+    # Divided by the measured times, the right side becomes 1 and residuals become relative errors.
     weighted = table / times[:, None]
+    # Columns of very different size (seconds and seconds a byte) would make the system ill-conditioned.
     scale = np.maximum(np.abs(weighted).max(axis=0), np.finfo(float).tiny)
     best, least = np.zeros(table.shape[1]), float(len(times))
+    # With few coefficients, trying every set that may be nonzero is the exact non-negative solution.
     for size in range(1, table.shape[1] + 1):
         for chosen in itertools.combinations(range(table.shape[1]), size):
             part = weighted[:, chosen] / scale[list(chosen)]
@@ -77,6 +80,7 @@ def spread(repeats: Sequence[float]) -> float:
 
     What goes wrong once, such as a processor taken away for a while, does not count.
     """
+    # The middle half of a normal law is 1.349 standard deviations wide.
     low, high = np.quantile(np.asarray(repeats, dtype=np.float64), [0.25, 0.75])
     return float(high - low) / 1.349
 

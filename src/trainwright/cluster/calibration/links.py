@@ -58,6 +58,7 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
     across = [(nodes, here.on_node) for nodes in group_sizes(here.nodes)]
     if here.on_node > 1:
         across += [(nodes * here.on_node, 1) for nodes in group_sizes(here.nodes)]
+    # Two halves of the repeats are compared: how well a time repeats is its error.
     halves = slice(repeats // 2), slice(repeats // 2, None)
     for name, listed in (("node", inside), ("network", across)):
         exchanges, spreads = [], []
@@ -66,6 +67,7 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
             members = tuple(range(0, ranks * stride, stride))
             handle = dist.new_group(list(members))  # every rank takes part in making every group
             group = _Group(members, handle, here.rank in members, device)
+            # A message must divide among the ranks, as its parts are what they exchange.
             sizes = [_round_to_ranks(size, ranks) for size in message_sizes(largest)]
             for operation in OPERATIONS:
                 series = _gather_times(_time_sizes(group, operation, sizes, repeats) if group.here else None)
@@ -102,6 +104,7 @@ def _measure_shared_link(here: RankPlace, device: torch.device, exchanges: list[
     alone = next(
         each for each in exchanges if (each.operation, each.on_node) == ("all_reduce", 1) and each.ranks == here.nodes
     )
+    # One group for each device of a node, each across all nodes: together they share the node's links.
     handles = [dist.new_group(list(range(each, here.world, here.on_node))) for each in range(here.on_node)]
     members = tuple(range(here.local_rank, here.world, here.on_node))
     group = _Group(members, handles[here.local_rank], True, device)
@@ -117,9 +120,11 @@ def _time_sizes(
 ) -> list[list[float]]:
     """Return this rank's seconds of every repeat, by size; all ranks `among` which it is done start together."""
     works = [_Exchanges(group, operation, size) for size in sizes]
+    # Untimed first calls: connections and buffers are made at first use.
     for work in works:
         work()
     times: list[list[float]] = [[] for _ in works]
+    # Sizes take turns, so that a disturbance falls on all sizes and not on one.
     for _ in range(repeats):
         for series, work in zip(times, works, strict=True):
             dist.barrier(
@@ -173,6 +178,7 @@ def _make_exchange(group: _Group, operation: str, size: int) -> Callable[[], obj
     whole = torch.zeros(size // _FLOAT, device=group.device)
     part = torch.zeros(whole.numel() // len(group.ranks), device=group.device)
     other = torch.empty_like(whole)
+    # A message goes from the first rank to the second; the others take no part.
     first, second = group.ranks[:2]
 
     def send() -> None:

@@ -77,6 +77,7 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
         _read_number(name, known, names, environment)
         for names in (known.rank, known.world, known.local_rank, known.on_node)
     )
+    # Ranks must be numbered node by node and evenly, because group sizes are derived from that.
     if not 0 <= rank < world or not 1 <= on_node <= world or world % on_node or local_rank != rank % on_node:
         raise InputError(
             f"launch {name}: got rank {rank} of {world}, {local_rank} of {on_node} on its node; allowed: as many "
@@ -96,6 +97,7 @@ def joined(here: RankPlace, backend: str) -> Iterator[None]:
     """Form a process group of all ranks by `backend` ("gloo" or "nccl"), for as long as the block runs."""
     import torch.distributed as dist
 
+    # torchrun has a store of its own; other launchers need an address that all ranks agree on.
     port = os.environ.get("MASTER_PORT", str(_PORT))
     dist.init_process_group(
         backend,
@@ -125,6 +127,7 @@ def _main_address(world: int, on_node: int, environment: Mapping[str, str]) -> s
         return environment["MASTER_ADDR"]
     if world == on_node:
         return "127.0.0.1"
+    # The first name of a Slurm list such as node[3-7] is node3.
     nodes = re.match(r"([^\[,]+)(?:\[(\d+))?", environment.get("SLURM_STEP_NODELIST", ""))
     if nodes is None:
         raise InputError("launch: MASTER_ADDR is not set; allowed: the name of the host on which rank 0 runs")

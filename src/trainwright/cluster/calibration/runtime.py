@@ -52,6 +52,7 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
     def timers(*works: Work) -> list[Timer]:
         return [_time_together(work, device) for work in works]
 
+    # First how long 16 products and one sum take alone: this sets how many products fill twice the sum's time.
     one, alone = _measure_moments(lambda: timers(lambda: products(16), exchange), device, repeats)[0]
     number = max(1, round(2 * 16 * alone / one))
 
@@ -61,6 +62,8 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
         assert pending is not None  # noqa: S101 -- asked for
         pending.wait()
 
+    # Overlap = (computation + exchange - both together) / exchange: 1 if the sum is hidden completely, 0 if each waits
+    # for the other. The first value is over all moments, the rest one a moment.
     whole, *moments = (
         min(1.0, max(0.0, (computed + exchanged - together) / exchanged))
         for computed, exchanged, together in _measure_moments(
@@ -77,6 +80,7 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     code: what a step of linear layers takes more under FSDP. They are measured as one, for collectives timed alone,
     one after the other, meet the processors in another state than those between which there is something to do.
     """
+    # Each width is timed plain and under FSDP; the difference, divided by the number of layers, is one group's cost.
     ranks, device = dist.get_world_size(), torch.device("cpu")
     mesh = init_device_mesh("cpu", (ranks,))
     widths = [width for width in _WIDTHS if 4 * width**2 <= max(largest, 4 * _WIDTHS[0] ** 2)]
@@ -90,11 +94,14 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
         ]
 
     every = [
+        # Plain and sharded models alternate in the list of timers.
         [max(1e-9, (divided - plain) / _UNITS) for plain, divided in zip(part[::2], part[1::2], strict=True)]
         for part in _measure_moments(timers, device, repeats)
     ]
+    # float32 weights and bias of one linear layer.
     sizes = tuple(4 * (width + 1) * width for width in widths)
     units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
+    # How far moments lie apart, relative to their size, as a root mean square over all widths.
     apart = [spread(times) / middle(times) for times in zip(*every[1:], strict=True)]
     return units, math.sqrt(statistics.fmean(each**2 for each in apart))
 
@@ -129,13 +136,17 @@ def measure_runtime(
             found += [_time_together(work, device) for work in works]
         return found
 
+    # What the exchanges of each model take by themselves: the sum of all gradients, and two messages a micro-batch.
     summed = [seconds("all_reduce", 4 * _UNITS * (width + 1) * width) for width, _ in _PASSES]
     sends = [2 * seconds("send", 4 * width * samples) for width, samples in _PASSES]
+    # A pipeline of p ranks takes p - 1 slots more than it has micro-batches.
     slots = _MICROBATCHES + dist.get_world_size() - 1
     found = []
     for times in _measure_moments(timers, device, repeats):
+        # The timers come in groups: the pass alone, under DDP, then under each schedule.
         own, *together = (times[place :: 2 + len(_SCHEDULES)] for place in range(2 + len(_SCHEDULES)))
         ways = zip(together, (1, *[slots] * len(_SCHEDULES)), (summed, *[sends] * len(_SCHEDULES)), strict=True)
+        # What a slot takes longer than the pass and its exchange is the runtime's own time.
         longer = [
             [
                 max(0.0, whole / passes - alone - exchange)
@@ -144,10 +155,12 @@ def measure_runtime(
             for wholes, passes, exchanged in ways
         ]
         found.append((own, longer))
+    # The first entry is over all moments; the others tell how far they lie apart.
     (own, longer), *moments = found
     every = [list(itertools.chain(*each)) for _, each in moments]
     apart = math.hypot(*(spread(times) for times in zip(*every, strict=True)))
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
+    # A cluster's `pass_seconds` must rise.
     order = sorted(range(len(own)), key=own.__getitem__)
     names = ("step", *_SCHEDULES)
     smooth = (fit_rising(own, times) for times in longer)
@@ -162,6 +175,7 @@ def fit_rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
     the longer a pass is, and what they wait for each other grows as the deviation of such a sum does, with its root.
     """
     passes, seconds = np.asarray(own), np.asarray(longer)
+    # Divided by the whole time, so that least squares makes relative errors small.
     columns = np.stack([np.ones_like(passes), np.sqrt(passes)], axis=1)
     parts = 1 / (passes + seconds)
     found: list[float] = (columns @ nnls(columns * parts[:, None], seconds * parts)[0]).tolist()
@@ -174,6 +188,7 @@ def _measure_moments(make: Callable[[], list[Timer]], device: torch.device, repe
     For each moment all is made anew: what memory it gets and how the ranks' threads find each other lasts.
     """
     moments = [[timer() for timer in make()] for _ in range(max(_LEAST_MOMENTS, repeats // _IN_A_MOMENT))]
+    # All ranks wait for the slowest, so its time counts.
     slowest = torch.tensor(moments, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     found: list[list[float]] = slowest.tolist()
@@ -190,6 +205,7 @@ def _time_together(work: Work, device: torch.device) -> Timer:
 
     def timed() -> float:
         series = []
+        # A barrier before each repeat: ranks that start apart would wait inside the exchange.
         for _ in range(_WARM + _IN_A_MOMENT):
             dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
             _synchronize(device)
@@ -229,6 +245,7 @@ def _make_pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> W
     whole, target, loss = torch.rand(_MICROBATCHES * micro, width), torch.zeros(_MICROBATCHES), torch.zeros(())
 
     def once() -> None:
+        # As in a training step: gradients start empty, the last rank's loss reaches everyone.
         stage.submod.zero_grad()
         given = (whole,) if rank == 0 else ()
         iteration.step(*given, target=target if rank == ranks - 1 else None, return_outputs=False)

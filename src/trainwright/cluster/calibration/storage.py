@@ -27,11 +27,13 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
     try:
         with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
             large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
+            # The small files are written once; each repeat reads them anew.
             for path in small:
                 _write_synced(path, os.urandom(_SMALL_BYTES))
             content = os.urandom(size)
             for _ in range(repeats):
                 writes.append(_time_call(lambda: _write_synced(large, content)))
+                # Without this the file would come from the host's memory, not from the disk.
                 _drop_from_cache(large)
                 reads.append(_time_call(lambda: _read_files(large)))
                 for path in small:
@@ -40,6 +42,7 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
     except OSError as error:
         raise InputError(f"storage {folder}: cannot be measured ({error}); allowed: a folder to write in") from None
     write, read = size / shortest(writes), size / shortest(reads)
+    # The larger of the two relative differences is the error of the whole.
     spread = max(1 - shortest(each) / statistics.median(each) for each in (writes, reads))
     return Storage(node_read=read, write=write, file_seconds=max(0.0, shortest(files) - _SMALL_BYTES / read)), spread
 

@@ -84,10 +84,12 @@ def _price_algorithms(
     if ranks == 1:
         return {"none": size * 0.0}
     tier = _level_of(cluster, ranks, stride)
+    # Measured times come first: no formula knows what the machine's library does.
     on_node = min(ranks, max(1, cluster.devices_per_node // stride))
     times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks, on_node)), None)
     if times is not None:
         return {"measured": times.at(size, flows)}
+    # Processes that share processors slow each other down in a way that no formula extrapolates.
     if tier.worlds and ranks not in tier.worlds:
         raise InputError(
             f"cluster {cluster.name!r}, tier {tier.name!r}: got a group of {ranks} ranks; allowed: "
@@ -95,6 +97,7 @@ def _price_algorithms(
             f"cannot be told: calibrate with {ranks} ranks"
         )
     found = _by_formula(cluster, operation, size, ranks=ranks, stride=stride, flows=flows)
+    # A level may name its library's algorithm; a group that cannot use it takes the cheapest.
     known = tier.algorithms.get(operation)
     return {known: found[known]} if known in found else found
 
@@ -111,12 +114,14 @@ def _by_formula(
     if operation == "all_to_all":
         return {"pairwise": ring(size, ranks, alpha, beta)}
     found = _price_flat(operation, size, ranks, alpha, beta)
+    # With several ranks in each node, a reduction inside the node first lets one ring a device cross the network.
     inside = _ranks_per_node(cluster, ranks, stride)
     if inside > 1:
         near = _level_of(cluster, inside, stride)
         # As many rings cross the network as the group has ranks in a node, and share its links with those of others.
         far = tier.beta * max(flows, contention(cluster, ranks=ranks // inside, stride=inside * stride))
         outer = _price_flat(operation, size / inside, ranks // inside, alpha, far)
+        # Inside the node every byte goes round, outside only each device's share.
         inner = _ring_passes(operation) * ring(size, inside, near.alpha, near.beta)
         found["hierarchical"] = inner + functools.reduce(np.minimum, outer.values())
     return found

@@ -34,6 +34,7 @@ def ring_contention(cluster: Cluster, rings: NDArray[np.int64]) -> float:
 
 def _level_boundaries(cluster: Cluster) -> _Boundaries:
     """Return (devices below, parallel links up) from the node outwards."""
+    # Links inside a node are per pair of devices: no two groups share them.
     outer = [tier for tier in cluster.tiers if tier.devices > cluster.devices_per_node]
     below = [cluster.devices_per_node, *(tier.devices for tier in outer)]
     return tuple(
@@ -50,13 +51,16 @@ def _regular_contention(boundaries: _Boundaries, ranks: int, stride: int, device
 def _highest_load(boundaries: _Boundaries, rings: NDArray[np.int64]) -> float:
     if rings.shape[1] < 2:
         return 1.0
+    # In one step of a ring every rank sends to the next.
     sender, receiver = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
     highest = 1.0
     for inside, links in boundaries:
+        # Numbers of the blocks (node or switch) that sender and receiver belong to.
         source, target = sender // inside, receiver // inside
         crossing = source != target
         if not crossing.any():
             break  # what stays inside this level stays inside those above
+        # The busiest block decides: flows out of it or into it, over its parallel links.
         load = max(np.bincount(source[crossing]).max(), np.bincount(target[crossing]).max())
         highest = max(highest, float(load) / links)
     return highest

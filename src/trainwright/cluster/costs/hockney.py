@@ -43,10 +43,12 @@ def chunks(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
     The derivative vanishes at k = sqrt((depth - 1) m beta / alpha); the cost is convex in k, so that the best whole
     number is one of the two next to it.
     """
+    # A chunk has at least one byte.
     most = np.maximum(1.0, np.floor(size))
     depth = _tree_depth(ranks)
     if alpha == 0:
         return _same_type(size, most if depth > 1 else np.ones_like(most))
+    # The root of the derivative, rounded down; the best whole number is it or the next.
     low = np.clip(np.floor(np.sqrt((depth - 1) * size * beta / alpha)), 1.0, most)
     high = np.minimum(low + 1, most)
 

@@ -53,11 +53,13 @@ def cache_path() -> Path:
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    # The name changes with the machine's processor, cores and memory, so that a copied home folder measures again.
     machine = f"{platform.machine()} {platform.processor()} {_processor_model()} {_core_count()} {host_memory_bytes()}"
     return base / "trainwright" / f"laptop-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.toml"
 
 
 def _run_measurement() -> dict[str, Any]:
+    # One thread a library: a device of this cluster is one core.
     environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
     package = str(Path(__file__).resolve().parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))

@@ -49,6 +49,7 @@ def _make_addition() -> Callable[[], object]:
 
 def _least_seconds(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
     times = []
+    # The first run warms caches and is not counted.
     for _ in range(repeats + 1):
         start = time.perf_counter()
         work()
@@ -60,6 +61,7 @@ def _time_messages() -> list[tuple[int, float]]:
     """Return the seconds of messages one way: half of what they take there and back."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [sys.executable, "-m", "trainwright.cluster.presets.laptop_process", str(server.getsockname()[1])]
+        # The other end is a process of its own, as two ranks are.
         with subprocess.Popen(command) as other:
             try:
                 connection, _ = server.accept()
@@ -74,6 +76,7 @@ def _time_round_trip(connection: socket.socket, size: int) -> float:
     content = memoryview(bytearray(size))
 
     def once() -> None:
+        # The size goes first, so that the other end knows how much to send back.
         connection.sendall(size.to_bytes(8, "little"))
         connection.sendall(content)
         _receive_exactly(connection, content)
