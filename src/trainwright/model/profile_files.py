@@ -61,6 +61,7 @@ def profile_from_json(document: Any, where: str = "profile") -> ProfileFields:
     values["blocks"] = tuple(blocks)
     profile: ProfileFields = _read_record(ProfileFields, values, where)
     installed = _installed_torch()
+    # Another torch may save other tensors: its bytes would be wrong, so the profile is refused.
     if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:
         raise ProfileError(f"{where}: traced by torch {profile.torch_version}, here is torch {installed}; {_RETRACE}")
     if document.get("hash") != hash_profile(profile):

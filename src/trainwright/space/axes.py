@@ -146,6 +146,7 @@ class Grid(Axis):
 
     def place(self, number: float) -> float:
         """Return where a number lies between the middles of the cells."""
+        # A bound of a condition need not be on the grid.
         on_grid = self.to_units(np.array([number]))
         if abs(self.to_numbers(on_grid) - number) <= 1e-9 * self.step:
             return float(on_grid[0])  # exactly the unit that rows hold, so that ties compare as ties
@@ -158,6 +159,7 @@ class Grid(Axis):
     def to_numbers(self, u: Array) -> Array:
         """Return low + index step."""
         numbers = self.low + self.step * self._cell_index(u)
+        # Decimal rounding undoes the binary error of low + index * step.
         rounded = np.rint(numbers * self.decimals) / np.maximum(self.decimals, 1.0)
         return np.minimum(np.where(self.decimals > 0, rounded, numbers), self.high)
 

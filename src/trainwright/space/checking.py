@@ -64,9 +64,11 @@ class _ParamsReader:
         for name, value in self.given.items():
             self._read_value(name, value)
         row = self.layout.maps.to_units(self.numbers)
+        # Parents come first: whether a child is active follows from their values.
         for name in self.layout.order:
             self._check_activity(name, row)
         rows = RowTable(self.rules, row, self.numbers)
+        # Rules are judged only on values that are legal one by one.
         if not self.violations:
             self._add_derived(rows)
             self._check_rules(rows)
@@ -94,6 +96,7 @@ class _ParamsReader:
     def _check_activity(self, name: str, row: Array) -> None:
         """Compare what is given with what is active, in the order in which conditions resolve."""
         index, when = self.layout.index[name], self.layout.varying[name].when
+        # A refused parent leaves its children undecided: one mistake, one message.
         if self.doubtful.intersection(names_in(when)):
             self.doubtful.add(name)
             return
@@ -103,6 +106,7 @@ class _ParamsReader:
             why = "" if when is None else f", and it is active {self._describe_cause(when)}"
             self._add_violation(name, f"{name!r} is missing{why}")
         elif not active and name in self.given:
+            # The value is taken out, so that rules see the row as the space would have it.
             row[0, index] = self.numbers[0, index] = np.nan
             self.clean.pop(name, None)
             self._add_violation(name, f"{name!r} is inactive {self._describe_cause(when)}")

@@ -72,6 +72,7 @@ class Choice(Varying):
     @cached_property
     def axis(self) -> Axis:
         """The map between units and positions."""
+        # Ordered levels are cells of the unit interval; others are positions, between which nothing lies.
         points = float(len(self.values))
         return (
             Grid.of(low=0.0, step=1.0, points=points, high=points - 1, decimals=1.0)

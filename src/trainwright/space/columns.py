@@ -45,11 +45,13 @@ class Columns:
             (_make_indexer(indexes), kind.stack([self.axes[index] for index in indexes]))
             for kind, indexes in by_kind.items()
         ]
+        # The largest value of each column: the last position of a choice without order, else 1.
         self._tops = np.array(
             [axis.count - 1.0 if isinstance(axis, Code) and axis.count else 1.0 for axis in self.axes]
         )
         # A value that no active row can hold, on the side where one cut parts active from inactive.
         self._outside = np.array([float(axis.count or 0) if isinstance(axis, Code) else -1.0 for axis in self.axes])
+        # Columns with a law of their own; uniform ones need no map, and plain choices share one.
         self._quantiles = [
             (index, parameter.quantile)
             for index, parameter in enumerate(parameters)
@@ -72,6 +74,7 @@ class Columns:
         """Return canonical units; NaN stays NaN."""
         out: Array = np.minimum(np.maximum(U, 0.0), self._tops)
         for where, axis in self._groups:
+            # Continuous units are canonical as they are, once clipped.
             if not axis.continuous:
                 out[:, where] = axis.snap_units(out[:, where])
         return out

@@ -89,6 +89,7 @@ class Combination:
         """Return the evaluation of this tree."""
         if self.operation == "not_":
             return self.parts[0].bind(binder, negated=not negated)
+        # `not_` is pushed down to the comparisons, so that each stays false for an inactive parent.
         parts = [part.bind(binder, negated=negated) for part in self.parts]
         join: Callable[[Any, Any], Any] = (  # De Morgan
             operator.and_ if (self.operation == "all_of") is not negated else operator.or_
@@ -170,6 +171,7 @@ def compare_column(column: int, operation: str, units: list[float], *, slack: fl
         greatest = units[0] + slack
         return (lambda U: U[:, column] <= greatest) if negated else (lambda U: U[:, column] > greatest)
 
+    # Abs(NaN - unit) <= slack is false, and so is its negation once NaN is left out.
     def holds(U: Array) -> Mask:
         u = U[:, column]
         found: Mask = reduce(np.logical_or, [np.abs(u - unit) <= slack for unit in units])

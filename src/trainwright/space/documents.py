@@ -94,6 +94,7 @@ def _describe_changes(name: str, old: Document, new: Document) -> list[str]:
     if old["kind"] != new["kind"]:
         return [f"{name} as {old['kind']}, now {new['kind']}"]
     found = []
+    # Bounds are named together: "in [16, 256]" reads better than two changes.
     if "low" in old and [old["low"], old["high"]] != [new["low"], new["high"]]:
         found.append(f"{name} in [{old['low']!r}, {old['high']!r}], now [{new['low']!r}, {new['high']!r}]")
     if "values" in old and _typed_repr(old["values"]) != _typed_repr(new["values"]):

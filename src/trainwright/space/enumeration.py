@@ -23,9 +23,11 @@ def enumerate_legal(rules: BoundRules) -> Array | None:
     for name in layout.order:
         index, units = layout.index[name], layout.varying[name].axis.all_units
         points = layout.columns[index].points or 0
+        # An inactive parameter has one value, NaN, and does not multiply the rows.
         active = layout.conditions[name](U) if name in layout.conditions else np.ones(len(U), dtype=np.bool_)
         repeats = np.where(active, points, 1)
         total = int(repeats.sum())
+        # Cut off before the memory is taken.
         if points > MOST_PARTIAL or total > MOST_PARTIAL:
             return None
         turn = np.arange(total) - np.repeat(np.cumsum(repeats) - repeats, repeats)  # 0, 1, .. within each old row
@@ -33,6 +35,7 @@ def enumerate_legal(rules: BoundRules) -> Array | None:
         U[:, index] = np.where(np.repeat(active, repeats), units()[turn], np.nan)
         done.add(index)
         rows, passed = RowTable(rules, U), np.ones(len(U), dtype=np.bool_)
+        # A rule cuts rows as soon as all columns that it reads are there.
         for rule in waiting:
             if rule.support.reads <= done:
                 rules.judge(rule, rows, passed)

@@ -97,6 +97,7 @@ class Expression:
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
             raise SpaceError(f"{owner}: cannot be read ({why}); allowed: {ALLOWED}") from None
+        # Names of functions are not parameters.
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         found = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
         return cls(text.strip(), owner, tuple(dict.fromkeys(found)), tree)
@@ -111,6 +112,7 @@ class Expression:
 
 def _check_language(tree: ast.expr, owner: str) -> None:
     """Refuse what is not in the language, outermost first."""
+    # A list of values may stand only on the right of `in`.
     listed = {
         id(node.comparators[index])
         for node in ast.walk(tree)
@@ -215,6 +217,7 @@ class _Compiler:
             _ARITHMETIC[type(node.op)],
         )
         kind = _widest_kind([left, right])
+        # 2 ** -1 is no whole number: the kind stays int only for a literal exponent.
         whole_power = isinstance(node.right, ast.Constant)  # a sign in front makes it no plain constant
         if isinstance(node.op, ast.Div) or (isinstance(node.op, ast.Pow) and not whole_power):
             kind = "float"
@@ -243,6 +246,7 @@ class _Compiler:
 
     def _compile_equality(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
         first, second = self.term(left), self.term(right)
+        # Number and text are never equal: most likely a typing mistake, so it is refused.
         kinds = {"number" if term.kind in NUMERIC else term.kind for term in (first, second)}
         if kinds == {"number", "text"}:
             raise SpaceError(

@@ -88,9 +88,12 @@ class NumericParameter(Varying):
 
     def _make_grid(self, step: float) -> Grid:
         low, high = float(self.low), float(self.high)
+        # Digits after the point of low and step, as the user wrote them.
         digits = max(-int(Decimal(repr(number)).normalize().as_tuple().exponent) for number in (low, step))
         decimals = 10.0 ** max(digits, 0)
+        # Beyond 2^53 the scaled numbers are no longer exact integers.
         exact = digits <= 15 and max(abs(low), abs(high)) * decimals < 2**53
+        # A billionth of slack: 0.3 / 0.1 is a little below 3 in floats.
         points = float(math.floor((high - low) / step + 1e-9) + 1)
         return Grid.of(low=low, step=step, points=points, high=high, decimals=decimals if exact else 0.0)
 

@@ -132,6 +132,7 @@ def check_value(name: str, value: Any) -> None:
 
 def make_table(values: tuple[Any, ...]) -> Table:
     """Return values as an array: of bool, int64, float64 or text where all are, else of objects."""
+    # numpy would make 1.0 of 1 and "1" of both: mixed types stay objects.
     kinds = {type(value) for value in values}
     if kinds in ({bool}, {str}) or kinds <= {int, float}:
         table = np.array(values)

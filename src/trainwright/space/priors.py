@@ -37,6 +37,7 @@ class Normal:
         """Return the units below which a share p of the draws lies."""
         from scipy.special import ndtr, ndtri
 
+        # The shares of the untruncated law below 0 and below 1; draws lie between them.
         below, above = ndtr(-self.mean / self.sd), ndtr((1 - self.mean) / self.sd)
         units: Array = self.mean + self.sd * ndtri(below + p * (above - below))
         return np.minimum(np.maximum(units, 0.0), 1.0)

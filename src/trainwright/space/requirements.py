@@ -100,6 +100,7 @@ def require(rule: str | Predicate, names: Iterable[str] | None = None) -> Requir
     if not callable(rule):
         raise SpaceError(f"require: {rule!r} is neither a text nor a function; write for example require('a <= b')")
     path = f"{getattr(rule, '__module__', None)}:{getattr(rule, '__qualname__', None)}"
+    # Lambdas and nested functions cannot be imported by a worker.
     if "<" in path or "None" in path.split(":"):
         raise SpaceError(
             f"requirement {path!r}: has no import path; define the function at the top of a module, not inside another"

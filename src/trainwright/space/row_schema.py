@@ -47,6 +47,7 @@ class RowSchema:
     def settle(self, U: Array) -> Array:
         """Return the settled rows of latent ones."""
         out = self.maps.snap_units(np.asarray(U, dtype=np.float64))
+        # Parents first: a child of an inactive parent sees NaN there, and is inactive too.
         for name, holds in self.conditions.items():
             out[~holds(out), self.index[name]] = np.nan
         if np.isnan(U).any():
@@ -66,12 +67,14 @@ class RowSchema:
 
     def _bind_comparison(self, owner: str, comparison: Comparison, *, negated: bool) -> Holds:
         parent, name, operation = self.parameters[comparison.name], comparison.name, comparison.operation
+        # A constant decides the condition once for all rows.
         if isinstance(parent, Constant):
             fixed = self._compare_constant(owner, comparison, parent) is not negated
             return lambda U: np.full(len(U), fixed)
         if not isinstance(parent, Varying):
             raise SpaceError(f"{owner}: condition names {name!r}, which is derived; name what it is computed from")
         try:
+            # Comparisons with order take any number between the bounds, the others only values of the parent.
             if operation in ("less", "greater"):
                 [value] = comparison.values
                 units = [parent.axis.place(parent.rank(name, value))]

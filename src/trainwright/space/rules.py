@@ -65,6 +65,7 @@ class BoundRules:
         self._bind_formulas()
         # In the order of the parameters, for messages.
         self.kinds = {name: self.kinds[name] for name in layout.parameters}
+        # Every derived value must be finite: 1 / 0 makes a row illegal, not an error.
         self.rules = [self._finite_rule(name) for name in self.formulas]
         for requirement in requirements:
             verdict = requirement.bind(self.kinds)
@@ -88,6 +89,7 @@ class BoundRules:
 
     def judge(self, rule: BoundRule, rows: "RowTable", passed: Mask) -> None:
         """Clear `passed` where the rule applies and is broken."""
+        # The rule is evaluated on the rows to which it applies, and only there.
         active = rows.where(rule.support.gates)
         some = rows if active is None else rows.take(active)
         if len(some) == 0:
@@ -104,6 +106,7 @@ class BoundRules:
         expressions = {name: parameter.expression(name) for name, parameter in derived.items()}
         needs = {name: [used for used in e.names if used in derived] for name, e in expressions.items()}
         known = {name: self.kinds.get(name, "float") for name in self.layout.parameters}
+        # Derived values may use each other, so they are bound after those that they use.
         for name in order_by_needs(needs, "derived values"):
             term = expressions[name].bind(known)
             if term.kind not in ("bool", "int", "float"):
@@ -121,6 +124,7 @@ class BoundRules:
         gates: list[Holds] = []
         reads: set[int] = set()
         for name in names:
+            # A derived name brings the columns and gates of what it is computed from.
             if name in self.formulas:
                 below = self.formulas[name].support
                 columns |= dict.fromkeys(below.columns)
@@ -131,6 +135,7 @@ class BoundRules:
                 columns[index] = None
                 if name in self.layout.conditions:
                     gates.append(_is_present(index))
+        # A condition of its own is one gate more, and reads its parents' columns.
         if when is not None:
             gates.append(self.layout.bind(owner, when))
             reads |= {self.layout.index[name] for name in names_in(when) if name in self.layout.index}
@@ -179,6 +184,7 @@ class RowTable:
         if isinstance(parameter, Constant):
             return parameter.column(len(self._U))
         index, varying = layout.index[name], layout.varying[name]
+        # Exact numbers as the user wrote them, where rows come from parameters.
         if self._numbers is not None:
             return varying.natural(self._numbers[:, index])
         return varying.natural(varying.axis.to_numbers(self._U[:, index]))

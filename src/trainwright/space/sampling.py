@@ -38,23 +38,28 @@ def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) ->
     for number in range(1, ROUNDS + 1):
         U = layout.settle(L)
         verdicts = rules.verdicts(RowTable(rules, U))
+        # Legal rows are taken as they come: rejection keeps the priors' law.
         legal: Mask = np.asarray(verdicts.all(axis=1))
         kept.append(U[legal])
         found += len(kept[-1])
         if found >= count:
             return np.concatenate(kept)[:count]
+        # Only plain draws count for the shares of the message: repaired rows are no sample of the priors.
         if not repair:
             drawn += len(U)
             passes += verdicts.sum(axis=0)
+        # Less than one legal row in 1000 after 20 rounds: rejection alone would not end.
         repair = repair or (number >= PATIENCE and found < RARE * drawn)
         if repair:
             lenders = np.concatenate([lenders, L[legal]])
             fresh = latent(len(L))
+            # In the last rounds entries are copied from rows that pass the broken rule.
             if number >= LENDING:
                 passed = np.concatenate([np.ones((len(lenders), len(rules.rules)), dtype=np.bool_), verdicts])
                 _copy_from_passing(rules, np.concatenate([lenders, L]), passed, fresh, generator)
             L = np.where(_entries_to_replace(rules, verdicts), fresh, L)
         else:
+            # As many draws as the share of legal rows so far asks for, and a fifth more.
             wanted = 1.2 * (count - found) * drawn / max(found, 0.5)
             L = latent(math.ceil(min(max(wanted, LEAST_BATCH), max(MOST_BATCH, 16 * count))))
     broken = [

@@ -106,6 +106,7 @@ class Space:
         """Return the identity of each settled row: equal keys for equal rows."""
         rows = np.ascontiguousarray(U, dtype=np.float64) + 0.0  # no -0.0
         rows[np.isnan(rows)] = np.nan  # one bit pattern
+        # The bytes of the whole row, as one opaque value.
         keys: list[bytes] = rows.view(f"V{8 * self.dimension}").ravel().tolist()
         return keys
 
@@ -162,6 +163,7 @@ class Space:
         """Return the configuration of all defaults, or None if an active parameter has none."""
         defaults, row = self._read_defaults()
         for name, index in self._layout.index.items():
+            # An inactive parameter needs no default.
             active = name not in self._layout.conditions or self._layout.conditions[name](row)[0]
             if active and np.isnan(row[0, index]):
                 return None
@@ -178,6 +180,7 @@ class Space:
         if any(count is None for count in points):
             return None
         product = math.prod(count or 0 for count in points)
+        # Without rules and conditions every combination is legal; otherwise they are counted by enumeration.
         if not self._rules.rules and not self._layout.conditions:
             return product
         return product if self._legal_points is None else len(self._legal_points)
@@ -273,6 +276,7 @@ class Space:
         defaults, row = self._read_defaults()
         rows = RowTable(self._rules, row)
         for rule in self._rules.rules:
+            # A rule is judged if all columns below it have defaults.
             passed = np.ones(1, dtype=np.bool_)
             if not np.isnan(row[0, list(rule.support.columns)]).any():
                 self._rules.judge(rule, rows, passed)

@@ -62,6 +62,7 @@ class Forbidden:
 
     def clauses(self) -> list[Any]:
         """Return what to add to the ConfigSpace, or raise `SpaceError`."""
+        # First as comparisons; where no clause says one of them, as a list of value combinations.
         tree = ast.parse(self.expression.text, mode="eval").body
         try:
             broken = self._normal_form(tree, truth=False)
@@ -85,6 +86,7 @@ class Forbidden:
         match node:
             case ast.BoolOp():
                 parts = [self._normal_form(value, truth=truth) for value in node.values]
+                # De Morgan: where `a and b` is false, one of them is false.
                 if isinstance(node.op, ast.And) is not truth:
                     return [conjunction for part in parts for conjunction in part]
                 return [sum(combination, ()) for combination in self._bounded_product(parts)]
@@ -105,6 +107,7 @@ class Forbidden:
 
     def _convert_comparison(self, node: ast.expr, *, truth: bool) -> list[Conjunction]:
         names = Expression.parse(ast.unparse(node), self.expression.owner).names
+        # A parameter with few values: those that make the comparison true are listed.
         if len(names) == 1 and (values := values_of(self.parameters[names[0]])) is not None:
             holds = self._evaluate_node(node, {names[0]: values})
             kept = [value for value, held in zip(values, holds, strict=True) if bool(held) is truth]
@@ -158,6 +161,7 @@ class Forbidden:
         """Return a comparison of a plain number with a value, which need not be one of its own."""
         parameter = self.parameters[name]
         assert isinstance(parameter, Float | Int)  # noqa: S101 -- the others are listed
+        # Whole numbers have a strict form of every comparison.
         if isinstance(parameter, Int) and op in (ast.LtE, ast.GtE) and math.isfinite(value):
             op, value = (ast.Lt, math.floor(value) + 1) if op is ast.LtE else (ast.Gt, math.ceil(value) - 1)
         if op in _EITHER:  # the clauses with "or equal" of ConfigSpace 1.2.2 forbid the wrong side when it draws
@@ -180,6 +184,7 @@ class Forbidden:
                 f"to_configspace: requirement {self.expression.text!r}, which ConfigSpace cannot express; it can "
                 f"compare a parameter with a value or another one, or forbid up to {self.most} combinations of values"
             )
+        # The longest list goes into one clause with `in`, so that combinations are as few as possible.
         last = max(names, key=lambda name: len(lists[name]))
         rest = [name for name in names if name != last]
         found: list[Conjunction] = []

@@ -47,6 +47,7 @@ def read_configspace(space: Any) -> tuple[dict[str, Parameter], list[Requirement
     parameters = {}
     for name, hyperparameter in space.items():
         conditions = [_read_condition(condition) for condition in space.parent_conditions_of[name]]
+        # Several conditions on one parameter must all hold in ConfigSpace.
         when = all_of(*conditions) if len(conditions) > 1 else next(iter(conditions), None)
         parameters[name] = _read_parameter(hyperparameter, when)
     requirements = [
@@ -69,6 +70,7 @@ def _read_parameter(it: Any, when: Condition | None) -> Parameter:
         weights = getattr(it, "weights", None)
         default = values[int(it.to_vector(it.default_value))]
         return Choice(*values, ordered=kind == "Ordinal", weights=weights, default=default, when=when)
+    # The class name has the law and the kind: NormalFloat, UniformInteger.
     kinds: Mapping[str, type[Float | Int]] = {"Float": Float, "Integer": Int}
     law, number = next(((kind.removesuffix(end), cls) for end, cls in kinds.items() if kind.endswith(end)), ("", None))
     if number is None or law not in ("Uniform", "Normal", "Beta"):
@@ -124,6 +126,7 @@ def _forbidden_conjunctions(it: Any) -> list[list[Literal]]:
         return [conjunction for part in it.components for conjunction in _forbidden_conjunctions(part)]
     if kind == "ForbiddenAndConjunction":
         parts = [_forbidden_conjunctions(part) for part in it.components]
+        # A conjunction of disjunctions, multiplied out.
         return [[literal for part in combination for literal in part] for combination in itertools.product(*parts)]
     word = kind.removesuffix("Relation").removesuffix("Clause")
     if word not in _SIGNS:

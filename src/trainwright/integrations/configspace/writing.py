@@ -42,6 +42,7 @@ def to_configspace(space: Space) -> Any:
         import ConfigSpace
     except ImportError:
         raise MissingExtra.of("space.to_configspace()", "ConfigSpace", "configspace") from None
+    # Legal draws, to test the result with, and to take defaults from where ConfigSpace's own are forbidden.
     rows = space.sample(rng(0, "configspace", 0), _CHECKED)
     draws = space.decode(rows)
     try:
@@ -87,6 +88,7 @@ def _make_hyperparameter(cs: Any, name: str, parameter: Varying, default: Any) -
     if parameter.step is not None:
         return _make_stepped(cs, name, parameter, default)
     low, high, log, prior = parameter.low, parameter.high, parameter.log, parameter.prior
+    # ConfigSpace rounds; a bound that changes would change the space.
     for number in (low, high, parameter.default):
         if number is not None and round(number, _DECIMALS) != number:
             rounded = round(number, _DECIMALS)
@@ -114,6 +116,7 @@ def _make_choice(cs: Any, name: str, parameter: Choice, default: Any) -> Any:
             raise _make_refusal(
                 f"{name}: its values {equal[0]!r} and {value!r} are equal in Python", "give one of them"
             )
+        # ConfigSpace holds values in a numpy array, which gives all of them one type.
         if table is not None and type(table[index].item()) is not type(value):
             made = table[index].item()
             raise _make_refusal(f"{name}: it would make {made!r} of {value!r}", "give all values one type")
@@ -190,6 +193,7 @@ class _Conditions:
         parent = self.space.parameters[comparison.name]
         values = values_of(parent)
         if values is not None:
+            # Listed parents: the values for which the comparison is true.
             kept = [value for value in values if _comparison_holds(parent, comparison, value) is not negated]
             if not kept or isinstance(parent, Constant):
                 return bool(kept)

@@ -32,6 +32,7 @@ def find_cuts(
     one storage, where only views of it are taken in between, the last is the cut. One sweep over the intervals in which
     storages are live.
     """
+    # A storage is live from the operation that makes it (-1: from the start) to its last reader.
     left_out = set(ignored)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -43,6 +44,7 @@ def find_cuts(
         for storage in access.writes:
             written[storage] = place
     last.update((storage, len(accesses)) for storage in results if storage in first)
+    # Events of the sweep: at which operation each interval begins and ends.
     starts: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for storage, start in first.items():
@@ -54,11 +56,14 @@ def find_cuts(
     for place in range(len(accesses) - 1):
         live.difference_update(ends.get(place, ()))
         live.update(starts.get(place, ()))
+        # More than one live storage: what follows could not be run from one tensor.
         if len(live) != 1 or place in barred:
             continue
         (storage,) = live
+        # A storage that is still to be changed in place is not finished yet.
         if written.get(storage, -1) > place:
             continue
+        # Only views lie between two cuts of one storage: the later place stands for both.
         if found and found[-1][1] == storage:
             found.pop()
         found.append((place, storage))
@@ -75,11 +80,14 @@ def join_stages(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
 
     `arriving_gradient_bytes` is the gradient of the run's input. Name and layers are for the caller to add.
     """
+    # While stage i runs forward, everything that the stages before it saved is held.
     kept = [0, *accumulate(stage.saved_bytes for stage in stages)]
     end = stages[-1]
     forward = max(kept[i + 1] + stage.forward_temporary_bytes for i, stage in enumerate(stages))
+    # Without gradients nothing is saved: only a stage's input and output are held.
     inputs = [0, *(stage.output_bytes for stage in stages[:-1])]
     plain = max(inputs[i] + stage.output_bytes + stage.plain_temporary_bytes for i, stage in enumerate(stages))
+    # Backward of stage i holds what stages up to i saved, its output's gradient and its input's.
     gradients = [arriving_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
     backward = max(
         kept[i + 1] + gradients[i] + gradients[i + 1] + stage.backward_temporary_bytes for i, stage in enumerate(stages)
@@ -109,6 +117,7 @@ def find_repeats(
     start, size = 0, len(signatures)
     while start < size:
         best = (1, 1)
+        # A cheap test first: a part of this length can repeat only if its first stage does.
         for length in range(1, (size - start) // 2 + 1):
             if signatures[start + length] != signatures[start] or not whole(start, length):
                 continue
@@ -116,6 +125,7 @@ def find_repeats(
             part = signatures[start : start + length]
             while signatures[start + count * length : start + (count + 1) * length] == part:
                 count += 1
+            # Strictly more: of equal coverage the shortest part wins, as lengths rise.
             if count > 1 and length * count > best[0] * best[1]:
                 best = (length, count)
         found.append((start, *best))
@@ -137,6 +147,7 @@ def fold_blocks(
         parts = [[path for own in paths[i : i + length] for path in own] for i in (start, start + length)]
         return length == 1 or _in_different_modules(*parts)
 
+    # Blocks are found on signatures without names: equal layers, equal bytes, equal gradients on both sides.
     runs = find_repeats(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
     blocks = []
     for start, length, count in runs:
@@ -155,6 +166,7 @@ def _first_module(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> st
     # WeightCounter that two layers share count at the first.
     weighty = (each.name for each in run if each.weight_elements or each.kind in {"conv", "linear"})
     path = next(weighty, "").split(".")
+    # The outermost module that none of the earlier layers lies in begins here.
     earlier = [layer.name.split(".") for own in before for layer in own]
     inside = {tuple(each[:depth]) for each in earlier for depth in range(1, len(each) + 1)}
     depths = (depth for depth in range(1, len(path) + 1) if tuple(path[:depth]) not in inside)

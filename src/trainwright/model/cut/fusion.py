@@ -22,11 +22,14 @@ def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]
     readers = _readers_by_storage(operations)
     alone = {i for i, operation in enumerate(operations) if operation.flops or not operation.call}
     for layer in (layer for found in layers for layer in found if alone.isdisjoint(layer.forward)):
+        # Inside: made by the layer and read by nobody else, so that a fused kernel never writes it.
         made = {number for i in layer.forward for number in operations[i].creates}
         own = {*layer.forward, *layer.backward}
         inside = {number for number in made - recording.results if readers.get(number, set()) <= own}
+        # Of the inside, what backward reads or autograd saved must be computed again from the inputs.
         again = {number for number in inside if not readers.get(number, set()) <= set(layer.forward)}
         again |= inside & saved.keys()
+        # In place of the inside, the kernel's inputs are saved.
         inputs = _outside_reads(operations, layer.forward, made)
         back = {number for i in layer.backward for number in operations[i].creates} - recording.gradients
         back = {number for number in back if readers.get(number, set()) <= set(layer.backward)}
@@ -40,6 +43,7 @@ def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]
             stored = storages[number]
             if number in recording.fixed or not stored.carries_gradient:
                 continue
+            # An input lives until the layer's backward kernel has read it.
             saved.setdefault(number, layer.forward[0])
             kept.add(number)
             last = stored.last if stored.last < 0 else max(stored.last, layer.backward[-1])
@@ -70,6 +74,7 @@ def _rewrite_as_kernel(
         return
     made = inside | {number for i in places for number in operations[i].creates}
     outer = {**more, **_outside_reads(operations, places, made)}
+    # The last operation stands for the kernel: it reads everything, the others nothing.
     for i in places:
         operation, last = operations[i], i == places[-1]
         results = [_empty_shape(shaped) if at in inside else shaped for at, shaped in _results_by_storage(operation)]

@@ -30,6 +30,7 @@ class WeightCounter:
 
     def take(self, storages: Collection[int]) -> tuple[int, int]:
         """Return the elements of the parameters among `storages` that no layer has counted yet, and those frozen."""
+        # A tied weight counts at the first layer that reads it.
         new = (self.elements.keys() & storages) - self.counted
         self.counted |= new
         whole, trained = (sum(known.get(number, 0) for number in new) for known in (self.elements, self.trained))
@@ -61,6 +62,7 @@ def group_for_fusion(operations: Sequence[TracedOperation], first: int, last: in
         if operations[i].is_view:
             views.append(i)
             continue
+        # A product, or an operation outside any module, is a layer of its own; what follows it starts another.
         alone = any(
             operations[k].flops or not operations[k].call for k in (i, *(found[-1].forward[-1:] if found else ()))
         )
@@ -77,6 +79,7 @@ def group_for_fusion(operations: Sequence[TracedOperation], first: int, last: in
     for i, layer in layer_of.items():
         for number in operations[i].reads:
             readers.setdefault(number, []).append(layer)
+    # Stretches that only one later stretch reads join it: a compiler would make one kernel of both.
     merged = []
     for layer in found:
         outside = [
@@ -102,6 +105,7 @@ def group_by_module(
 ) -> list[LayerOperations]:
     """Divide the operations first..last of a stage into layers; what only views joins the layer before or after."""
     found: list[LayerOperations] = []
+    # A module call is one layer; a function with several products of weights is divided at each of them.
     weighted = False  # whether the layer that grows has a product with a weight
     for i in range(first, last + 1):
         operation = operations[i]
@@ -126,6 +130,7 @@ def make_layer(
     """Return the record of a layer. `outside`: storages that the rest reads; `saved`: bytes kept because of it."""
     own = [operations[i] for i in gathered.forward]
     back = [operations[i] for i in gathered.backward]
+    # Inputs are what the layer reads and did not make itself.
     made = {number for operation in own for number in operation.creates}
     read = {number: shaped for operation in own for number, shaped in operation.reads.items() if number not in made}
     results = {
@@ -134,6 +139,7 @@ def make_layer(
         for number, shaped in zip(operation.creates, operation.results, strict=False)
     }
     whole, frozen = weights.take(read.keys())
+    # Outputs are what others read; of a layer that nothing reads, its largest result.
     handed = [elements for number, elements in results.items() if number in outside]
     changed = [read[number].elements for operation in own for number in operation.writes if number in read]
     kind = _layer_kind(own)
@@ -192,6 +198,7 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 
 def _layer_kind(operations: Sequence[TracedOperation]) -> Kind:
     names = [_base_name(operation) for operation in operations]
+    # Attention written out: a softmax between batched products.
     if {"softmax", "safe_softmax"} & set(names) and {"bmm", "baddbmm"} & set(names):
         return "attention"
     for kind, beginnings in _KINDS:

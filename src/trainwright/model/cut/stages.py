@@ -32,6 +32,7 @@ class CutRecording:
         operations, storages = recording.operations, recording.storages
         _, size = recording.parts["forward"]
         gradients = any(storages[number].carries_gradient for number in recording.results)
+        # The input is live from the start to its last reader, and so bars cuts before that, like any activation.
         self.entry = _input_storage(recording)
         ignored = set(recording.fixed) - self.entry
         if gradients:  # what carries none is no activation: masks and positions are common to the stages
@@ -41,14 +42,17 @@ class CutRecording:
             Access(self._lasting_reads(operation), frozenset(operation.writes), frozenset(operation.creates))
             for operation in forward
         ]
+        # No cut inside one call of a leaf module: memory plans rerun whole modules.
         within = {i for i in range(size - 1) if forward[i].leaf and forward[i].call == forward[i + 1].call}
         if fuse:  # a kernel may not be cut
             calls = [operation.call if not operation.flops else 0 for operation in forward]
             within |= {i for i in range(size - 1) if calls[i] == calls[i + 1] != 0}
+        # A cut is (place, storage); each divides the operations into one more stage.
         found = find_cuts(accesses, recording.results, ignored, within)
         while found and all(operation.is_view for operation in forward[found[-1][0] + 1 :]):
             found.pop()  # the end only looks at the last stage's result in another way
         self.spans = intervals_between([place for place, _ in found], size)
+        # A stage hands on the storage at its cut, the last one what the forward pass returned.
         self.outputs = [{storage} for _, storage in found] + [set(recording.results) - recording.fixed]
         self.common = self._find_shared(forward)
         weights = frozenset(recording.parameters)
@@ -67,6 +71,7 @@ class CutRecording:
 
     def _find_shared(self, forward: Sequence[Any]) -> set[int]:
         """Return what a stage makes and a later one reads beside the cut: masks, positions; charged once."""
+        # The stage of an operation is the first whose last operation is not before it.
         ends = [last for _, last in self.spans]
         last_read: dict[int, int] = {}
         for i, operation in enumerate(forward):
@@ -75,6 +80,7 @@ class CutRecording:
         found = set()
         for number, i in last_read.items():
             made = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
+            # Read in a later stage, though it is neither the maker's output nor there all along: shared.
             if bisect.bisect_left(ends, i) > made and number not in self.outputs[made] | self.recording.fixed:
                 found.add(number)
         return found
@@ -85,6 +91,8 @@ class CutRecording:
         layer_at: dict[int, LayerOperations] = {
             i: layer for found in self.layers for layer in found for i in layer.forward
         }
+        # Backward visits stages from the last to the first: an operation without a forward one stays with the current
+        # stage.
         current = len(self.spans) - 1
         starts: dict[int, int] = {}
         for i in range(first, past):
@@ -112,13 +120,17 @@ class CutRecording:
         before = 0
         for k, (first, last) in enumerate(self.spans):
             own = lives.made_in(first, last) - self.common
+            # Saved bytes (w_a): what the stage made and what lives when the forward pass is done, its output included.
             kept = (own & recording.kept) | (self.outputs[k] & own)
             saved_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
+            # The forward peak beyond the saved bytes.
             forward = max(0, lives.peak(own, first, last) - saved_bytes)
             plain = max(0, saved_bytes + forward - output)
+            # The pass without gradients was recorded too: its peak is measured instead of bounded.
             if again:
                 span = again[first], again[last]
                 plain = max(0, lives.peak(lives.made_in(*span), *span) - output)
+            # Only floating storages that carry gradients have one of their own.
             gradient = sum(lives.bytes({number}) for number in self.outputs[k] if lives.differentiable(number))
             layers = [
                 make_layer(
@@ -138,6 +150,7 @@ class CutRecording:
             if seconds is not None:
                 pairs = zip(layers, self.layers[k], strict=True)
                 layers = [_with_seconds(layer, gathered, seconds) for layer, gathered in pairs]
+            # Weights that nothing reads are charged to the last stage, so that all parameters are counted.
             if k == len(self.spans) - 1:
                 layers += weights.rest()
             stage = Stage(
@@ -163,6 +176,7 @@ class CutRecording:
         first, past = self.backward_spans[k]
         if first == past:
             return 0
+        # What backward has made, plus what is left of the saved bytes, minus all that the convention already charges.
         transient = lives.backward_live(first, past)
         held = lives.alive(kept, first, past)
         return max(0, max(a + b for a, b in zip(transient, held, strict=True)) - charged)
@@ -173,6 +187,7 @@ class CutRecording:
         Until then they stand for the gradient of the parameter, which is charged for the whole step.
         """
         recording = self.recording
+        # In which stages each parameter is read: one that is read in several is tied.
         uses: dict[int, set[int]] = {}
         for i, k in self._stage_of.items():
             for number in recording.operations[i].reads.keys() & recording.parameters.keys():
@@ -183,6 +198,8 @@ class CutRecording:
             for i in range(first, past):
                 for number in recording.operations[i].creates:
                     stored = recording.storages[number]
+                    # It waits if it dies in the backward pass of an earlier stage, where the other use's share is
+                    # added.
                     start = next((a for a, b in self.backward_spans[:k] if a <= stored.last < b), None)
                     if stored.elements in tied and start is not None and number not in recording.gradients:
                         found[number] = start
@@ -198,11 +215,14 @@ class CutRecording:
         forward, plain = ([i for i in part if not operations[i].is_view] for part in parts)
         if [operations[i].func for i in forward] != [operations[i].func for i in plain]:
             return []
+        # The same kernels in the same order: the n-th of one pass is the n-th of the other.
         place = dict(zip(forward, plain, strict=True))
         return list(accumulate((place.get(i, -1) for i in parts[0]), max, initial=parts[1].start))[1:]
 
     def _saved_by_layer(self) -> dict[int, set[int]]:
         """Return what autograd keeps because of each layer, parameters and the sample left out."""
+        # Layers in order of their first operation; a saved storage belongs to the layer that runs when it is first
+        # saved.
         starts = sorted(layer.forward[0] for found in self.layers for layer in found)
         saved: dict[int, set[int]] = {}
         for number, place in self.recording.saved.items():
@@ -255,6 +275,7 @@ class _StorageLives:
         self.storages = recording.storages
         self.pending = pending
         self.fixed = recording.fixed
+        # Sorted by birth, so that the storages made in an interval are one slice.
         order = sorted((stored.first, number) for number, stored in recording.storages.items())
         self.order = [number for _, number in order]
         self.firsts = [first for first, _ in order]
@@ -280,6 +301,7 @@ class _StorageLives:
 
     def alive(self, numbers: Collection[int], first: int, past: int) -> list[int]:
         """Return the bytes of `numbers` that live at each operation from `first` to before `past`."""
+        # A difference array: plus at birth, minus after death, then one running sum.
         changes = [0] * (past - first + 1)
         for number in numbers:
             stored = self.storages[number]
@@ -316,6 +338,7 @@ def make_profile(
     if seconds is not None:
         stages = _with_update(stages, sum(seconds.get(i, 0.0) for i in range(*recording.parts["update"])))
     storages = recording.storages
+    # A sample that carries gradients gets one too.
     arriving = sum(storages[n].bytes for n in recording.sample if storages[n].carries_gradient)
     blocks = fold_blocks(
         [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving, fold=fold
@@ -382,6 +405,7 @@ def _tensor_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 def _read_in_other_layers(recording: Recording, layers: Sequence[Sequence[LayerOperations]]) -> set[int]:
     """Return the storages that a layer makes and another reads, or that the forward pass returns."""
+    # A storage is read elsewhere if the layer that reads it is not the one that made it last.
     maker: dict[int, int] = {}
     found = set(recording.results)
     for index, layer in enumerate(layer for found in layers for layer in found):
@@ -400,5 +424,6 @@ def _stage_name(layers: Sequence[Layer]) -> str:
     shared = 0
     while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
         shared += 1
+    # Without a common path the stage is called after the layer with most work.
     heaviest = max(layers, key=lambda layer: (layer.forward_flops, layer.weight_elements)).name
     return ".".join(paths[0][:shared]) if shared else heaviest

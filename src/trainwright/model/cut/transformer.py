@@ -26,10 +26,12 @@ def find_attention(operations: Sequence[TracedOperation], batch: int) -> Attenti
         shapes = [argument.shape for argument in operation.arguments if isinstance(argument, TensorShape)]
         if "scaled_dot_product" in name and len(shapes[0]) == 4:
             return Attention(shapes[0][1], shapes[0][2], shapes[0][3])
+        # The first batched product is queries times keys; its inner size is the width of a head.
         if "bmm" in name:
             width = width or shapes[-2][-1]
         if "_softmax" in name and width and len(shapes[0]) in {3, 4}:
             shape = shapes[0]
+            # Scores of three dimensions have batch and heads in one.
             heads = shape[1] if len(shape) == 4 else max(1, shape[0] // batch)
             return Attention(heads, shape[-2], width)
     return None
@@ -63,6 +65,7 @@ def _block_shape(attention: Attention, layers: Sequence[Layer], following: Seque
     # query, key and value are (heads + 2 kv_heads) heads wide together; products before them read other widths
     together = sum(layer.filters for layer in before if layer.channels == first)
     kv_heads, rest = divmod(together - attention.heads * attention.width, 2 * attention.width)
+    # The last product that leads back to the hidden size ends the feed-forward part.
     back = [layer.channels for layer in after[1:] if layer.filters == hidden]
     if not back:  # the feed-forward part may be the next block
         back = [layer.channels for layer in following if layer.kind == "linear" and layer.filters == hidden]

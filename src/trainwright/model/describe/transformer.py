@@ -67,6 +67,7 @@ def describe_transformer(
         experts=experts,
         top_k=top_k,
     )
+    # Layers of one block, repeated `layers` times by the block's count.
     made = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
     block = _block_layers(made, gated=gated, fused=fused_attention)
     blocks: tuple[Block, ...] = (replace(_make_block("block", block, made), count=layers, transformer=shape),)
@@ -76,6 +77,7 @@ def describe_transformer(
             *blocks,
             _make_block("head", made.head(vocabulary, tied=tied), made, output=4),
         )
+    # All parameters are trained and kept in float32.
     elements = sum(each.count * layer.weight_elements for each in blocks for layer in each.layers)
     return Profile(
         name=name,
@@ -146,6 +148,7 @@ class _Layers:
         """Return softmax(Q K^T) V with its dropout: 2 s^2 h multiply-adds."""
         shape = self.shape
         inputs = self.stream + 2 * shape.sequence * shape.hidden * shape.kv_heads // shape.heads
+        # Scores grow with the square of the sequence: what fused attention avoids.
         scores = shape.heads * shape.sequence**2
         # The paper keeps softmax and dropout outputs at the size of an element, and a mask of a byte: 5 a s^2.
         kept_scores = self.size * scores + ((self.size + 1) * scores if self.dropout else 0)
@@ -176,6 +179,7 @@ class _Layers:
 
     def head(self, vocabulary: int, *, tied: bool) -> list[Layer]:
         """Return the last norm, the matrix to the vocabulary, and the loss, which keeps its input in fp32."""
+        # A tied head reads the embedding's weights and has no bias of its own.
         logits = replace(self.linear("head", self.shape.hidden, vocabulary, weights=not tied))
         bias = 0 if tied else self.bias * vocabulary
         logits = replace(logits, weight_elements=logits.weight_elements - bias)
@@ -187,6 +191,7 @@ class _Layers:
 def _block_layers(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     shape = made.shape
     hidden, inner = shape.hidden, shape.feedforward
+    # Grouped-query attention: fewer heads of keys and values than of queries.
     keys = hidden * shape.kv_heads // shape.heads
     first = made.linear("feedforward.in", hidden, (1 + gated) * inner)
     wide = shape.sequence * inner

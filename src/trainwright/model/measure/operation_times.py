@@ -32,6 +32,7 @@ def time_operations(
         operation = operations[place]
         if operation.is_view:
             continue
+        # Equal operations on equal shapes take equal time: each is measured once.
         key = (operation.func, repr(operation.arguments), repr(operation.keywords))
         if key not in known:
             known[key] = _time_alone(operation, device, warmup, repeats, clock)
@@ -60,6 +61,7 @@ def _time_alone(
 
 def _make_tensor(shaped: TensorShape, device: torch.device) -> torch.Tensor:
     """Return a tensor of a shape, with numbers between 0.5 and 1 (no zeros, infinities or denormals), or zeros."""
+    # The smallest flat storage in which all strides fit.
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shaped.shape, shaped.stride, strict=True))
     flat = torch.empty(max(0, extent), dtype=shaped.dtype, device=device)
     if shaped.dtype.is_floating_point:

@@ -102,11 +102,13 @@ def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) 
     profile = _measure_once(request, warmup, repeats)
     batch = profile.batch
     smaller = []
+    # Halves of the batch, from the smallest up.
     for size in sorted({batch >> halvings for halvings in range(1, _HALVINGS + 1)} - {0}):
         try:
             found = _measure_once(replace(request, sample=_first_samples(request.sample, batch, size)), warmup, repeats)
         except ProfileError:  # a batch norm of one sample, a shape that is written into the model
             continue
+        # Seconds can be compared layer by layer only if the chain is the same.
         if found.batch == size and _chain_signature(found) == _chain_signature(profile):
             smaller.append(found)
     return _with_smaller(profile, smaller)
@@ -121,6 +123,7 @@ def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFi
         recording = record_step(step, granule_bytes=request.granule_bytes)
     clock: Clock = cuda_clock if request.place.type == "cuda" else wall_clock
     end, past = recording.parts["update"]
+    # Dropout and random inputs must not change the caller's generator.
     with torch.random.fork_rng(devices=_cuda_devices(request.place)):
         seconds, failed = time_operations(
             recording.operations, range(past), device=request.place, warmup=warmup, repeats=repeats, clock=clock
@@ -130,6 +133,7 @@ def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFi
     return replace(
         profile,
         origin="measured",
+        # The pass as a whole, less its operations one by one: launch gaps, cold caches, autograd.
         framework_seconds=whole - sum(taken for place, taken in seconds.items() if place < end),
         uncounted=tuple(sorted({*profile.uncounted, *failed})),
     )

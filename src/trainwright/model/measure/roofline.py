@@ -38,12 +38,14 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
             f"device {device.kind!r}: no time can be predicted for {wanted}; allowed: a device with bandwidth and "
             f"flops for that precision (it has {known}); calibrate it, or give both in the cluster file"
         )
+    # Traffic was counted at the profile's precision; another one has larger or smaller elements.
     scale = _ELEMENT_BYTES[wanted] / _ELEMENT_BYTES.get(profile.precision, 4)
     update = _UPDATE_BYTES.get(profile.optimizer, 28)
 
     def with_seconds(layer: Layer) -> Layer:
         if layer.origin == "measured" and wanted == profile.precision:
             return layer
+        # Kinds of layers reach different shares of the peak, where a calibration has measured them.
         peak = rate * device.efficiency.get(layer.kind, 1.0)
 
         def seconds(flops: float, size: float, launches: int) -> float:

@@ -17,6 +17,7 @@ def replace_attention(run: Callable[..., Any]) -> Iterator[None]:
     What calls it by its name in `torch.nn.functional`, as `nn.MultiheadAttention` does, calls `run`; torch's encoder
     layers take no shorter way in evaluation.
     """
+    # The fast path of torch's encoder layers would bypass the replaced function.
     own, fast = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
 
     def attention(*args: Any, **kwargs: Any) -> Any:

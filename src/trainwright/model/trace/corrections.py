@@ -36,6 +36,7 @@ def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     The operation runs once on a CPU, on numbers of any value; whole numbers, which may be places or sizes, are zeros.
     NotImplemented if it has no fake arguments, writes to its arguments or fails so too.
     """
+    # Views and in-place operations would have to share storages with their arguments, which a stand-in cannot.
     tensors = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, FakeTensor)]
     if not tensors or func._schema.is_mutable or func.is_view:  # noqa: SLF001  no public name
         return NotImplemented
@@ -50,6 +51,7 @@ def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 def _stand_in(value: Any) -> Any:
     if not isinstance(value, FakeTensor):
         return torch.device("cpu") if isinstance(value, torch.device) else value
+    # Floats may hold anything; integers may be indices, and zero is a valid one.
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return made if value.is_floating_point() or value.is_complex() else made.zero_()
 

@@ -19,6 +19,7 @@ def explain_error(error: Exception, recorder: StepRecorder, *, fake: bool) -> Pr
     module = f"module {recorder.path!r}" if recorder.path else "the model itself"
     what = f"{failure.operation} in {module}" if failure is not None else module
     said = " ".join(str(error).split()) or type(error).__name__
+    # Such a step can still be run on real tensors.
     if fake and _needs_values(error):
         return Untraceable(
             f"model: {what} depends on the values of tensors or is unknown without them, so the model cannot be traced"

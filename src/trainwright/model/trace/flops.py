@@ -43,6 +43,7 @@ def _causal_share(operation: Any, arguments: Sequence[Any]) -> float:
     if not (len(arguments) > place and arguments[place]):
         return 1.0
     query, key = _shapes_of(arguments[1:3] if "backward" in str(operation) else arguments[:2])
+    # Query i sees the keys up to i: a triangle of scores, and full rows below it.
     asked, known = query[-2], key[-2]
     full = max(0, asked - known)  # positions behind the last key see all of them
     return (min(asked, known) * (min(asked, known) + 1) / 2 + full * known) / (asked * known)
@@ -99,6 +100,7 @@ def _attention_backward_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> i
 
 def _recurrent_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     # every element of a sequence meets all matrices: of input and of hidden state, for each gate
+    # cuDNN passes its weights as a list, oneDNN one by one.
     given = arguments[1] if isinstance(arguments[1], list | tuple) else arguments[1:3]
     [x] = _shapes_of(arguments[:1])
     return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in _shapes_of(given) if len(shape) > 1)

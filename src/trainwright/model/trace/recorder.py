@@ -161,16 +161,19 @@ class StepRecorder(StorageTracker):
             if id(tensor) not in shaped:
                 shaped[id(tensor)] = TensorShape.of(tensor)
                 reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
+        # Autograd works above this dispatch: the node of this operation exists already.
         forward = self._forward_operation()
         try:
             result = correct_result(func, args, kwargs, func(*args, **kwargs))
         except Exception as error:
+            # Fake tensors may not know an operation that real ones do: run it once on the CPU.
             result = NotImplemented if depends_on_values(error) else run_on_real_tensors(func, args, kwargs)
             if result is NotImplemented:
                 self.failure = _FailedOperation(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
                 raise
         outputs = tensors_in(result)
         made = [(held, tensor) for tensor in outputs for held in self.see(tensor)]
+        # Results in storages that were not read are new; others are views or changed in place.
         creates = tuple(dict.fromkeys(held.number for held, _ in made if held.number not in reads))
         writes = _written_storages(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
         self._funcs.add(func)
@@ -191,6 +194,7 @@ class StepRecorder(StorageTracker):
                 forward=forward,
             )
         )
+        # Gradients flow from any input that carries them to every floating result.
         flows = any(self.storages[number].carries_gradient for number in reads)
         for held, tensor in made:
             stored = self.storages[held.number]
@@ -241,6 +245,7 @@ class StepRecorder(StorageTracker):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             for held in self.see(tensor):
+                # What is saved while a fused attention runs belongs to its call, not to the operation before.
                 place = max(self._stack[-1].first, len(self.operations) - 1)
                 self.saved.setdefault(held.number, place)
                 self.saved_until[held.number] = place
@@ -285,6 +290,7 @@ class StepRecorder(StorageTracker):
         nodes = self._nodes
         if self.phase == "forward":
             following = torch._C._autograd._get_sequence_nr()  # noqa: SLF001  no public way to number nodes
+            # Nodes made since the last operation belong to the one that is recorded next.
             for number in range(nodes.following, following):
                 nodes.operation[number] = len(self.operations)
             nodes.following = following

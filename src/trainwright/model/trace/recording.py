@@ -61,6 +61,7 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
     operations, parts = recorder.operations, {}
     with step.tensors(), _no_garbage_collection(), _quiet_logging():
         try:
+            # A steady step: the optimizer has its state before recording begins.
             step.fill_state()
             step.watched(recorder)
             parameters = _count_elements(step.parameters, recorder)
@@ -75,9 +76,11 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
                 recorder.start("backward")
                 with recorder.owner("backward"):
                     step.backward()
+                # Only now are gradients of parameters told from what backward made on the way.
                 recorder.watch(step.gradients, "gradients")
                 gradients = recorder.marks(step.gradients)
                 trained = step.trained
+                # State of parameters that got no gradient: a real optimizer would not have made it.
                 idle = recorder.marks([step.state_of(p) for p in set(step.parameters).difference(trained)])
                 parts["backward"] = (parts["forward"][1], len(operations))
                 recorder.start("update")
@@ -86,6 +89,7 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
                 parts["update"] = (parts["backward"][1], len(operations))
                 peak, by_owner = recorder.peak_bytes, recorder.peak_by_owner
                 step.finish()
+                # Once more without gradients, for the temporaries of a forward pass that saves nothing.
                 recorder.start("plain")
                 with torch.no_grad():
                     step.forward()

@@ -76,6 +76,7 @@ class Step:
 
         What a real step has left out, as it depends on values, another may reach.
         """
+        # A fake step takes every path that does not depend on values, so a missing gradient is a fact.
         known = self.fake is not None
         return [each for each in self.parameters if each.requires_grad and not (known and each.grad is None)]
 
@@ -112,6 +113,7 @@ class Step:
         if self.loss is not None and (len(outputs) != 1 or outputs[0].numel() != 1):
             shapes = [tuple(output.shape) for output in outputs]
             raise ProfileError(f"loss: returned tensors of shapes {shapes}; allowed: one scalar tensor, the mean loss")
+        # Without a loss every output gets a gradient of ones, made inside backward and not before.
         if self.loss is not None:
             outputs[0].backward()
         else:
@@ -181,6 +183,7 @@ def prepare_step(
     device = device or torch.device("cpu")
     whole = None if precision.startswith("amp-") else PRECISIONS[precision]
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    # Copied inside the mode, so that fake tensors never hold data.
     with mode if mode is not None else contextlib.nullcontext():
         copier = _Copier(device, whole, fake=fake)
         try:
@@ -191,6 +194,7 @@ def prepare_step(
             ) from error
         moved = tree_map(lambda leaf: copier.of(leaf) if isinstance(leaf, torch.Tensor) else leaf, sample)
         trainable = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        # An update that goes parameter by parameter repeats itself: equal neighbours are left out of a lean step.
         runs: list[list[nn.Parameter]] = [trainable] if trainable else []
         state: dict[int, list[torch.Tensor]] = {}
         if lean and isinstance(optimizer, str) and device.type == "cpu":
@@ -219,6 +223,7 @@ def _distinct_runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter
     shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
     seen: set[Any] = set()
     kept = [False] * len(parameters)
+    # The first parameter, and both of each new pair of neighbouring shapes, stay.
     for i, pair in enumerate(pairwise(shapes)):
         if pair not in seen:
             seen.add(pair)
@@ -279,6 +284,7 @@ class _Copier:
     def _copy_strided(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         storage = tensor.untyped_storage()
+        # Keyed by storage, so that views and tied weights share one copy too.
         key = (storage._cdata, dtype)  # noqa: SLF001  the only identity of a storage
         if key not in self.storages:
             self.kept.append(storage)

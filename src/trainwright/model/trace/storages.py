@@ -88,6 +88,7 @@ class StorageTracker(TorchDispatchMode):
 
     def watch(self, tree: Any, owner: str) -> None:
         """Count the storages of tensors that are already there, and say whose they are."""
+        # Bytes move from the owner that they were first counted for.
         for held in self.see(list(tree) if isinstance(tree, Iterator) else tree):
             self._by_owner[held.owner] -= held.bytes
             held.owner = owner
@@ -117,6 +118,7 @@ class StorageTracker(TorchDispatchMode):
         if held is None:
             held = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
+            # Python tells when the last reference goes: that is when an allocator gets the bytes back.
             held.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
             self._held[key] = held
             self._change_bytes(held.owner, size)
@@ -136,6 +138,7 @@ class StorageTracker(TorchDispatchMode):
     def _change_bytes(self, owner: str, size: int) -> None:
         self.live_bytes += size
         self._by_owner[owner] = self._by_owner.get(owner, 0) + size
+        # Copied at each new peak only; between peaks a change is two additions.
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
             self._at_peak = dict(self._by_owner)
