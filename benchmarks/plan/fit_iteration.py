@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trainwright.cluster import Cluster, NetworkLevel, contention
 from trainwright.cluster.costs.collectives import collective_candidates
 from trainwright.errors import InputError
-from trainwright.plan.collective import Operation
+from trainwright.plan.parallel.collective import Operation
 
 __all__ = ["Exchange", "Iteration", "Machine", "Terms", "iteration_terms"]
 
