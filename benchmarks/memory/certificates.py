@@ -3,9 +3,10 @@
 import time
 from dataclasses import dataclass
 
+from benchmarks.memory.event_bound import bound_by_events, small_share
+from benchmarks.memory.moment_bound import bound_by_moments
+
 from trainwright.memory.chain import Chain
-from trainwright.memory.joint_milp import bound_by_events, small_share
-from trainwright.memory.joint_moments import bound_by_moments
 from trainwright.memory.link import Link
 
 __all__ = ["Certificate", "certify"]

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.memory.chain import Chain
-from trainwright.memory.exact import Searched, kept_within, listed
+from trainwright.memory.exact import Searched, keep_within, list_operations
 from trainwright.memory.integer import Integer, Terms
 from trainwright.memory.simulate import simulate
 from trainwright.memory.skips import lightest
@@ -53,7 +53,7 @@ def solve_milp(
     if room <= 0:
         return Searched(operations=None, seconds=math.inf, lower_seconds=0.0, finished=True)
     searched = _Programme(lightest(chain), room).solve(better_than_seconds, limit_seconds)
-    return kept_within(searched, chain, budget_bytes)
+    return keep_within(searched, chain, budget_bytes)
 
 
 class _Programme:
@@ -188,7 +188,7 @@ class _Programme:
         lower = min(known, max(0.0, solved.bound) * self.unit)
         if solved.values is None:
             return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=solved.finished)
-        operations = listed(self._path(solved.values > 0.5))
+        operations = list_operations(self._path(solved.values > 0.5))
         simulation = simulate(self.chain, operations, budget_bytes=self.chain.fixed_bytes + self.room)
         if not simulation.fits:  # by HiGHS's tolerance beyond the room: the bound holds, the plan does not
             return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=False)

@@ -1,11 +1,11 @@
 """Bounds by a few moments of a step: below every plan, and near the best where bytes and the link decide."""
 
 import pytest
-from chains import random_chain
+from benchmarks.memory.exact_copies import solve_exact_with_copies
+from benchmarks.memory.moment_bound import bound_by_moments
 
 import trainwright.memory as tm
-from trainwright.memory.exact import solve_exact_with_copies
-from trainwright.memory.joint_moments import bound_by_moments
+from memory_chains import random_chain
 from trainwright.memory.lowest import lowest_with_copies
 from trainwright.memory.planning import full_bytes
 

@@ -26,9 +26,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.memory.event_bound import Value, values_of
+
 from trainwright.memory.chain import Chain
 from trainwright.memory.integer import Integer, Terms
-from trainwright.memory.joint_milp import Value, values_of
 from trainwright.memory.link import Link
 
 __all__ = ["bound_by_moments"]

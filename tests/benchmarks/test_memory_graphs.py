@@ -1,9 +1,9 @@
 """PipeDream's graph files become chains."""
 
 import pytest
+from benchmarks.memory.graphs import chain_of_graph, read_graph
 
 from trainwright.errors import ChainError
-from trainwright.memory.graphs import chain_of_graph, read_graph
 
 
 def node(number, what, *, forward=1.0, backward=2.0, size="100.0", parameters=0.0):
