@@ -14,7 +14,7 @@ from trainwright.ensemble.combine.rules import rule_of
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
 from trainwright.ensemble.library.weights import weights_of
 from trainwright.serve import Plan, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve.placement.deployment_plan import digest_of
 
 __all__ = ["INPUTS", "OUTPUTS", "core", "ensemble", "mlp", "plan"]
 

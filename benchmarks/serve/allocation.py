@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import numpy as np
+from benchmarks.serve.placement_oracles import InjectedCost, brute_force, integer_program
 
 from trainwright.errors import AllocationError
 from trainwright.randomness import rng
@@ -18,17 +19,15 @@ from trainwright.serve import (
     BoundedGreedy,
     Device,
     Footprint,
-    InjectedCost,
     MemoryModel,
     Placement,
     ProfileCost,
     TimeTables,
 )
-from trainwright.serve.exact import brute_force, integer_program, upper_bound
-from trainwright.serve.neighbours import Space
-from trainwright.serve.relaxed import relaxed
-from trainwright.serve.units import single_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.relaxation import relaxed, upper_bound
+from trainwright.serve.placement.units import single_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["run"]
 

@@ -7,13 +7,13 @@ import numpy as np
 from trainwright.ensemble import Ensemble, Member
 from trainwright.randomness import rng
 from trainwright.serve import Device
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import single_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import single_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 GB = 10**9
 

@@ -8,7 +8,7 @@ import numpy as np
 from served_networks import INPUTS, ensemble, inputs
 
 from trainwright.serve import Deployment, Options, Plan
-from trainwright.serve.client import encode
+from trainwright.serve.http.client import encode
 
 __all__ = ["HTTP", "INFER", "INPUTS", "Scripted", "ask", "body", "ensemble", "inputs", "open_file_count", "values"]
 

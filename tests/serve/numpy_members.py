@@ -14,7 +14,7 @@ import numpy as np
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
 from trainwright.serve import Deployment, Plan, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve.placement.deployment_plan import digest_of
 
 INPUTS, OUTPUTS = 4, 3
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, ensemble
+from benchmarks.serve.placement_oracles import InjectedCost, brute_force
 
 from trainwright.cluster import Cluster
 from trainwright.cluster import Device as Hardware
@@ -20,7 +21,6 @@ from trainwright.serve import (
     P99,
     BoundedGreedy,
     Footprint,
-    InjectedCost,
     MemoryModel,
     Placement,
     Plan,
@@ -31,11 +31,10 @@ from trainwright.serve import (
     allocate,
     parse_devices,
 )
-from trainwright.serve.exact import brute_force
-from trainwright.serve.neighbours import Space
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.timing import measured
-from trainwright.serve.units import single_units
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.timing import measured
+from trainwright.serve.placement.units import single_units
 
 torch = pytest.importorskip("torch")
 
@@ -112,7 +111,7 @@ class TestSimulated:
 
     def test_faster_devices_are_faster(self, folder):
         """By the roofline a device with ten times the figures takes about a tenth of the time, launches apart."""
-        from trainwright.serve.roofline import simulated_tables
+        from trainwright.serve.placement.roofline import simulated_tables
 
         found, memory = simulated_tables(Ensemble.load(folder), clusters(), (8, 64, 512))
         ratio = found.seconds["slow"] / found.seconds["fast"]
@@ -226,8 +225,8 @@ class TestReal:
         """A crash of a worker is a measurement: minus infinity, and why."""
         from trainwright.serve import RealCost, parse_devices
         from trainwright.serve.deployment import Deployment
-        from trainwright.serve.placement import Placement
-        from trainwright.serve.units import single_units
+        from trainwright.serve.placement.placement import Placement
+        from trainwright.serve.placement.units import single_units
 
         monkeypatch.setattr(Deployment, "_runner", "nowhere:nothing")
         cost = RealCost(ensemble=Ensemble.load(folder), devices=parse_devices("cpu:0"))
@@ -237,8 +236,8 @@ class TestReal:
 
     def test_latencies(self, folder):
         from trainwright.serve import RealCost, parse_devices
-        from trainwright.serve.placement import Placement
-        from trainwright.serve.units import single_units
+        from trainwright.serve.placement.placement import Placement
+        from trainwright.serve.placement.units import single_units
 
         placement = Placement(single_units(3), ((8, 8, 8),))
         cost = RealCost(ensemble=Ensemble.load(folder), devices=parse_devices("cpu:0"), objective=P99(50), seconds=0.2)

@@ -8,10 +8,10 @@ from allocation_for_tests import GB, devices, ensemble, member
 
 from trainwright.errors import AllocationError
 from trainwright.serve import Device, Plan, Unit
-from trainwright.serve.matrix import digest_of
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.units import check_units, single_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.units import check_units, single_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 
 def plan(**changed):

@@ -5,19 +5,19 @@ import math
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, drawn_case, started
+from benchmarks.serve.placement_oracles import InjectedCost, brute_force, integer_program, space_size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import AllocationError
 from trainwright.serve import Device, Unit
-from trainwright.serve.cost import InjectedCost, Measurement
-from trainwright.serve.exact import brute_force, integer_program, upper_bound
-from trainwright.serve.greedy import BoundedGreedy, compared
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement, space_size
-from trainwright.serve.relaxed import relaxed
-from trainwright.serve.units import single_units
+from trainwright.serve.placement.cost import Measurement
+from trainwright.serve.placement.greedy import BoundedGreedy, compared
+from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.relaxation import relaxed, upper_bound
+from trainwright.serve.placement.units import single_units
 
 
 def roomy(count=2, members=2, batches=(1, 8), fusable=(), **settings):

@@ -8,9 +8,9 @@ from allocation_for_tests import GB, devices, ensemble
 
 from trainwright.errors import AllocationError
 from trainwright.serve import Footprint, Instance, MemoryModel, Plan, TimeTables, Unit
-from trainwright.serve.anew import placed_anew
-from trainwright.serve.matrix import digest_of
-from trainwright.serve.units import single_units
+from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.failover import placed_anew
+from trainwright.serve.placement.units import single_units
 
 MEMORY = MemoryModel(footprints=(Footprint(weight_bytes=GB, row_bytes=10**6),) * 3, context_bytes={"cuda": 0})
 BATCHES = (1, 8, 64)

@@ -10,8 +10,8 @@ import pytest
 
 from trainwright.errors import NotReady, RequestError, ServeConfigError
 from trainwright.serve import Deployment, Options, Plan, Unit
-from trainwright.serve.devices import parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.devices import parse_devices
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))

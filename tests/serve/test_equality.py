@@ -11,7 +11,7 @@ import pytest
 
 from trainwright.ensemble import RULES, Calibration, Stacking
 from trainwright.serve import Deployment, Options, Plan, Settings, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve.placement.deployment_plan import digest_of
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))

@@ -25,7 +25,8 @@ from trainwright.errors import (
     ServeError,
 )
 from trainwright.serve import Answer
-from trainwright.serve.http import Limits, Server
+from trainwright.serve.http.limits import Limits
+from trainwright.serve.http.server import Server
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 X = inputs(3)

@@ -14,7 +14,7 @@ from served_networks import ensemble, inputs
 
 from trainwright.errors import AllocationError, DeadlinePassed, NotReady, Overloaded, RequestError
 from trainwright.serve import Deployment, Options, Plan, Settings
-from trainwright.serve.units import single_units
+from trainwright.serve.placement.units import single_units
 
 X = inputs(20)
 

@@ -13,7 +13,7 @@ from http_for_tests import Scripted, ensemble
 
 from trainwright.errors import Overloaded, ServeConfigError, ServeError
 from trainwright.serve import Load, Server
-from trainwright.serve.load import arrivals
+from trainwright.serve.http.load import arrivals
 
 
 class TestArrivals:

@@ -4,7 +4,7 @@ import pytest
 
 from trainwright.errors import ServeConfigError
 from trainwright.serve import Settings
-from trainwright.serve.supervise import Health
+from trainwright.serve.runtime.supervise import Health
 
 
 class TestHealth:

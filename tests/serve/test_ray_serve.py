@@ -9,9 +9,9 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 from served_networks import ensemble, inputs
 
 from trainwright.errors import NotReady, Overloaded, RequestError
+from trainwright.integrations.ray_serve import RayService
 from trainwright.serve import Client, Options, Plan, Server, Settings, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
-from trainwright.serve.ray import RayService
+from trainwright.serve.placement.deployment_plan import digest_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray"), pytest.mark.filterwarnings("default")]  # Ray's own
 X = inputs(50)

@@ -8,11 +8,11 @@ from allocation_for_tests import GB, devices, ensemble
 
 from trainwright.randomness import rng
 from trainwright.serve import Plan, TimeTables, allocate
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.placement import Placement
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.repeated import ENOUGH, interval, timed
-from trainwright.serve.timing import _ENOUGH_SECONDS
+from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.repeated_timing import ENOUGH, interval, timed
+from trainwright.serve.placement.timing import _ENOUGH_SECONDS
 
 BATCHES = tuple(1 << power for power in range(10))
 MEMBERS = 3

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.serve import Options
-from trainwright.serve.accumulate import Accumulator, Arrival
-from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.batching import Batcher, Piece, Request
-from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode
+from trainwright.serve.runtime.accumulate import Accumulator, Arrival
+from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.runtime.batching import Batcher, Piece, Request
+from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, Report, Task, decode
 
 
 def request(rows, members=(0, 1), first=0):

@@ -171,7 +171,7 @@ class TestClient:
     def request(self, x):
         """Return a request as a client sends it."""
         from trainwright.serve import Options
-        from trainwright.serve.client import encode
+        from trainwright.serve.http.client import encode
 
         content, headers = encode(x, Options(), binary=True)
         told = {"Host": "127.0.0.1", "Content-Length": str(len(content)), **headers}

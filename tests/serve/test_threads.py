@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from trainwright.randomness import rng
 from trainwright.serve import Plan, TimeTables, allocate, parse_devices
 from trainwright.serve import devices as devices_module
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement
-from trainwright.serve.repeated import timed
-from trainwright.serve.threads import environment
-from trainwright.serve.units import packed_units
+from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.placement.threads import environment
+from trainwright.serve.placement.units import packed_units
 
 BATCHES = (1, 8, 64)
 
@@ -127,7 +127,7 @@ def test_a_worker_has_that_environment(tmp_path, monkeypatch):
 
 def test_a_start_with_one_slow_batch(monkeypatch):
     """The rate that a worker says at its start, by which the queue is bounded, rests on several batches."""
-    from trainwright.serve import worker
+    from trainwright.serve.runtime import worker
 
     clock, calls = [0.0], []
 
@@ -156,8 +156,8 @@ def test_a_start_with_one_slow_batch(monkeypatch):
 )  # fmt: skip
 def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, in_process):
     """By time tables two processes are best; what it costs to hand rows over may make none the better."""
-    from trainwright.serve import timing
-    from trainwright.serve.real_cost import Rates, RealCost
+    from trainwright.serve.placement import timing
+    from trainwright.serve.placement.real_cost import Rates, RealCost
 
     found = found_on(monkeypatch, (2, None, None, ["cpu:0-1"]))
     times = np.array([[1.0, 4.0, 20.0], [1.0, 5.0, 35.0], [1.0, 3.0, 15.0]])

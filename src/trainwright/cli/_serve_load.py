@@ -43,7 +43,7 @@ def load(
     Exit 1 if an answer differs from the reference.
     """
     from trainwright.ensemble import Ensemble
-    from trainwright.listening import token_for
+    from trainwright.http_security import token_for
     from trainwright.serve import Load, Options
 
     sys.path.append(str(Path.cwd()))  # where the factories of the reference's networks may be

@@ -44,7 +44,7 @@ def run(
     seconds; members that left no sample batch are placed by size alone.
     """
     from trainwright.ensemble import Ensemble
-    from trainwright.listening import token_for
+    from trainwright.http_security import token_for
     from trainwright.serve import Server, Settings
 
     if engine not in _ENGINES:
@@ -67,7 +67,7 @@ def run(
 
 def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
     from trainwright.serve import Plan, Throughput, placed
-    from trainwright.serve.timing import can_be_timed
+    from trainwright.serve.placement.timing import can_be_timed
 
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
@@ -91,7 +91,7 @@ def _started(ensemble: "Ensemble", plan: "Plan", settings: Any, engine: str) -> 
 
     if engine == "local":
         return Deployment(ensemble, plan, settings=settings).start()
-    from trainwright.serve.ray import RayService
+    from trainwright.integrations.ray_serve import RayService
 
     print("ray: on one machine it is slower than --engine local, by design; it is for several")
     return RayService(ensemble, plan, settings=settings)

@@ -31,7 +31,7 @@ def ui(
     ] = None,
 ) -> None:
     """Show studies in a browser as they run; nothing can be changed there. Ctrl-C ends it."""
-    from trainwright.listening import token_for
+    from trainwright.http_security import token_for
     from trainwright.ui.server_load import ServerLoad
     from trainwright.ui.serving import serve_page
 

@@ -12,12 +12,12 @@ import numpy as np
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
-from trainwright.serve.batching import request_of
-from trainwright.serve.matrix import Plan
+from trainwright.serve.placement.deployment_plan import Plan
+from trainwright.serve.runtime.batching import request_of
 from trainwright.serve.runtime.in_process import InProcess
+from trainwright.serve.runtime.settings import Settings
 from trainwright.serve.runtime.worker_processes import WorkerProcesses
 from trainwright.serve.service import Answer, Options
-from trainwright.serve.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ class Deployment:
     folders. Both are started by `start`, or by entering.
     """
 
-    _runner = "trainwright.serve.fused:runner_of"
+    _runner = "trainwright.serve.runtime.member_runners:runner_of"
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Deployment:
 
     def run(self, host: str = "127.0.0.1", port: int = 8000, **settings: Any) -> Mapping[str, Any]:
         """Answer over HTTP until SIGTERM or SIGINT, then drain; settings as of `Server`. For the main thread."""
-        from trainwright.serve.http import Server
+        from trainwright.serve.http.server import Server
 
         return Server(self, host=host, port=port, **settings).run()
 

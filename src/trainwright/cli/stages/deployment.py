@@ -99,7 +99,7 @@ class Deploying:
         from pathlib import Path
 
         from trainwright.ensemble import Ensemble
-        from trainwright.listening import token_for
+        from trainwright.http_security import token_for
         from trainwright.serve import Deployment, Plan, Server
 
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))

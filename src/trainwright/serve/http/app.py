@@ -13,12 +13,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.http.described import repository
 from trainwright.serve.http.front import Front, Refused
+from trainwright.serve.http.infer_reply import json_of
 from trainwright.serve.http.limits import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE
-from trainwright.serve.http.reply import json_of
-from trainwright.serve.http.schema import error_responses, infer_schema
+from trainwright.serve.http.model_metadata import repository
+from trainwright.serve.http.openapi_schema import error_responses, infer_schema
 
 __all__ = ["OPEN_PATHS", "application"]
 

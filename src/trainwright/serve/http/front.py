@@ -9,12 +9,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trainwright.errors import NotReady, RequestError
-from trainwright.serve.http.asked import Asked, Signature, read_request
-from trainwright.serve.http.described import PLATFORM, config, inputs_and_outputs, statistics
 from trainwright.serve.http.encoding import ENCODINGS, accepted, compressed, inflated
+from trainwright.serve.http.infer_reply import VERSION, json_of, write_reply
+from trainwright.serve.http.infer_request import Asked, Signature, read_request
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.metrics import Metrics
-from trainwright.serve.http.reply import VERSION, json_of, write_reply
+from trainwright.serve.http.model_metadata import PLATFORM, config, inputs_and_outputs, statistics
 from trainwright.serve.http.tensors import HEADER_LENGTH
 from trainwright.serve.service import Answer, Service
 

@@ -7,7 +7,7 @@ import numpy as np
 import pydantic_core
 
 from trainwright.ensemble.metrics import Array
-from trainwright.serve.http.asked import Asked
+from trainwright.serve.http.infer_request import Asked
 from trainwright.serve.http.tensors import described
 from trainwright.serve.service import Answer
 

@@ -20,7 +20,7 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError, ServeConfigError, ServeError
 from trainwright.randomness import rng
-from trainwright.serve.client import Client, encode, read_answer
+from trainwright.serve.http.client import Client, encode, read_answer
 from trainwright.serve.http.tensors import DATATYPES
 from trainwright.serve.service import Options
 

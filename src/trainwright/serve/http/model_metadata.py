@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainwright.serve.http.asked import INPUT, Signature
+from trainwright.serve.http.infer_reply import VERSION
+from trainwright.serve.http.infer_request import INPUT, Signature
 from trainwright.serve.http.metrics import Metrics
-from trainwright.serve.http.reply import VERSION
 
 __all__ = ["PLATFORM", "config", "inputs_and_outputs", "repository", "statistics"]
 

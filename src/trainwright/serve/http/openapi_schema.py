@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from trainwright.serve.http.asked import INPUT
 from trainwright.serve.http.encoding import ENCODINGS
+from trainwright.serve.http.infer_request import INPUT
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, SIZE
 
 __all__ = ["error_responses", "infer_schema"]

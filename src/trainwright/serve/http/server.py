@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.errors import MissingExtra, ServeConfigError, ServeError
-from trainwright.listening import Guard, bind, is_loopback
+from trainwright.http_security import Guard, bind, is_loopback
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.service import Service
 

@@ -12,20 +12,19 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError, DeviceError, ServeConfigError
-from trainwright.serve.cost import Cost
-from trainwright.serve.devices import Device, parse_devices, room_of, simulated_devices
-from trainwright.serve.exact import upper_bound
-from trainwright.serve.greedy import BoundedGreedy, Found
-from trainwright.serve.matrix import BATCHES, Plan, digest_of
-from trainwright.serve.memory import MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.objectives import P99, Objective, Throughput
-from trainwright.serve.placement import Matrix, Placement
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.relaxed import relaxed
-from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import Unit, packed_units, single_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve.placement.cost import Cost
+from trainwright.serve.placement.deployment_plan import BATCHES, Plan, digest_of
+from trainwright.serve.placement.devices import Device, parse_devices, room_of, simulated_devices
+from trainwright.serve.placement.greedy import BoundedGreedy, Found
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.objectives import P99, Objective, Throughput
+from trainwright.serve.placement.placement import Matrix, Placement
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.relaxation import relaxed, upper_bound
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import Unit, packed_units, single_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["allocate", "placed"]
 
@@ -142,7 +141,7 @@ def placed(
     seed: int = 0,
 ) -> Plan:
     """Return what `allocate` finds, or, where the members cannot be timed and nothing asks for it, `Plan.simple`."""
-    from trainwright.serve.timing import can_be_timed
+    from trainwright.serve.placement.timing import can_be_timed
 
     goal = Throughput() if objective is None else objective
     if goal == Throughput() and cost == "profile" and not can_be_timed(ensemble):
@@ -195,7 +194,7 @@ def _run(
     placements: tuple[Placement, Placement, Placement],
 ) -> tuple[Placement, dict[str, float]]:
     """Go on from the last of worst fit, tuned batches and the best expected, by running; measure all in turns."""
-    from trainwright.serve.real_cost import RealCost, Screened
+    from trainwright.serve.placement.real_cost import RealCost, Screened
 
     real = RealCost(ensemble=ensemble, devices=space.devices, objective=judge.objective)
     short = replace(settings, max_steps=min(settings.max_steps, _REAL_STEPS), repeats=2)
@@ -230,7 +229,7 @@ def _compare_in_process(
     rates = np.array(judge.tables.batches) / judge.unit_seconds((unit,))[0, 0]
     best = max(space.batches, key=lambda batch: np.nan_to_num(rates)[judge.tables.batches.index(batch)])
     here = Placement((unit,), ((best,),))
-    from trainwright.serve.real_cost import RealCost
+    from trainwright.serve.placement.real_cost import RealCost
 
     real = RealCost(ensemble=ensemble, devices=space.devices, seconds=_WINDOW_SECONDS)
     workers, inside = real.in_turns([(found, False), (here, True)], _TURNS)
@@ -259,10 +258,10 @@ def _tables(
 ) -> tuple[TimeTables, MemoryModel]:
     """Return time tables and memory: by the roofline of simulated devices, or measured."""
     if clusters:
-        from trainwright.serve.roofline import simulated_tables
+        from trainwright.serve.placement.roofline import simulated_tables
 
         return simulated_tables(ensemble, clusters, batches)
-    from trainwright.serve.timing import measured
+    from trainwright.serve.placement.timing import measured
 
     return measured(ensemble, devices, batches)
 

@@ -1,14 +1,13 @@
 """What a placement is worth: a measurement, more is better, by whatever can tell one."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainwright.randomness import rng
-from trainwright.serve.placement import Placement
+from trainwright.serve.placement.placement import Placement
 
-__all__ = ["Cost", "InjectedCost", "Measurement"]
+__all__ = ["Cost", "Measurement"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,31 +34,3 @@ class Cost(Protocol):
 
     def measure(self, placements: Sequence[Placement], floor: float = -math.inf) -> list[Measurement]:
         """Return a measurement of each; below `floor` any value will do that is below it too."""
-
-
-@dataclass(kw_only=True)
-class InjectedCost:
-    """A function in place of measuring, with relative normal noise from a counter: the n-th call is always the same."""
-
-    value: Callable[[Placement], float]  # minus infinity: does not run
-    noise: float = 0.0  # standard deviation over the value
-    seed: int = 0
-    calls: int = 0  # made so far
-
-    @property
-    def noisy(self) -> bool:
-        """Whether noise was asked for."""
-        return self.noise > 0
-
-    def measure(self, placements: Sequence[Placement], floor: float = -math.inf) -> list[Measurement]:  # noqa: ARG002
-        """Return what the function says of each, and noise of its own for every call."""
-        return [self._one(placement) for placement in placements]
-
-    def _one(self, placement: Placement) -> Measurement:
-        value = self.value(placement)
-        self.calls += 1
-        if value == -math.inf:
-            return Measurement.failure("injected")
-        if self.noise:
-            value *= 1.0 + self.noise * float(rng(self.seed, "serve-noise", self.calls).standard_normal())
-        return Measurement(value=value, spread=self.noise * abs(value))

@@ -12,12 +12,12 @@ from trainwright.ensemble.library.member import PROGRAM_FILE, WEIGHTS_FILE
 from trainwright.errors import AllocationError
 from trainwright.files import read_json
 from trainwright.publishing import write_file
-from trainwright.serve.devices import Device, parse_devices, room_of
-from trainwright.serve.memory import MemoryModel
-from trainwright.serve.placement import Matrix
-from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import Unit, check_units, packed_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve.placement.devices import Device, parse_devices, room_of
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.placement import Matrix
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import Unit, check_units, packed_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["BATCHES", "Instance", "Plan", "Unit", "digest_of"]
 

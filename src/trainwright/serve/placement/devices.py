@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trainwright.cluster import Cluster
 from trainwright.cluster.cgroup_limits import cgroup_cores, host_memory_bytes
 from trainwright.errors import DeviceError
-from trainwright.serve.threads import asked_threads
+from trainwright.serve.placement.threads import asked_threads
 
 __all__ = ["Device", "found_devices", "parse_devices", "room_of", "simulated_devices"]
 

@@ -9,15 +9,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from trainwright.errors import AllocationError
-from trainwright.serve.greedy import BoundedGreedy
-from trainwright.serve.matrix import Instance, Plan
-from trainwright.serve.memory import MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.objectives import objective_of
-from trainwright.serve.placement import Placement
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.units import Unit
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve.placement.deployment_plan import Instance, Plan
+from trainwright.serve.placement.greedy import BoundedGreedy
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.objectives import objective_of
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.units import Unit
+from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["placed_anew"]
 

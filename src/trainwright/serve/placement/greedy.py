@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainwright.randomness import rng
-from trainwright.serve.cost import Cost, Measurement
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement
+from trainwright.serve.placement.cost import Cost, Measurement
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import Space
 
 __all__ = ["BoundedGreedy", "Found", "compared"]
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import ServeError
-from trainwright.serve.messages import tell
-from trainwright.serve.repeated import ENOUGH, interval
+from trainwright.serve.placement.repeated_timing import ENOUGH, interval
+from trainwright.serve.runtime.messages import tell
 
 __all__ = ["shared"]
 
@@ -88,7 +88,7 @@ class _Beside:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainwright.serve.together", str(theirs.fileno())],
+                [sys.executable, "-m", "trainwright.serve.placement.interference", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=dict(environment),
@@ -124,7 +124,7 @@ class _Beside:
 def _main() -> None:
     import torch
 
-    from trainwright.serve.fused import runner_of
+    from trainwright.serve.runtime.member_runners import runner_of
 
     line: Connection[Any, Any] = Connection(int(sys.argv[1]))
     request = json.loads(line.recv_bytes())

@@ -11,8 +11,8 @@ from typing import Any
 
 from trainwright.ensemble import Ensemble, Member
 from trainwright.errors import AllocationError
-from trainwright.serve.devices import Device
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.units import Unit
 
 __all__ = ["Footprint", "MemoryModel"]
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.units import Unit
 
-__all__ = ["Matrix", "Placement", "space_size"]
+__all__ = ["Matrix", "Placement"]
 
 Matrix = tuple[tuple[int, ...], ...]
 """Batch sizes by device, then unit; 0: no instance."""
@@ -24,8 +24,3 @@ class Placement:
             row = rows[device]
             rows[device] = (*row[:unit], batch, *row[unit + 1 :])
         return replace(self, matrix=tuple(rows))
-
-
-def space_size(devices: int, units: int, batches: int) -> int:
-    """Return how many matrices give every unit an instance: ((batches + 1)^devices - 1)^units."""
-    return int(((batches + 1) ** devices - 1) ** units)

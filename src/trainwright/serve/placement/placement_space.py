@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from trainwright.serve.devices import Device
-from trainwright.serve.memory import MemoryModel
-from trainwright.serve.placement import Placement
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.units import Unit
 
 __all__ = ["MOVES", "Move", "Space"]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.serve.cost import Measurement
-from trainwright.serve.devices import Device
-from trainwright.serve.objectives import P99, Objective, Throughput
-from trainwright.serve.placement import Placement
-from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.cost import Measurement
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.objectives import P99, Objective, Throughput
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import Unit
 
 __all__ = ["ProfileCost"]
 
@@ -40,8 +40,8 @@ class ProfileCost:
     noisy = False
 
     def __post_init__(self) -> None:
-        from trainwright.serve.arrivals import arrival_times, latencies
-        from trainwright.serve.balance import balance
+        from trainwright.serve.placement.queueing_simulation import arrival_times, latencies
+        from trainwright.serve.placement.time_sharing import balance
 
         self._balance, self._latencies = balance, latencies
         self._place = np.zeros(max(self.tables.batches) + 1, dtype=np.int64)  # of a batch among the batches, from 1

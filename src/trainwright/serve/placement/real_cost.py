@@ -17,14 +17,14 @@ import numpy as np
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
-from trainwright.serve.cost import Cost, Measurement
 from trainwright.serve.deployment import Deployment
-from trainwright.serve.devices import Device
-from trainwright.serve.matrix import Plan, digest_of
-from trainwright.serve.objectives import P99, Objective, Throughput
-from trainwright.serve.placement import Placement
+from trainwright.serve.placement.cost import Cost, Measurement
+from trainwright.serve.placement.deployment_plan import Plan, digest_of
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.objectives import P99, Objective, Throughput
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.runtime.settings import Settings
 from trainwright.serve.service import Answer
-from trainwright.serve.settings import Settings
 
 __all__ = ["Rates", "RealCost", "Screened"]
 
@@ -197,7 +197,7 @@ def _single_rows(service: Deployment, seconds: float) -> float:
 
 def _p99(service: Deployment, rate: float, rows: int, seconds: float, ends: float) -> float:
     """Return the latency that 99 of 100 requests stay within, from the time at which each was to be sent."""
-    from trainwright.serve.arrivals import arrival_times
+    from trainwright.serve.placement.queueing_simulation import arrival_times
 
     count = max(_LEAST_REQUESTS, int(rate * seconds))
     x = _rows(service, rows)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.units import Unit
 
-__all__ = ["relaxed"]
+__all__ = ["relaxed", "upper_bound"]
 
 
 def relaxed(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> Placement | None:
@@ -58,3 +58,20 @@ def _put(matrix: list[list[int]], units: Sequence[Unit], space: Space, entry: tu
             matrix[device][unit] = batch
             return True
     return False
+
+
+def upper_bound(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> float:
+    """Return rows a second that no placement of these units exceeds: every device holds all, at its best batch sizes.
+
+    Memory is left out, and so is what instances at once lose, but not what they gain. On one device, where time is
+    shared without loss, it is 1 / sum over u of 1/r[u].
+    """
+    from trainwright.serve.placement.time_sharing import balance
+
+    allowed = [cost.tables.batches.index(batch) for batch in space.batches]
+    rates = np.array(space.batches) / cost.unit_seconds(units)[:, :, allowed]
+    counts = range(1, len(units) + 1)
+    gains = [np.max([cost.tables.sharing(device, count) for count in counts], axis=0) for device in space.devices]
+    rates *= np.maximum(1.0, np.array(gains)[:, None, allowed])
+    best = np.nan_to_num(rates).max(axis=2)
+    return float(balance(best[None], np.ones((1, len(space.devices))))[0])

@@ -18,8 +18,8 @@ from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.measure.roofline import predict_seconds
 from trainwright.model.profile import Profile
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.tables import TimeTables
+from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.time_tables import TimeTables
 
 __all__ = ["simulated_tables"]
 

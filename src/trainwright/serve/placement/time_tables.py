@@ -9,8 +9,8 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError
-from trainwright.serve.devices import Device
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.units import Unit
 
 __all__ = ["TimeTables"]
 

@@ -21,18 +21,18 @@ import numpy as np
 from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
-from trainwright.serve.devices import Device
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.repeated import timed
-from trainwright.serve.tables import TimeTables
-from trainwright.serve.threads import environment
-from trainwright.serve.together import shared
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.interference import shared
+from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.placement.threads import environment
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import Unit
 
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.serve.fused import Loop, Runner
+    from trainwright.serve.runtime.member_runners import Loop, Runner
 
 __all__ = ["can_be_timed", "measured"]
 
@@ -100,7 +100,7 @@ def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequen
 
 def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
     request = _request(ensemble.members, device, batches)
-    command = [sys.executable, "-m", "trainwright.serve.timing"]
+    command = [sys.executable, "-m", "trainwright.serve.placement.timing"]
     try:
         done = subprocess.run(
             command, input=json.dumps(request), env=_environment(device), capture_output=True, text=True, check=True,
@@ -149,7 +149,7 @@ def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) 
 
 
 def _environment(device: Device) -> dict[str, str]:
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [package, *sys.path]))
     return {**environment(device.threads), "PYTHONPATH": path}
 
@@ -162,7 +162,7 @@ def _main() -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    from trainwright.serve.fused import runner_of
+    from trainwright.serve.runtime.member_runners import runner_of
 
     told = {"kind": "process", "threads": request["threads"], "device": request["device"]}
     runner_of({**told, "members": []})
@@ -211,7 +211,7 @@ def _kinds(device: str) -> tuple[str, ...]:
 
 def _fused(request: Mapping[str, Any], places: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
     """Yield the times of members of one structure as one unit, unless they do not allow it."""
-    from trainwright.serve.fused import runner_of
+    from trainwright.serve.runtime.member_runners import runner_of
 
     told = {
         "kind": kind,

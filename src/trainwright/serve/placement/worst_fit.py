@@ -6,10 +6,10 @@ Accelerators come before processors, as they are faster. What does not fit is to
 from collections.abc import Sequence
 
 from trainwright.errors import AllocationError
-from trainwright.serve.devices import Device
-from trainwright.serve.memory import MemoryModel
-from trainwright.serve.placement import Matrix
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.placement import Matrix
+from trainwright.serve.placement.units import Unit
 
 __all__ = ["worst_fit"]
 

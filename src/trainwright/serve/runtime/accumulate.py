@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trainwright.serve.batching import Piece
+from trainwright.serve.runtime.batching import Piece
 
 __all__ = ["Accumulator", "Arrival", "Slot"]
 

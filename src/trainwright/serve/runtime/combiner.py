@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import ServeError, TrainwrightError
-from trainwright.serve.answers import answer_of
-from trainwright.serve.batching import Request
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.responses import answer_of
 
 __all__ = ["Combiner", "Finished"]
 

@@ -19,15 +19,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
-from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.batching import Request
-from trainwright.serve.combiner import Combiner, Finished
-from trainwright.serve.matrix import Plan
-from trainwright.serve.messages import DONE, DROPPED, Report, decode
-from trainwright.serve.pool import Pool
-from trainwright.serve.posts import Post, State, UnitLine
-from trainwright.serve.segments import LATE, Segments
-from trainwright.serve.settings import Settings
+from trainwright.serve.placement.deployment_plan import Plan
+from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.combiner import Combiner, Finished
+from trainwright.serve.runtime.messages import DONE, DROPPED, Report, decode
+from trainwright.serve.runtime.pool import Pool
+from trainwright.serve.runtime.segments import LATE, Segments
+from trainwright.serve.runtime.settings import Settings
+from trainwright.serve.runtime.worker_slots import Post, State, UnitLine
 
 __all__ = ["Dispatcher"]
 

@@ -24,10 +24,10 @@ from trainwright.ensemble.library.networks import checked, linked, shaped
 from trainwright.ensemble.library.weights import built
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.answers import make_answer
-from trainwright.serve.batching import Request
-from trainwright.serve.matrix import Plan
-from trainwright.serve.repeated import timed
+from trainwright.serve.placement.deployment_plan import Plan
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.responses import make_answer
 
 if TYPE_CHECKING:
     import torch

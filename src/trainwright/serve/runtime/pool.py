@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.serve.anew import placed_anew
-from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.matrix import Instance, Plan
-from trainwright.serve.memory import MemoryModel
-from trainwright.serve.posts import Post, State, UnitLine
-from trainwright.serve.settings import Settings
-from trainwright.serve.supervise import Health, WorkerProcess
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.deployment_plan import Instance, Plan
+from trainwright.serve.placement.failover import placed_anew
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.units import Unit
+from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.runtime.settings import Settings
+from trainwright.serve.runtime.supervise import Health, WorkerProcess
+from trainwright.serve.runtime.worker_slots import Post, State, UnitLine
 
 __all__ = ["Pool", "credits_of"]
 

@@ -7,7 +7,7 @@ from trainwright.ensemble import Ensemble, Slots, uncertainty_of
 from trainwright.ensemble.library.networks import checked
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, RequestError
-from trainwright.serve.batching import Request
+from trainwright.serve.runtime.batching import Request
 from trainwright.serve.service import Answer
 
 __all__ = ["answer_of", "make_answer"]

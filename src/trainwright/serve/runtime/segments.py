@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
-from trainwright.serve.accumulate import Accumulator, Arrival, Slot
-from trainwright.serve.arena import Arena
-from trainwright.serve.batching import Batcher, Piece, Request
-from trainwright.serve.combiner import Finished
-from trainwright.serve.settings import Settings
+from trainwright.serve.runtime.accumulate import Accumulator, Arrival, Slot
+from trainwright.serve.runtime.arena import Arena
+from trainwright.serve.runtime.batching import Batcher, Piece, Request
+from trainwright.serve.runtime.combiner import Finished
+from trainwright.serve.runtime.settings import Settings
 
 __all__ = ["LATE", "Segments"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainwright.serve.arena import Arena
-from trainwright.serve.messages import tell
-from trainwright.serve.settings import Settings
-from trainwright.serve.threads import environment
+from trainwright.serve.placement.threads import environment
+from trainwright.serve.runtime.arena import Arena
+from trainwright.serve.runtime.messages import tell
+from trainwright.serve.runtime.settings import Settings
 
 __all__ = ["Health", "WorkerProcess"]
 
@@ -35,7 +35,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainwright.serve.worker", str(theirs.fileno()), str(arena.descriptor)],
+                [sys.executable, "-m", "trainwright.serve.runtime.worker", str(theirs.fileno()), str(arena.descriptor)],
                 env={**environment(told["threads"]), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), arena.descriptor],

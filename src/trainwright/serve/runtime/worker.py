@@ -22,10 +22,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.fused import Runner
-from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode, tell
-from trainwright.serve.repeated import timed
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.runtime.member_runners import Runner
+from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, Report, Task, decode, tell
 
 __all__ = ["main"]
 

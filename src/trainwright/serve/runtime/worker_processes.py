@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.batching import Request
-from trainwright.serve.combiner import Combiner
-from trainwright.serve.dispatch import Dispatcher
-from trainwright.serve.matrix import Plan
-from trainwright.serve.pool import Pool, credits_of
-from trainwright.serve.posts import State
-from trainwright.serve.settings import Settings
+from trainwright.serve.placement.deployment_plan import Plan
+from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.combiner import Combiner
+from trainwright.serve.runtime.dispatch import Dispatcher
+from trainwright.serve.runtime.pool import Pool, credits_of
+from trainwright.serve.runtime.settings import Settings
+from trainwright.serve.runtime.worker_slots import State
 
 __all__ = ["WorkerProcesses"]
 

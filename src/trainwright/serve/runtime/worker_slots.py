@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from trainwright.serve.accumulate import Slot
-from trainwright.serve.matrix import Instance
-from trainwright.serve.messages import Task
-from trainwright.serve.supervise import Health, WorkerProcess
-from trainwright.serve.units import Unit
+from trainwright.serve.placement.deployment_plan import Instance
+from trainwright.serve.placement.units import Unit
+from trainwright.serve.runtime.accumulate import Slot
+from trainwright.serve.runtime.messages import Task
+from trainwright.serve.runtime.supervise import Health, WorkerProcess
 
 __all__ = ["Flight", "Post", "State", "UnitLine", "Work"]
 

@@ -27,11 +27,11 @@ from trainwright.errors import (
     RequestError,
     ServeError,
 )
-from trainwright.serve.answers import answer_of
-from trainwright.serve.batching import Request, request_of
-from trainwright.serve.matrix import Instance, Plan
+from trainwright.serve.placement.deployment_plan import Instance, Plan
+from trainwright.serve.runtime.batching import Request, request_of
+from trainwright.serve.runtime.responses import answer_of
+from trainwright.serve.runtime.settings import Settings
 from trainwright.serve.service import Answer, Options
-from trainwright.serve.settings import Settings
 
 __all__ = ["RayService"]
 

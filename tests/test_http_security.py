@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from trainwright.errors import InputError, ListenError
-from trainwright.listening import Guard, bind, is_loopback, token_for
+from trainwright.http_security import Guard, bind, is_loopback, token_for
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 

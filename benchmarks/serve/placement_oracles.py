@@ -2,23 +2,29 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainwright.errors import AllocationError
 from trainwright.highs import solve_integer
-from trainwright.serve.cost import Cost
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Matrix, Placement, space_size
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.units import Unit
+from trainwright.randomness import rng
+from trainwright.serve.placement.cost import Cost, Measurement
+from trainwright.serve.placement.placement import Matrix, Placement
+from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.units import Unit
 
-__all__ = ["Programmed", "brute_force", "integer_program", "upper_bound"]
+__all__ = ["InjectedCost", "Programmed", "brute_force", "integer_program", "space_size"]
 
 _MOST = 1_000_000
 _BLOCK = 4096
+
+
+def space_size(devices: int, units: int, batches: int) -> int:
+    """Return how many matrices give every unit an instance: ((batches + 1)^devices - 1)^units."""
+    return int(((batches + 1) ** devices - 1) ** units)
 
 
 def brute_force(units: tuple[Unit, ...], space: Space, cost: Cost) -> tuple[Placement, float]:
@@ -118,18 +124,29 @@ def integer_program(
     )
 
 
-def upper_bound(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> float:
-    """Return rows a second that no placement of these units exceeds: every device holds all, at its best batch sizes.
+@dataclass(kw_only=True)
+class InjectedCost:
+    """A function in place of measuring, with relative normal noise from a counter: the n-th call is always the same."""
 
-    Memory is left out, and so is what instances at once lose, but not what they gain. On one device, where time is
-    shared without loss, it is 1 / sum over u of 1/r[u].
-    """
-    from trainwright.serve.balance import balance
+    value: Callable[[Placement], float]  # minus infinity: does not run
+    noise: float = 0.0  # standard deviation over the value
+    seed: int = 0
+    calls: int = 0  # made so far
 
-    allowed = [cost.tables.batches.index(batch) for batch in space.batches]
-    rates = np.array(space.batches) / cost.unit_seconds(units)[:, :, allowed]
-    counts = range(1, len(units) + 1)
-    gains = [np.max([cost.tables.sharing(device, count) for count in counts], axis=0) for device in space.devices]
-    rates *= np.maximum(1.0, np.array(gains)[:, None, allowed])
-    best = np.nan_to_num(rates).max(axis=2)
-    return float(balance(best[None], np.ones((1, len(space.devices))))[0])
+    @property
+    def noisy(self) -> bool:
+        """Whether noise was asked for."""
+        return self.noise > 0
+
+    def measure(self, placements: Sequence[Placement], floor: float = -math.inf) -> list[Measurement]:  # noqa: ARG002
+        """Return what the function says of each, and noise of its own for every call."""
+        return [self._one(placement) for placement in placements]
+
+    def _one(self, placement: Placement) -> Measurement:
+        value = self.value(placement)
+        self.calls += 1
+        if value == -math.inf:
+            return Measurement.failure("injected")
+        if self.noise:
+            value *= 1.0 + self.noise * float(rng(self.seed, "serve-noise", self.calls).standard_normal())
+        return Measurement(value=value, spread=self.noise * abs(value))
