@@ -10,9 +10,9 @@ import numpy as np
 from trainwright.errors import AllocationError
 from trainwright.highs import solve_integer
 from trainwright.randomness import rng
-from trainwright.serve.placement.cost import Cost, Measurement
+from trainwright.serve.placement.cost import Measurement, PlacementCost
 from trainwright.serve.placement.placement import Matrix, Placement
-from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
 from trainwright.serve.placement.units import Unit
 
@@ -27,7 +27,7 @@ def space_size(devices: int, units: int, batches: int) -> int:
     return int(((batches + 1) ** devices - 1) ** units)
 
 
-def brute_force(units: tuple[Unit, ...], space: Space, cost: Cost) -> tuple[Placement, float]:
+def brute_force(units: tuple[Unit, ...], space: PlacementSpace, cost: PlacementCost) -> tuple[Placement, float]:
     """Return the best of all placements of these units that fit, and its value; for spaces of up to a million.
 
     Raises AllocationError for a larger space, or if nothing fits.
@@ -48,7 +48,7 @@ def brute_force(units: tuple[Unit, ...], space: Space, cost: Cost) -> tuple[Plac
     return best, value
 
 
-def _matrices(units: tuple[Unit, ...], space: Space) -> Iterator[Matrix]:
+def _matrices(units: tuple[Unit, ...], space: PlacementSpace) -> Iterator[Matrix]:
     sizes = (0, *space.batches)
     columns = [column for column in itertools.product(sizes, repeat=len(space.devices)) if any(column)]
     for chosen in itertools.product(columns, repeat=len(units)):
@@ -65,7 +65,7 @@ class Programmed:
 
 
 def integer_program(
-    units: tuple[Unit, ...], space: Space, cost: ProfileCost, *, max_seconds: float = 60.0
+    units: tuple[Unit, ...], space: PlacementSpace, cost: ProfileCost, *, max_seconds: float = 60.0
 ) -> Programmed:
     """Return the placement of these units with most rows a second if time is shared without loss, by HiGHS.
 

@@ -7,12 +7,13 @@ import pytest
 from allocation_for_tests import GB, devices, ensemble
 
 from trainwright.errors import AllocationError
-from trainwright.serve import Footprint, Instance, MemoryModel, Plan, TimeTables, Unit
-from trainwright.serve.placement.deployment_plan import digest_of
-from trainwright.serve.placement.failover import placed_anew
+from trainwright.serve import DeploymentPlan, TimeTables, Unit
+from trainwright.serve.placement.deployment_plan import Instance, digest_of
+from trainwright.serve.placement.failover import fail_over
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.units import single_units
 
-MEMORY = MemoryModel(footprints=(Footprint(weight_bytes=GB, row_bytes=10**6),) * 3, context_bytes={"cuda": 0})
+MEMORY = MemoryModel(footprints=(MemberFootprint(weight_bytes=GB, row_bytes=10**6),) * 3, context_bytes={"cuda": 0})
 BATCHES = (1, 8, 64)
 FAST = np.array([[1, 2, 8]] * 3) * 1e-3
 
@@ -27,7 +28,7 @@ def plan(*gigabytes, matrix, slow=(), **changed):
     )
     tables = TimeTables(batches=BATCHES, seconds={"cuda-model": FAST, "slow": 10 * FAST})
     told = {"ensemble": digest_of(ensemble(1, 2, 3)), "devices": found, "units": single_units(3), "matrix": matrix}
-    return Plan(**{**told, "tables": tables, "memory": MEMORY, **changed})
+    return DeploymentPlan(**{**told, "tables": tables, "memory": MEMORY, **changed})
 
 
 def lost(found, *places):
@@ -39,7 +40,7 @@ def lost(found, *places):
 
 
 def anew(found, unit, *places):
-    return placed_anew(found, Unit(members=(unit,)), lost(found, *places), found.memory)
+    return fail_over(found, Unit(members=(unit,)), lost(found, *places), found.memory)
 
 
 def test_the_device_that_does_most():
@@ -57,7 +58,8 @@ def test_the_search_is_over_its_column_alone():
     before = plan(4, 4, 3, 2, matrix=((64, 8, 0), (0, 64, 8), (0, 0, 64), (0, 0, 0)), slow={1, 3})
     after = anew(before, 0, (0, 0))
     column = [row[0] for row in after.matrix]
-    from trainwright.serve import Placement, ProfileCost
+    from trainwright.serve.placement.placement import Placement
+    from trainwright.serve.placement.profile_cost import ProfileCost
 
     cost = ProfileCost(devices=before.devices, tables=before.tables)
     best = cost.measure([Placement(after.units, after.matrix)])[0].value
@@ -115,7 +117,7 @@ def test_a_latency_that_nothing_left_meets():
 
 def test_a_plan_file_keeps_what_it_takes(tmp_path):
     before = plan(4, 4, matrix=((64, 64, 0), (0, 0, 64)))
-    kept = Plan.load(before.save(tmp_path / "plan.json"))
+    kept = DeploymentPlan.load(before.save(tmp_path / "plan.json"))
     assert kept.memory == before.memory
     assert json.dumps(kept.tables.to_json()) == json.dumps(before.tables.to_json())
     assert anew(kept, 0, (0, 0)).matrix == anew(before, 0, (0, 0)).matrix

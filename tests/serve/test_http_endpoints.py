@@ -24,7 +24,7 @@ from trainwright.errors import (
     ServeConfigError,
     ServeError,
 )
-from trainwright.serve import Answer
+from trainwright.serve import Response
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.server import Server
 
@@ -126,7 +126,7 @@ class TestProtocol:
 
     def test_degraded(self, url, script):
         answer = Future()
-        answer.set_result(Answer(prediction=np.ones((3, 3)) / 3, used=(10,), missing={11: "was lost"}, weight=0.7))
+        answer.set_result(Response(prediction=np.ones((3, 3)) / 3, used=(10,), missing={11: "was lost"}, weight=0.7))
         script(answer)
         reply = HTTP.post(url + INFER, json=body(X))
         assert reply.headers["X-Trainwright-Degraded"] == "11"

@@ -7,8 +7,8 @@ import pytest
 from allocation_for_tests import GB, devices, ensemble
 
 from trainwright.randomness import rng
-from trainwright.serve import Plan, TimeTables, allocate
-from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve import DeploymentPlan, TimeTables, allocate
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.placement import Placement
 from trainwright.serve.placement.profile_cost import ProfileCost
 from trainwright.serve.placement.repeated_timing import ENOUGH, interval, timed
@@ -16,7 +16,7 @@ from trainwright.serve.placement.timing import _ENOUGH_SECONDS
 
 BATCHES = tuple(1 << power for power in range(10))
 MEMBERS = 3
-MEMORY = MemoryModel(footprints=(Footprint(weight_bytes=10, row_bytes=1),) * MEMBERS)
+MEMORY = MemoryModel(footprints=(MemberFootprint(weight_bytes=10, row_bytes=1),) * MEMBERS)
 
 
 class Machine:
@@ -83,7 +83,7 @@ def test_what_a_plan_is_expected_to_do_has_two_ends():
     rate = plan.expected["value"]
     assert plan.expected["low"] == pytest.approx(rate / 1.25)
     assert plan.expected["high"] == pytest.approx(rate * 1.25)
-    again = Plan.from_json(plan.to_json())
+    again = DeploymentPlan.from_json(plan.to_json())
     assert again.tables.spread["cuda-model"].tolist() == spread.tolist()
     assert again.expected == plan.expected
     exact = allocate(

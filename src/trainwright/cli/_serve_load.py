@@ -13,7 +13,7 @@ from trainwright.cli._words import print_table
 from trainwright.errors import InputError
 
 if TYPE_CHECKING:
-    from trainwright.serve import LoadResult
+    from trainwright.serve.http.load import LoadResult
 
 __all__ = ["load"]
 
@@ -44,10 +44,10 @@ def load(
     """
     from trainwright.ensemble import Ensemble
     from trainwright.http_security import token_for
-    from trainwright.serve import Load, Options
+    from trainwright.serve import LoadTest, Options
 
     sys.path.append(str(Path.cwd()))  # where the factories of the reference's networks may be
-    result = Load(
+    result = LoadTest(
         rate=rate,
         kind=arrivals,
         rows=_range(rows),

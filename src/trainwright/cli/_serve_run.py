@@ -11,7 +11,8 @@ from trainwright.errors import InputError
 
 if TYPE_CHECKING:
     from trainwright.ensemble import Ensemble
-    from trainwright.serve import Plan, Server, Service
+    from trainwright.serve import DeploymentPlan, Server
+    from trainwright.serve.service import Service
 
 __all__ = ["run"]
 
@@ -45,14 +46,14 @@ def run(
     """
     from trainwright.ensemble import Ensemble
     from trainwright.http_security import token_for
-    from trainwright.serve import Server, Settings
+    from trainwright.serve import DeploymentSettings, Server
 
     if engine not in _ENGINES:
         raise InputError(f"--engine: got {engine!r}; allowed: {', '.join(_ENGINES)}")
     if not drain >= 0:
         raise InputError(f"--drain: got {drain}; allowed: seconds >= 0")
     given = {"deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
-    settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings = DeploymentSettings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
     loaded = Ensemble.load(ensemble, trust=trust)
@@ -65,8 +66,9 @@ def run(
         print_json(told)
 
 
-def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
-    from trainwright.serve import Plan, Throughput, placed
+def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "DeploymentPlan":
+    from trainwright.serve import DeploymentPlan, Throughput
+    from trainwright.serve.placement.allocate import placed
     from trainwright.serve.placement.timing import can_be_timed
 
     if file is None:
@@ -81,12 +83,12 @@ def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms
         where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"
         print(f"placed: {len(plan.units)} units {where}{told}")
         return plan
-    plan = Plan.load(file)
+    plan = DeploymentPlan.load(file)
     plan.check(ensemble, devices)
     return plan
 
 
-def _started(ensemble: "Ensemble", plan: "Plan", settings: Any, engine: str) -> "Service":
+def _started(ensemble: "Ensemble", plan: "DeploymentPlan", settings: Any, engine: str) -> "Service":
     from trainwright.serve import Deployment
 
     if engine == "local":

@@ -45,7 +45,8 @@ class Allocating:
     def run(self, work: Work) -> Outcome:
         """Place the members and write the plan."""
         from trainwright.ensemble import Ensemble
-        from trainwright.serve import objective_of, placed
+        from trainwright.serve.placement.allocate import placed
+        from trainwright.serve.placement.objectives import objective_of
 
         # What this very workflow exported, whose training function is the user's own program.
         ensemble, goal = Ensemble.load(work.folder / EXPORT, trust=True), objective_of(self.objective)
@@ -57,9 +58,9 @@ class Allocating:
     def show(self, content: Mapping[str, Any]) -> None:
         """Print who runs where."""
         from trainwright.cli._serve_allocate import show_plan
-        from trainwright.serve import Plan
+        from trainwright.serve import DeploymentPlan
 
-        plan = Plan.from_json(content["plan"])
+        plan = DeploymentPlan.from_json(content["plan"])
         show_plan(plan)
         if not plan.expected:
             print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")

@@ -11,7 +11,7 @@ from trainwright.errors import InputError, ServeError
 if TYPE_CHECKING:
     from trainwright.ensemble import Ensemble
     from trainwright.ensemble.metrics import Array
-    from trainwright.serve import Settings
+    from trainwright.serve import DeploymentSettings
 
 __all__ = ["Deploying"]
 
@@ -32,14 +32,14 @@ class Deploying:
     host: str = "127.0.0.1"
     port: int = 8000
     token_file: str | None = None  # beyond loopback a token is needed
-    settings: "Settings | None" = field(default=None)
+    settings: "DeploymentSettings | None" = field(default=None)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Deploying":
-        """Return the stage of a [deployment] table: `rows`, `host`, `port`, `token_file`, and what `Settings` takes."""
-        from trainwright.serve import Settings
+        """Return the stage of a table: `rows`, `host`, `port`, `token_file`, and what `DeploymentSettings` takes."""
+        from trainwright.serve import DeploymentSettings
 
-        limits = [one.name for one in fields(Settings)]
+        limits = [one.name for one in fields(DeploymentSettings)]
         refuse_unknown(_WHERE, table, ["rows", "host", "port", "token_file", *limits])
         for name, value in table.items():
             kind: Any = str if name in {"rows", "host", "token_file"} else int | float
@@ -50,7 +50,7 @@ class Deploying:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
             raise InputError(f"{_WHERE} port: got {port!r}; allowed: a whole number from 0 to 65535")
         own = {name: value for name, value in table.items() if name not in limits}
-        return cls(**own, settings=Settings(**{name: table[name] for name in limits if name in table}))
+        return cls(**own, settings=DeploymentSettings(**{name: table[name] for name in limits if name in table}))
 
     def inputs(self, work: Work) -> Mapping[str, Any]:
         """Return the settings, the ensemble's manifest and its plan."""
@@ -66,14 +66,14 @@ class Deploying:
         import numpy as np
 
         from trainwright.ensemble import Ensemble
-        from trainwright.serve import Deployment, Plan
+        from trainwright.serve import Deployment, DeploymentPlan
 
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
         x = self._rows(ensemble)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
-        plan = Plan.load(work.folder / PLACEMENT)
+        plan = DeploymentPlan.load(work.folder / PLACEMENT)
         with Deployment(ensemble, plan, sample=x, settings=self.settings) as service:
             started = time.perf_counter()
             answer = service.predict(x)
@@ -100,12 +100,12 @@ class Deploying:
 
         from trainwright.ensemble import Ensemble
         from trainwright.http_security import token_for
-        from trainwright.serve import Deployment, Plan, Server
+        from trainwright.serve import Deployment, DeploymentPlan, Server
 
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
-        plan = Plan.load(work.folder / PLACEMENT)
+        plan = DeploymentPlan.load(work.folder / PLACEMENT)
         service = Deployment(ensemble, plan, sample=self._rows(ensemble), settings=self.settings).start()
         server = Server(service, host=self.host, port=self.port, token=token)
 

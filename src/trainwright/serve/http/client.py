@@ -12,7 +12,7 @@ from trainwright.ensemble import Uncertainty
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, MissingExtra, NotReady, Overloaded, RequestError, ServeError
 from trainwright.serve.http.tensors import HEADER_LENGTH, Bytes, described, values_of
-from trainwright.serve.service import Answer, Options
+from trainwright.serve.service import Options, Response
 
 if TYPE_CHECKING:
     import httpx
@@ -59,7 +59,7 @@ class Client:
         """Return the combined prediction for rows x [N, ...] in float64, as `Ensemble.predict` does."""
         return self.ask(x, Options(deadline_ms=deadline_ms)).prediction
 
-    def ask(self, x: "Array | torch.Tensor", options: Options | None = None) -> Answer:
+    def ask(self, x: "Array | torch.Tensor", options: Options | None = None) -> Response:
         """Return the whole answer: who is in it, and members, uncertainty or a trace if the options ask for them."""
         body, headers = encode(np.asarray(x), Options() if options is None else options, binary=self._binary)
         reply = self._send("POST", f"/v2/models/{self._name}/infer", content=body, headers=headers)
@@ -135,7 +135,7 @@ def encode(x: Array, options: Options, *, binary: bool) -> tuple[bytes, dict[str
     return b"".join([head, *behind]), headers
 
 
-def read_answer(body: bytes, header_length: str | None) -> Answer:
+def read_answer(body: bytes, header_length: str | None) -> Response:
     """Return the answer in the body of a reply."""
     length = len(body) if header_length is None else int(header_length)
     try:
@@ -143,7 +143,7 @@ def read_answer(body: bytes, header_length: str | None) -> Answer:
         behind = Bytes(memoryview(body)[length:])
         outputs = {each["name"]: values_of(each, each["name"], behind) for each in told["outputs"]}
         parameters = told["parameters"]
-        return Answer(
+        return Response(
             prediction=outputs["prediction"],
             used=tuple(parameters["members_used"]),
             missing={int(trial): why for trial, why in parameters["members_missing"].items()},

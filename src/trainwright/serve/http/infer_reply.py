@@ -7,16 +7,18 @@ import numpy as np
 import pydantic_core
 
 from trainwright.ensemble.metrics import Array
-from trainwright.serve.http.infer_request import Asked
+from trainwright.serve.http.infer_request import InferRequest
 from trainwright.serve.http.tensors import described
-from trainwright.serve.service import Answer
+from trainwright.serve.service import Response
 
 __all__ = ["VERSION", "json_of", "write_reply"]
 
 VERSION = "1"  # of the one ensemble that is served
 
 
-def write_reply(answer: Answer, asked: Asked, *, name: str, threshold: float | None) -> tuple[bytes, int | None]:
+def write_reply(
+    answer: Response, asked: InferRequest, *, name: str, threshold: float | None
+) -> tuple[bytes, int | None]:
     """Return the body, and the length of its JSON part if tensors follow behind it."""
     outputs, behind = [], []
     for output, values in _outputs(answer, threshold):
@@ -50,7 +52,7 @@ def json_of(content: object) -> bytes:
     return pydantic_core.to_json(content, inf_nan_mode="null", fallback=_plain)
 
 
-def _outputs(answer: Answer, threshold: float | None) -> Iterator[tuple[str, Array]]:
+def _outputs(answer: Response, threshold: float | None) -> Iterator[tuple[str, Array]]:
     yield "prediction", answer.prediction
     doubt = answer.uncertainty
     if doubt is not None:

@@ -16,7 +16,7 @@ from trainwright.serve.http.limits import Limits, TooLarge
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Bytes, datatype_of, refuse_extensions, values_of
 from trainwright.serve.service import Options
 
-__all__ = ["INPUT", "Asked", "Signature", "read_request"]
+__all__ = ["INPUT", "InferRequest", "Signature", "read_request"]
 
 INPUT = "input"
 _MOST_MS = 86_400_000.0
@@ -66,7 +66,7 @@ class Signature:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class InferRequest:
     """One inference request."""
 
     x: Array
@@ -77,7 +77,9 @@ class Asked:
     ignored: tuple[str, ...] = ()  # parameters that mean nothing here, such as the protocol's priority
 
 
-def read_request(body: bytes | bytearray, header_length: str | None, signature: Signature, limits: Limits) -> Asked:
+def read_request(
+    body: bytes | bytearray, header_length: str | None, signature: Signature, limits: Limits
+) -> InferRequest:
     """Return what a request asks for, or raise RequestError: which field, what it holds, what is allowed."""
     told, behind = _parts(body, header_length, limits)
     _known(told, _KEYS, "request")
@@ -87,7 +89,7 @@ def read_request(body: bytes | bytearray, header_length: str | None, signature: 
     parameters = _object(told.get("parameters", {}), "parameters")
     options, binary = _options(parameters)
     outputs, options = _outputs(told.get("outputs"), options, binary, signature)
-    return Asked(
+    return InferRequest(
         x=_input(told, behind, signature, limits),
         options=options,
         id=name,

@@ -24,7 +24,7 @@ from trainwright.serve.http.client import Client, encode, read_answer
 from trainwright.serve.http.tensors import DATATYPES
 from trainwright.serve.service import Options
 
-__all__ = ["Load", "LoadResult", "arrivals"]
+__all__ = ["LoadResult", "LoadTest", "arrivals"]
 
 KINDS = ("poisson", "constant", "closed")
 _BODIES = 32  # different requests, sent in turn
@@ -59,8 +59,8 @@ class LoadResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """A load: `Load(rate=100, seconds=10).run(url)`.
+class LoadTest:
+    """A load: `LoadTest(rate=100, seconds=10).run(url)`.
 
     Rows of a request are drawn evenly from `rows`, inclusive, their values from a normal law (whole numbers: 0 or 1)
     unless `inputs(rows, generator)` makes them. With `reference(x)`, such as `Ensemble.predict`, every answer that is
@@ -158,7 +158,7 @@ class _Seen:
 class _Run:
     """One run: connections that are kept open, and what their requests saw."""
 
-    def __init__(self, load: Load, url: str, bodies: Sequence[_Body], heads: Sequence[bytes]) -> None:
+    def __init__(self, load: LoadTest, url: str, bodies: Sequence[_Body], heads: Sequence[bytes]) -> None:
         self._load, self._bodies, self._heads = load, bodies, heads
         self._place = urlsplit(url)
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -185,7 +185,7 @@ class _Run:
 
     async def _open_loop(self, times: Array) -> None:
         gate = asyncio.Semaphore(int(self._load.clients))
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.SlotTask[None]] = set()
         self._start = time.perf_counter() + 0.01
         for number, meant in enumerate(times.tolist()):
             await _until(self._start + meant)

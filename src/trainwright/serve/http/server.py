@@ -16,7 +16,7 @@ from trainwright.serve.service import Service
 if TYPE_CHECKING:
     import uvicorn
 
-    from trainwright.serve.http.front import Front
+    from trainwright.serve.http.front import InferenceEndpoint
 
 __all__ = ["Server"]
 
@@ -49,7 +49,7 @@ class Server:
         self._service, self._host, self._port, self._name = service, host, port, name
         self._limits = Limits() if limits is None else limits
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
-        self._front: Front | None = None
+        self._front: InferenceEndpoint | None = None
         self._uvicorn: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -156,16 +156,18 @@ class Server:
         return True
 
 
-def _made(service: Service, name: str, limits: Limits, host: str, token: str | None) -> tuple[Any, "Front", Any]:
+def _made(
+    service: Service, name: str, limits: Limits, host: str, token: str | None
+) -> tuple[Any, "InferenceEndpoint", Any]:
     """Return uvicorn, the front and the guarded application; MissingExtra if what they need is not installed."""
     try:
         import uvicorn
 
         from trainwright.serve.http.app import OPEN_PATHS, application
-        from trainwright.serve.http.front import Front
+        from trainwright.serve.http.front import InferenceEndpoint
     except ModuleNotFoundError as error:
         raise MissingExtra.of("a server", str(error.name), "serve") from error
-    front = Front(service, name=name, limits=limits)
+    front = InferenceEndpoint(service, name=name, limits=limits)
     guarded = Guard(
         application(front),
         host=host,
@@ -180,7 +182,7 @@ def _made(service: Service, name: str, limits: Limits, host: str, token: str | N
 class _Counted:
     """ASGI: counts every answer by its status, those of the guard too; HEAD is answered as GET, without the body."""
 
-    def __init__(self, application: Any, front: "Front") -> None:
+    def __init__(self, application: Any, front: "InferenceEndpoint") -> None:
         self._application, self._front = application, front
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError, DeviceError, ServeConfigError
-from trainwright.serve.placement.cost import Cost
-from trainwright.serve.placement.deployment_plan import BATCHES, Plan, digest_of
+from trainwright.serve.placement.cost import PlacementCost
+from trainwright.serve.placement.deployment_plan import BATCHES, DeploymentPlan, digest_of
 from trainwright.serve.placement.devices import Device, parse_devices, room_of, simulated_devices
-from trainwright.serve.placement.greedy import BoundedGreedy, Found
+from trainwright.serve.placement.greedy import BoundedGreedy, SearchResult
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.objectives import P99, Objective, Throughput
 from trainwright.serve.placement.placement import Matrix, Placement
-from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
 from trainwright.serve.placement.relaxation import relaxed, upper_bound
 from trainwright.serve.placement.time_tables import TimeTables
@@ -42,13 +42,13 @@ def allocate(
     *,
     cluster: Cluster | Sequence[Cluster] | None = None,
     objective: Objective | None = None,
-    cost: Literal["profile", "real"] | Cost = "profile",
+    cost: Literal["profile", "real"] | PlacementCost = "profile",
     tables: TimeTables | None = None,
     memory: MemoryModel | None = None,
     batches: Sequence[int] = BATCHES,
     search: BoundedGreedy | None = None,
     seed: int = 0,
-) -> Plan:
+) -> DeploymentPlan:
     """Return the best plan found for an ensemble on `devices` of this machine, or on the simulated ones of `cluster`.
 
     `cost` "profile" judges placements by time tables: measured on devices that are here, by the roofline on simulated
@@ -72,7 +72,7 @@ def allocate(
     found, clusters = _devices(devices, cluster)
     if cost == "real" and clusters:
         raise ServeConfigError("cost: got 'real' for simulated devices; allowed: 'profile', or devices= that are here")
-    judge: Cost
+    judge: PlacementCost
     timed_here = isinstance(cost, str) and tables is None and not clusters
     if isinstance(cost, str):
         if tables is None:
@@ -84,7 +84,7 @@ def allocate(
         judge = cost
     model = MemoryModel.assumed(ensemble) if memory is None else memory
     fusable = tables.fusable() if tables is not None else ()
-    space = Space(devices=found, batches=tuple(batches), memory=model, fusable=fusable)
+    space = PlacementSpace(devices=found, batches=tuple(batches), memory=model, fusable=fusable)
     space, start = _start(space, _weights(ensemble, tables))
     members = len(ensemble.members)
     # No loop exceeds the bound of its members: on one device they share its time as well as a loop does.
@@ -110,7 +110,7 @@ def allocate(
         expected["value"] = judge.measure([placement])[0].value
         ends = [ProfileCost(devices=found, tables=tables.at(end), objective=goal, seed=seed) for end in (1, -1)]
         expected["low"], expected["high"] = (end.measure([placement])[0].value for end in ends)
-    return Plan(
+    return DeploymentPlan(
         ensemble=digest_of(ensemble),
         devices=found,
         units=placement.units,
@@ -139,13 +139,13 @@ def placed(
     objective: Objective | None = None,
     cost: Literal["profile", "real"] = "profile",
     seed: int = 0,
-) -> Plan:
-    """Return what `allocate` finds, or, where the members cannot be timed and nothing asks for it, `Plan.simple`."""
+) -> DeploymentPlan:
+    """Return what `allocate` finds; `DeploymentPlan.simple` where members cannot be timed and nothing asks for it."""
     from trainwright.serve.placement.timing import can_be_timed
 
     goal = Throughput() if objective is None else objective
     if goal == Throughput() and cost == "profile" and not can_be_timed(ensemble):
-        return Plan.simple(ensemble, devices)
+        return DeploymentPlan.simple(ensemble, devices)
     return allocate(ensemble, devices, objective=goal, cost=cost, seed=seed)
 
 
@@ -163,8 +163,12 @@ def _columns(units: tuple[Unit, ...], fusable: Sequence[Unit]) -> Iterator[tuple
 
 
 def _searched(
-    starts: Sequence[Placement], space: Space, judge: Cost, settings: BoundedGreedy, bound: float | None
-) -> tuple[Found, Found, list[Found]]:
+    starts: Sequence[Placement],
+    space: PlacementSpace,
+    judge: PlacementCost,
+    settings: BoundedGreedy,
+    bound: float | None,
+) -> tuple[SearchResult, SearchResult, list[SearchResult]]:
     """Return the best end, that of tuning batch sizes alone, and all ends, that from the first start, worst fit, first.
 
     The others are relaxations, one for each choice of columns.
@@ -188,7 +192,7 @@ def _searched(
 
 def _run(
     ensemble: Ensemble,
-    space: Space,
+    space: PlacementSpace,
     judge: ProfileCost,
     settings: BoundedGreedy,
     placements: tuple[Placement, Placement, Placement],
@@ -213,7 +217,7 @@ def _run(
 
 
 def _compare_in_process(
-    ensemble: Ensemble, space: Space, judge: ProfileCost, found: Placement
+    ensemble: Ensemble, space: PlacementSpace, judge: ProfileCost, found: Placement
 ) -> tuple[Placement, dict[str, float], bool]:
     """Return the placement, or that of all members in the calling process if that serves better; measured.
 
@@ -291,7 +295,7 @@ def _in_one(members: int, devices: Sequence[Device]) -> list[tuple[Unit, ...]]:
     return [(Unit(members=tuple(range(members)), kind="loop"),)]
 
 
-def _start(space: Space, weights: Sequence[float]) -> tuple[Space, Placement]:
+def _start(space: PlacementSpace, weights: Sequence[float]) -> tuple[PlacementSpace, Placement]:
     """Return worst fit of a process each, or of as many as there are cores, with several members in turn in each.
 
     Where these do not fit, all members are in one, and any two units may be: a loop saves contexts.
@@ -309,7 +313,7 @@ def _start(space: Space, weights: Sequence[float]) -> tuple[Space, Placement]:
             raise error from None
 
 
-def _worst_fit(space: Space, units: tuple[Unit, ...]) -> Matrix:
+def _worst_fit(space: PlacementSpace, units: tuple[Unit, ...]) -> Matrix:
     """Return worst fit at 8 rows, or at the next smaller batch that fits."""
     smaller = [batch for batch in space.batches if batch <= max(_START_BATCH, space.batches[0])]
     for batch in reversed(smaller[1:]):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trainwright.serve.placement.placement import Placement
 
-__all__ = ["Cost", "Measurement"]
+__all__ = ["Measurement", "PlacementCost"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class Measurement:
         return cls(value=-math.inf, failed=reason)
 
 
-class Cost(Protocol):
+class PlacementCost(Protocol):
     """What measures placements on one set of devices."""
 
     @property

@@ -19,7 +19,7 @@ from trainwright.serve.placement.time_tables import TimeTables
 from trainwright.serve.placement.units import Unit, check_units, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
 
-__all__ = ["BATCHES", "Instance", "Plan", "Unit", "digest_of"]
+__all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of"]
 
 _SCHEMA = 1
 _IN_TURN = ("process", "loop")
@@ -39,7 +39,7 @@ class Instance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class DeploymentPlan:
     """An ensemble placed on devices. Figures are by name; rates are rows a second, sizes bytes."""
 
     ensemble: str  # digest of its members, see `digest_of`
@@ -101,7 +101,7 @@ class Plan:
         *,
         batch: int = 32,
         in_process: bool = False,
-    ) -> "Plan":
+    ) -> "DeploymentPlan":
         """Return one instance of each member by worst-fit decreasing, without any search.
 
         Processes on one group of cores get cores of their own. Where there are more members than cores, several share a
@@ -162,7 +162,7 @@ class Plan:
         return {"schema": _SCHEMA, **told, "digest": _digest(told)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any], *, where: str = "plan") -> "Plan":
+    def from_json(cls, told: Mapping[str, Any], *, where: str = "plan") -> "DeploymentPlan":
         """Return the plan that `to_json` wrote; raises AllocationError for one that was changed or is newer."""
         if not isinstance(told, Mapping) or any(key not in told for key in ("schema", "digest", *_KEYS)):
             raise AllocationError(f"{where}: is no plan; allowed: what Plan.save or `serve allocate --out` wrote")
@@ -199,7 +199,7 @@ class Plan:
         return target
 
     @classmethod
-    def load(cls, path: str | Path) -> "Plan":
+    def load(cls, path: str | Path) -> "DeploymentPlan":
         """Read the file that `save` wrote; raises AllocationError if it cannot be read or was changed."""
         allowed = "a file that Plan.save or `trainwright serve allocate --out` wrote"
         return cls.from_json(read_json(path, "plan", allowed=allowed, error=AllocationError), where=str(path))

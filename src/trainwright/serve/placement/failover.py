@@ -1,7 +1,7 @@
-"""A unit whose instances were all given up is placed anew: on other devices of the plan, beside what runs there.
+"""Failover: place a unit again on other devices after all its workers have failed permanently.
 
-It is the allocation's own search, from worst fit into the memory that is left, over the entries of that unit alone:
-whatever runs goes on where it is. Judged by the plan's time tables; a plan without them takes worst fit as it is.
+Reruns the placement search for this unit alone, starting from worst fit in the free memory; other units keep running
+where they are. Without time tables the worst-fit placement is used as it is.
 """
 
 import itertools
@@ -9,20 +9,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from trainwright.errors import AllocationError
-from trainwright.serve.placement.deployment_plan import Instance, Plan
+from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
 from trainwright.serve.placement.greedy import BoundedGreedy
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.objectives import objective_of
 from trainwright.serve.placement.placement import Placement
-from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
 from trainwright.serve.placement.units import Unit
 from trainwright.serve.placement.worst_fit import worst_fit
 
-__all__ = ["placed_anew"]
+__all__ = ["fail_over"]
 
 
-def placed_anew(plan: Plan, unit: Unit, lost: Collection[Instance], memory: MemoryModel) -> Plan:
+def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memory: MemoryModel) -> DeploymentPlan:
     """Return the plan with a unit on other devices, after all its instances and perhaps others were `lost`.
 
     It is not put where it was lost, nor on a device that kept no instance, which may be gone. Other units stay as they
@@ -50,7 +50,7 @@ def placed_anew(plan: Plan, unit: Unit, lost: Collection[Instance], memory: Memo
     bare = Placement(units, tuple(tuple(row[place] for place in living) for row in entries))
     where = units.index(unit)
     every = itertools.product(range(len(plan.devices)), range(len(units)))
-    space = Space(
+    space = PlacementSpace(
         devices=plan.devices,
         batches=() if plan.tables is None else plan.tables.batches,
         memory=memory,
@@ -71,7 +71,7 @@ def placed_anew(plan: Plan, unit: Unit, lost: Collection[Instance], memory: Memo
     return replace(_with_column(plan, column, found.placement, where), expected={"value": found.value})
 
 
-def _fitted(bare: Placement, where: int, space: Space, allowed: Sequence[int], *, most: int) -> Placement:
+def _fitted(bare: Placement, where: int, space: PlacementSpace, allowed: Sequence[int], *, most: int) -> Placement:
     """Return worst fit of the unit into what is left of the memory, with the largest batch up to `most` that fits."""
     loads = space.loads(bare)
     free = [space.free[place] - loads[place] for place in allowed]
@@ -87,7 +87,7 @@ def _fitted(bare: Placement, where: int, space: Space, allowed: Sequence[int], *
             return bare.with_entries(*((place, where, row[0]) for place, row in zip(allowed, rows, strict=True)))
 
 
-def _with_column(plan: Plan, column: int, placement: Placement, where: int) -> Plan:
+def _with_column(plan: DeploymentPlan, column: int, placement: Placement, where: int) -> DeploymentPlan:
     rows = tuple(
         (*row[:column], found[where], *row[column + 1 :])
         for row, found in zip(plan.matrix, placement.matrix, strict=True)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainwright.randomness import rng
-from trainwright.serve.placement.cost import Cost, Measurement
+from trainwright.serve.placement.cost import Measurement, PlacementCost
 from trainwright.serve.placement.placement import Placement
-from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.placement_space import PlacementSpace
 
-__all__ = ["BoundedGreedy", "Found", "compared"]
+__all__ = ["BoundedGreedy", "SearchResult", "compared"]
 
 _ERRORS = 2.5  # standard errors of a difference that count as luck
 _ROUNDING = 1e-9
@@ -24,7 +24,7 @@ _MEDIAN = 1.2533  # standard error of a median over that of a mean, of normal no
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class SearchResult:
     """Where a search ended, why, and what it took."""
 
     placement: Placement
@@ -37,7 +37,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundedGreedy:
-    """Settings of the search. The same seed and cost give the same placement, but for a limit of time."""
+    """DeploymentSettings of the search. The same seed and cost give the same placement, but for a limit of time."""
 
     max_steps: int = 60  # of one climb
     max_neighbours: int = 128  # of a step; a seeded sample if there are more
@@ -51,12 +51,12 @@ class BoundedGreedy:
     def search(
         self,
         start: Placement,
-        space: Space,
-        cost: Cost,
+        space: PlacementSpace,
+        cost: PlacementCost,
         *,
         bound: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
-    ) -> Found:
+    ) -> SearchResult:
         """Return the best placement found from `start`, which must fit; nothing exceeds `bound`, so it ends there."""
         climb = _Climb(self, space, cost, clock, ends=clock() + self.max_seconds)
         best, value, stopped = climb.up(start)
@@ -70,7 +70,7 @@ class BoundedGreedy:
         if value >= bound * (1.0 - _ROUNDING):
             stopped = "optimum"
         old, new = compared(cost, start, best, self.repeats if cost.noisy else 1)
-        return Found(
+        return SearchResult(
             placement=best,
             value=new.value,
             start_value=old.value,
@@ -84,7 +84,13 @@ class _Climb:
     """Steps of one search: what was measured is kept, failures too."""
 
     def __init__(
-        self, settings: BoundedGreedy, space: Space, cost: Cost, clock: Callable[[], float], *, ends: float
+        self,
+        settings: BoundedGreedy,
+        space: PlacementSpace,
+        cost: PlacementCost,
+        clock: Callable[[], float],
+        *,
+        ends: float,
     ) -> None:
         self.settings, self.space, self.cost, self.clock, self.ends = settings, space, cost, clock, ends
         self.kept: dict[Placement, float] = {}
@@ -128,7 +134,7 @@ class _Climb:
         return [self.kept[placement] for placement in placements]
 
 
-def compared(cost: Cost, old: Placement, new: Placement, repeats: int) -> tuple[Measurement, Measurement]:
+def compared(cost: PlacementCost, old: Placement, new: Placement, repeats: int) -> tuple[Measurement, Measurement]:
     """Return the medians of two placements measured in turns, with the standard errors of these medians."""
     turns = [cost.measure([old, new]) for _ in range(repeats)]
     return _median([turn[0] for turn in turns]), _median([turn[1] for turn in turns])

@@ -14,7 +14,7 @@ from trainwright.errors import AllocationError
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.units import Unit
 
-__all__ = ["Footprint", "MemoryModel"]
+__all__ = ["MemberFootprint", "MemoryModel"]
 
 _CONTEXT = {"cuda": 500 * 10**6, "cpu": 300 * 10**6}
 """Of a process, before the first weight: users report 500 MB to 1.4 GiB on CUDA (pytorch/serve#2128)."""
@@ -23,7 +23,7 @@ _UNKNOWN_ROW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Footprint:
+class MemberFootprint:
     """Bytes of one member: its weights, and beside them the peak of a batch, `fixed_bytes` + rows * `row_bytes`."""
 
     weight_bytes: int
@@ -35,7 +35,7 @@ class Footprint:
         return self.fixed_bytes + batch * self.row_bytes
 
     @classmethod
-    def assumed(cls, member: Member) -> "Footprint":
+    def assumed(cls, member: Member) -> "MemberFootprint":
         """Return a member's recorded weights, and what is assumed of one that was not traced: 1 MiB a row."""
         if member.weight_bytes is None:
             raise AllocationError(
@@ -49,14 +49,14 @@ class Footprint:
 class MemoryModel:
     """Bytes that units take and devices have; `footprints` by the member's place in the ensemble."""
 
-    footprints: tuple[Footprint, ...]
+    footprints: tuple[MemberFootprint, ...]
     context_bytes: Mapping[str, int] = field(default_factory=lambda: dict(_CONTEXT))  # of a process, by device kind
     usable: float = _USABLE  # share of a device's capacity
 
     @classmethod
     def assumed(cls, ensemble: Ensemble) -> "MemoryModel":
         """Return the model of an ensemble whose networks were not looked at."""
-        return cls(footprints=tuple(map(Footprint.assumed, ensemble.members)))
+        return cls(footprints=tuple(map(MemberFootprint.assumed, ensemble.members)))
 
     def to_json(self) -> dict[str, Any]:
         """Return the model as a JSON object."""
@@ -65,7 +65,7 @@ class MemoryModel:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "MemoryModel":
         """Return the model that `to_json` wrote."""
-        return cls(**{**told, "footprints": tuple(Footprint(**one) for one in told["footprints"])})
+        return cls(**{**told, "footprints": tuple(MemberFootprint(**one) for one in told["footprints"])})
 
     def needed(self, unit: Unit, device: Device, batch: int) -> int:
         """Return the bytes of one instance of a unit; 0 for batch 0, which is none."""

@@ -16,7 +16,7 @@ from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.placement import Placement
 from trainwright.serve.placement.units import Unit
 
-__all__ = ["MOVES", "Move", "Space"]
+__all__ = ["MOVES", "Move", "PlacementSpace"]
 
 Move = Literal["batch", "place", "move", "swap", "merge", "split"]
 MOVES: tuple[Move, ...] = ("batch", "place", "move", "swap", "merge", "split")
@@ -25,7 +25,7 @@ _Entries = tuple[tuple[int, int, int], ...]  # (device, unit, batch) that change
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class PlacementSpace:
     """The placements of an ensemble on devices: the batch sizes allowed, what fits, and what may be fused."""
 
     devices: tuple[Device, ...]

@@ -18,13 +18,13 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
 from trainwright.serve.deployment import Deployment
-from trainwright.serve.placement.cost import Cost, Measurement
-from trainwright.serve.placement.deployment_plan import Plan, digest_of
+from trainwright.serve.placement.cost import Measurement, PlacementCost
+from trainwright.serve.placement.deployment_plan import DeploymentPlan, digest_of
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.objectives import P99, Objective, Throughput
 from trainwright.serve.placement.placement import Placement
-from trainwright.serve.runtime.settings import Settings
-from trainwright.serve.service import Answer
+from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.service import Response
 
 __all__ = ["Rates", "RealCost", "Screened"]
 
@@ -91,7 +91,7 @@ class RealCost:
         return 10.0 * self.seconds + 60.0
 
     def _service(self, placement: Placement, *, in_process: bool = False) -> Deployment:
-        plan = Plan(
+        plan = DeploymentPlan(
             ensemble=digest_of(self.ensemble),
             devices=self.devices,
             units=placement.units,
@@ -99,7 +99,7 @@ class RealCost:
             in_process=in_process,
         )
         self.measured += 1
-        settings = Settings(start_seconds=self.start_seconds, queue_rows=1_000_000, failures=1, move=False)
+        settings = DeploymentSettings(start_seconds=self.start_seconds, queue_rows=1_000_000, failures=1, move=False)
         return Deployment(self.ensemble, plan, sample=self.sample, settings=settings)
 
     def _one(self, placement: Placement) -> Measurement:
@@ -142,8 +142,8 @@ class Rates:
 class Screened:
     """A dear cost that measures only what a cheap one expects most of; the rest counts as worse."""
 
-    cost: Cost
-    by: Cost
+    cost: PlacementCost
+    by: PlacementCost
     most: int = 4
 
     @property
@@ -171,7 +171,7 @@ def _saturated(service: Deployment, seconds: float, ends: float) -> list[float]:
     """Return rows a second in each part of a time in which there was always more to do, after a warm-up as long."""
     rows = service.settings.segment_rows
     x = _rows(service, rows)
-    waiting: deque[Future[Answer]] = deque(service.submit(x) for _ in range(4 + 2 * len(service.plan.instances)))
+    waiting: deque[Future[Response]] = deque(service.submit(x) for _ in range(4 + 2 * len(service.plan.instances)))
     found = []
     for part in range(2 * _PARTS):
         done, started = 0, time.monotonic()
@@ -214,5 +214,5 @@ def _p99(service: Deployment, rate: float, rows: int, seconds: float, ends: floa
     return float(np.quantile(answered - due, _QUANTILE))
 
 
-def _note(times: Array, number: int, _future: "Future[Answer]") -> None:
+def _note(times: Array, number: int, _future: "Future[Response]") -> None:
     times[number] = time.monotonic()

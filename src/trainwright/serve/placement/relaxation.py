@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainwright.serve.placement.placement import Placement
-from trainwright.serve.placement.placement_space import Space
+from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
 from trainwright.serve.placement.units import Unit
 
 __all__ = ["relaxed", "upper_bound"]
 
 
-def relaxed(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> Placement | None:
+def relaxed(units: tuple[Unit, ...], space: PlacementSpace, cost: ProfileCost) -> Placement | None:
     """Return the instances of largest share that fit, at least one of each unit; None if a unit finds no room."""
     from scipy.optimize import linprog
 
@@ -47,7 +47,7 @@ def relaxed(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> Placeme
     return Placement(units, tuple(map(tuple, matrix))) if len(placed) == columns else None
 
 
-def _put(matrix: list[list[int]], units: Sequence[Unit], space: Space, entry: tuple[int, int, int]) -> bool:
+def _put(matrix: list[list[int]], units: Sequence[Unit], space: PlacementSpace, entry: tuple[int, int, int]) -> bool:
     """Place an instance with the largest batch up to this one that fits; say whether one did."""
     device, unit, most = entry
     load = sum(space.needed(held, device, size) for held, size in zip(units, matrix[device], strict=True))
@@ -60,7 +60,7 @@ def _put(matrix: list[list[int]], units: Sequence[Unit], space: Space, entry: tu
     return False
 
 
-def upper_bound(units: tuple[Unit, ...], space: Space, cost: ProfileCost) -> float:
+def upper_bound(units: tuple[Unit, ...], space: PlacementSpace, cost: ProfileCost) -> float:
     """Return rows a second that no placement of these units exceeds: every device holds all, at its best batch sizes.
 
     Memory is left out, and so is what instances at once lose, but not what they gain. On one device, where time is

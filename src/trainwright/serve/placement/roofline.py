@@ -18,7 +18,7 @@ from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.measure.roofline import predict_seconds
 from trainwright.model.profile import Profile
-from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.time_tables import TimeTables
 
 __all__ = ["simulated_tables"]
@@ -113,11 +113,11 @@ def _seconds(profile: Profile, cluster: Cluster) -> float:
     return max(found, 1e-9)
 
 
-def _footprint(member: Member, traces: tuple[Profile, Profile]) -> Footprint:
+def _footprint(member: Member, traces: tuple[Profile, Profile]) -> MemberFootprint:
     """Return a line above the peaks of both traces, with slack: input, what is handed on, and what is taken beside."""
     few, many = (_SLACK * (profile.input_bytes + max(_held(profile), default=0)) for profile in traces)
     row = max(0.0, (many - few) / (_MANY - _FEW))
-    return Footprint(
+    return MemberFootprint(
         weight_bytes=member.weight_bytes or 4 * (member.parameter_count or 0),
         row_bytes=math.ceil(row),
         fixed_bytes=math.ceil(max(0.0, few - _FEW * row)),

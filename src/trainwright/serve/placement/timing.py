@@ -23,7 +23,7 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.interference import shared
-from trainwright.serve.placement.memory_model import Footprint, MemoryModel
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.repeated_timing import timed
 from trainwright.serve.placement.threads import environment
 from trainwright.serve.placement.time_tables import TimeTables
@@ -88,14 +88,14 @@ def can_be_timed(ensemble: Ensemble) -> bool:
     return len(shapes) == 1 and all(member.predicts and member.input_shape is not None for member in ensemble.members)
 
 
-def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequence[int | None]]) -> Footprint:
+def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequence[int | None]]) -> MemberFootprint:
     """Return a line above every peak that was seen, with slack."""
     seen = [
         (batch, _SLACK * peak) for each in peaks for batch, peak in zip(batches, each, strict=True) if peak is not None
     ]
     row = max((peak / batch for batch, peak in seen if batch == max(batch for batch, _ in seen)), default=0.0)
     fixed = max((peak - row * batch for batch, peak in seen), default=0.0)
-    return Footprint(weight_bytes=weight_bytes, row_bytes=math.ceil(row), fixed_bytes=math.ceil(max(0.0, fixed)))
+    return MemberFootprint(weight_bytes=weight_bytes, row_bytes=math.ceil(row), fixed_bytes=math.ceil(max(0.0, fixed)))
 
 
 def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:

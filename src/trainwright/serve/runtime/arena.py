@@ -17,13 +17,13 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array
 
-__all__ = ["Arena", "Layout"]
+__all__ = ["Arena", "ArenaShape"]
 
 _LINE = 64  # bytes: places start on cache lines of their own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class ArenaShape:
     """Where things lie in the memory."""
 
     slots: int
@@ -53,7 +53,7 @@ class Layout:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Layout":
+    def from_json(cls, told: Mapping[str, Any]) -> "ArenaShape":
         """Return the layout whose `to_json` this was."""
         shapes = {name: tuple(told[name]) for name in ("input_shape", "output_shape")}
         return cls(**{**told, **shapes})
@@ -72,12 +72,12 @@ class Arena:
         """Return an arena without memory yet."""
         return cls(_anonymous())
 
-    def grow(self, layout: Layout) -> None:
+    def grow(self, layout: ArenaShape) -> None:
         """Give the memory its size and map it: in the front, once it is known what members answer."""
         os.ftruncate(self.descriptor, max(mmap.PAGESIZE, layout.slots * layout.slot_bytes))
         self.map(layout)
 
-    def map(self, layout: Layout) -> None:
+    def map(self, layout: ArenaShape) -> None:
         """Map memory that the front has given its size."""
         memory = mmap.mmap(self.descriptor, 0)
         dtype = np.dtype(layout.input_dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError
-from trainwright.serve.service import Answer, Options
+from trainwright.serve.service import Options, Response
 
 __all__ = ["Batcher", "Piece", "Request", "request_of"]
 
@@ -37,7 +37,7 @@ class Request:
     weights: Mapping[int, float]  # of these members
     admitted: float  # seconds of the monotonic clock, as all below
     deadline: float = math.inf
-    future: "Future[Answer]" = field(default_factory=Future)
+    future: "Future[Response]" = field(default_factory=Future)
     alone: bool = False  # in segments of its own, because rows that came with it were refused
     taken: int = 0  # rows in segments
     pieces: list[Piece] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Batcher:
         queue.requests.append(request)
         self._count(queue, request.rows)
 
-    def put_back(self, request: Request) -> None:
+    def requeue(self, request: Request) -> None:
         """Let a request whose rows were taken start anew, before all others."""
         queue = self._queues.setdefault(request.members, _Queue())
         if request.taken == request.rows:

@@ -19,15 +19,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
-from trainwright.serve.placement.deployment_plan import Plan
-from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
+from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.combiner import Combiner, Finished
-from trainwright.serve.runtime.messages import DONE, DROPPED, Report, decode
-from trainwright.serve.runtime.pool import Pool
+from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, decode
+from trainwright.serve.runtime.pool import WorkerPool
 from trainwright.serve.runtime.segments import LATE, Segments
-from trainwright.serve.runtime.settings import Settings
-from trainwright.serve.runtime.worker_slots import Post, State, UnitLine
+from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
 __all__ = ["Dispatcher"]
 
@@ -40,11 +40,13 @@ _ENDED = "service: has ended; nothing is answered any more"
 class Dispatcher(threading.Thread):
     """Serves requests on the posts of a pool, from `start` until `stop`."""
 
-    def __init__(self, *, pool: Pool, arena: Arena, combiner: Combiner, settings: Settings, layout: Layout) -> None:
+    def __init__(
+        self, *, pool: WorkerPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
+    ) -> None:
         super().__init__(name="trainwright-dispatch", daemon=True)
         self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings
         self._layout = layout  # until the first worker says what members answer, without their shape
-        self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, hand_over=self._hand_over)
+        self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, deliver=self._deliver)
         self._finished: list[tuple[Request, Finished]] = []  # in this turn
         self._inbox: deque[Callable[[], None]] = deque()
         self._turns = threading.Lock()  # of all that is not behind the gate
@@ -61,7 +63,7 @@ class Dispatcher(threading.Thread):
         self.moves: list[
             dict[str, Any]
         ] = []  # of lost units to other devices: whence, whither, why, and what became of it
-        self._homeless: deque[UnitLine] = deque()  # lost units that are to be placed anew, one after the other
+        self._homeless: deque[UnitQueue] = deque()  # lost units that are to be placed anew, one after the other
         self._placing = False
         self.started = threading.Event()
         self.refusal: TrainwrightError | None = None  # why it could not start, or failed
@@ -88,7 +90,7 @@ class Dispatcher(threading.Thread):
             self._inbox.append(lambda: self._admitted(request))  # within the gate, so that the thread's end sees it
         if self._turns.acquire(blocking=False):
             try:
-                self._extra_turn()
+                self._dispatch_from_caller()
             finally:
                 self._turns.release()
         else:
@@ -132,7 +134,7 @@ class Dispatcher(threading.Thread):
             with contextlib.suppress(BlockingIOError):
                 os.write(self._waker, b"\0")
 
-    def _extra_turn(self) -> None:
+    def _dispatch_from_caller(self) -> None:
         """Take in what was admitted and send it out, for the thread that admitted it."""
         due = self._due
         try:
@@ -153,7 +155,7 @@ class Dispatcher(threading.Thread):
         refusal: TrainwrightError = NotReady(_ENDED, 1.0)
         try:
             while not self.over:
-                self._turn()
+                self._dispatch_once()
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must be told
             refusal = self.refusal = ServeError(f"service: its dispatcher failed ({type(error).__name__}: {error})")
         finally:
@@ -171,7 +173,7 @@ class Dispatcher(threading.Thread):
             os.close(self._waker)
             self.started.set()
 
-    def _turn(self) -> None:
+    def _dispatch_once(self) -> None:
         self._asleep = True
         events = self._selector.select(0.0 if self._inbox else max(0.0, self._due - time.monotonic()))
         self._asleep = False
@@ -214,7 +216,7 @@ class Dispatcher(threading.Thread):
     def _until_next(self, now: float) -> float:
         due = [now + _TICK_SECONDS, self._segments.next_deadline]
         watch = self._watched + _WATCH_SECONDS
-        due += [max(post.restart_at, watch) for post in self._pool.posts if post.state is State.WAITING]
+        due += [max(post.restart_at, watch) for post in self._pool.posts if post.state is WorkerState.WAITING]
         if self._settings.max_delay_ms:  # what is ripe and still waits, waits for room, of which a report will tell
             ripe = (
                 head.admitted + self._settings.max_delay_ms / 1e3 for _, head, _ in self._segments.batcher.waiting()
@@ -227,7 +229,7 @@ class Dispatcher(threading.Thread):
             self._entering -= request.rows
         self._segments.admit(request)
 
-    def _hand_over(self, request: Request, finished: Finished) -> None:
+    def _deliver(self, request: Request, finished: Finished) -> None:
         self._finished.append((request, finished))
 
     def _released(self, request: Request) -> None:
@@ -257,7 +259,7 @@ class Dispatcher(threading.Thread):
                 for line in lines:
                     line.add(slot, now)
 
-    def _heard(self, post: Post) -> None:
+    def _heard(self, post: WorkerSlot) -> None:
         process = post.process
         if process is None:
             return
@@ -273,7 +275,7 @@ class Dispatcher(threading.Thread):
         elif isinstance(message, Mapping):
             self._told(post, message)
 
-    def _reported(self, post: Post, report: Report) -> None:
+    def _reported(self, post: WorkerSlot, report: SlotReport) -> None:
         number, generation, member = report.slot, report.generation, report.member
         if report.kind == DONE:
             post.health.batch(report.seconds)
@@ -284,7 +286,7 @@ class Dispatcher(threading.Thread):
         if report.kind in {DONE, DROPPED}:
             self._landed(post, number, generation, {member})
 
-    def _told(self, post: Post, told: Mapping[str, Any]) -> None:
+    def _told(self, post: WorkerSlot, told: Mapping[str, Any]) -> None:
         if "built" in told:
             self._built(post, told["built"])
         elif "refused" in told:
@@ -300,7 +302,7 @@ class Dispatcher(threading.Thread):
                 self._segments.refuse(slot, f"trial {trials} refused the rows ({told['why']})")
             self._landed(post, number, generation, set(told["members"]))
 
-    def _landed(self, post: Post, number: int, generation: int, members: set[int]) -> None:
+    def _landed(self, post: WorkerSlot, number: int, generation: int, members: set[int]) -> None:
         if slot := post.landed(number, generation, members):
             self._segments.accumulator.release(slot, leases=1)
 
@@ -309,17 +311,17 @@ class Dispatcher(threading.Thread):
     def _watch(self, now: float) -> None:
         for post in self._pool.posts:
             process = post.process
-            if post.state is State.WAITING and now >= post.restart_at:
+            if post.state is WorkerState.WAITING and now >= post.restart_at:
                 line = self._pool.open(post, self._arena, now)
                 self._selector.register(line, selectors.EVENT_READ, post)
             elif process is not None and process.ended and not process.line.poll():
                 self._failed(post, "")
-            elif post.state is State.STARTING and now > post.heard + self._settings.start_seconds:
+            elif post.state is WorkerState.STARTING and now > post.heard + self._settings.start_seconds:
                 self._failed(post, f"did not start within {self._settings.start_seconds:g} s")
             elif post.flights and post.health.hung(now - post.heard):
                 self._failed(post, f"was silent for {now - post.heard:.1f} s")
 
-    def _built(self, post: Post, told: Mapping[str, Any]) -> None:
+    def _built(self, post: WorkerSlot, told: Mapping[str, Any]) -> None:
         shape = tuple(told["output_shape"])
         if not self._layout.output_shape:
             self._layout = self._pool.laid_out(shape)
@@ -331,7 +333,7 @@ class Dispatcher(threading.Thread):
             )
             return
         post.say({"map": self._layout.to_json()})
-        post.state = State.READY
+        post.state = WorkerState.READY
         post.health.batch(told["seconds"])
         post.rate = told["rows"] / max(told["seconds"], 1e-9)
         line = self._pool.line_of(post)
@@ -345,7 +347,7 @@ class Dispatcher(threading.Thread):
         self.refusal = self.refusal or ServeError(why)
         self.started.set()
 
-    def _failed(self, post: Post, why: str) -> None:
+    def _failed(self, post: WorkerSlot, why: str) -> None:
         """End a post's process, give its work to others, and decide when the next one starts."""
         if post.process is None:
             return
@@ -359,14 +361,14 @@ class Dispatcher(threading.Thread):
         now = time.monotonic()
         pause = post.health.failed(now)
         if pause is None:
-            post.state = State.LOST
-            self._given_up(line)
+            post.state = WorkerState.LOST
+            self._failed_permanently(line)
         else:
-            post.state, post.restart_at, post.restarts = State.WAITING, now + pause, post.restarts + 1
+            post.state, post.restart_at, post.restarts = WorkerState.WAITING, now + pause, post.restarts + 1
             self._segments.counts["restarts"] += 1
 
-    def _given_up(self, line: UnitLine) -> None:
-        if any(post.state is not State.LOST for post in self._pool.posts_of(line.unit)):
+    def _failed_permanently(self, line: UnitQueue) -> None:
+        if any(post.state is not WorkerState.LOST for post in self._pool.posts_of(line.unit)):
             return
         line.pending.clear()
         if not self.started.is_set():
@@ -386,7 +388,7 @@ class Dispatcher(threading.Thread):
             return
         self._placing = True
         line = self._homeless.popleft()
-        lost = [post.instance for post in self._pool.posts if post.state is State.LOST]
+        lost = [post.instance for post in self._pool.posts if post.state is WorkerState.LOST]
 
         def looked() -> None:
             try:
@@ -399,7 +401,7 @@ class Dispatcher(threading.Thread):
 
         threading.Thread(target=looked, name="trainwright-place", daemon=True).start()
 
-    def _found(self, line: UnitLine, plan: Plan | None, refusal: str) -> None:
+    def _found(self, line: UnitQueue, plan: DeploymentPlan | None, refusal: str) -> None:
         posts = self._pool.posts_of(line.unit)
         move = {
             "unit": line.unit.name,
@@ -416,7 +418,7 @@ class Dispatcher(threading.Thread):
         self._placing = False
         self._look()
 
-    def _moved(self, line: UnitLine, post: Post) -> None:
+    def _moved(self, line: UnitQueue, post: WorkerSlot) -> None:
         """Let a post that was placed anew share its unit's work, now that it can."""
         line.posts.append(post)
         line.outlook = ""

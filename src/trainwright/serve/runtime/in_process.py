@@ -24,7 +24,7 @@ from trainwright.ensemble.library.networks import checked, linked, shaped
 from trainwright.ensemble.library.weights import built
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.placement.deployment_plan import Plan
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.placement.repeated_timing import timed
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.responses import make_answer
@@ -41,7 +41,9 @@ _ENDED = "service: has ended; nothing is answered any more"
 class InProcess:
     """The runtime of a plan with `in_process`: the members' networks, a queue, and a thread for what waits in it."""
 
-    def __init__(self, ensemble: Ensemble, plan: Plan, *, input_shape: tuple[int, ...], input_dtype: str) -> None:
+    def __init__(
+        self, ensemble: Ensemble, plan: DeploymentPlan, *, input_shape: tuple[int, ...], input_dtype: str
+    ) -> None:
         self.plan = plan
         self._ensemble = ensemble
         self._batch = plan.instances[0].batch

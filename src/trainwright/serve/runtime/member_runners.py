@@ -20,7 +20,7 @@ from trainwright.errors import ServeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaGraph", "Loop", "Runner", "Streams", "Vmap", "runner_of"]
+__all__ = ["CudaGraph", "CudaStreams", "Loop", "Runner", "Vmap", "runner_of"]
 
 _TOLERANCE = 1e-5  # how far a fused kind's predictions may lie from the loop's
 
@@ -56,7 +56,7 @@ def runner_of(told: Mapping[str, Any]) -> Runner:
     if kind == "vmap":
         fused = Vmap(loop)
     elif kind == "streams":
-        fused = Streams(loop)
+        fused = CudaStreams(loop)
     else:
         fused = CudaGraph(loop, x)
     _refuse_difference(kind, fused, loop, x)
@@ -139,7 +139,7 @@ class Vmap:
             yield k, self._loop.told(k, found[k])
 
 
-class Streams:
+class CudaStreams:
     """Each member on a stream of its own on one CUDA device, so that small kernels of several run at once."""
 
     def __init__(self, loop: Loop) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["BEAT", "DONE", "DROPPED", "Report", "Task", "decode", "tell"]
+__all__ = ["BEAT", "DONE", "DROPPED", "SlotReport", "SlotTask", "decode", "tell"]
 
 DONE, DROPPED, BEAT = range(1, 4)  # what a report says: computed; too late, so left out; still at it
 _TASK = struct.Struct("<BxHIIIdQ")
@@ -15,7 +15,7 @@ _REPORT = struct.Struct("<BxHIIIdII")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class SlotTask:
     """Front to worker: compute these members of the unit on the first `rows` rows of a slot."""
 
     slot: int
@@ -31,7 +31,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class SlotReport:
     """Worker to front: what became of one member's part of a task; `kind` is one of the constants above."""
 
     kind: int
@@ -51,15 +51,15 @@ def tell(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
     line.send_bytes(json.dumps(message).encode())
 
 
-def decode(message: bytes) -> Task | list[Report] | Mapping[str, Any]:
+def decode(message: bytes) -> SlotTask | list[SlotReport] | Mapping[str, Any]:
     """Return what a message says: work, one report or several that were sent together, or a JSON object."""
     if message[0] == ord("{"):  # work and reports never start with it
         told: Mapping[str, Any] = json.loads(message)
         return told
     if message[0] == 0:
         _, batch, slot, generation, rows, deadline, members = _TASK.unpack(message)
-        return Task(slot=slot, generation=generation, rows=rows, batch=batch, deadline=deadline, members=members)
+        return SlotTask(slot=slot, generation=generation, rows=rows, batch=batch, deadline=deadline, members=members)
     return [
-        Report(kind=kind, slot=slot, generation=generation, member=member, rows=rows, seconds=seconds)
+        SlotReport(kind=kind, slot=slot, generation=generation, member=member, rows=rows, seconds=seconds)
         for kind, member, slot, generation, rows, seconds, _, _ in _REPORT.iter_unpack(message)
     ]

@@ -9,54 +9,56 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.serve.placement.deployment_plan import Instance, Plan
-from trainwright.serve.placement.failover import placed_anew
+from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
+from trainwright.serve.placement.failover import fail_over
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.units import Unit
-from trainwright.serve.runtime.arena import Arena, Layout
-from trainwright.serve.runtime.settings import Settings
-from trainwright.serve.runtime.supervise import Health, WorkerProcess
-from trainwright.serve.runtime.worker_slots import Post, State, UnitLine
+from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.runtime.supervise import Health, ServingProcess
+from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
-__all__ = ["Pool", "credits_of"]
+__all__ = ["WorkerPool", "credits_of"]
 
 _LINE_HOLDS = 128
 
 
-class Pool:
+class WorkerPool:
     """All posts of a plan, and what their processes are told."""
 
-    def __init__(self, *, ensemble: Ensemble, plan: Plan, settings: Settings, layout: Layout, runner: str) -> None:
+    def __init__(
+        self, *, ensemble: Ensemble, plan: DeploymentPlan, settings: DeploymentSettings, layout: ArenaShape, runner: str
+    ) -> None:
         self.trials = [member.trial for member in ensemble.members]
         self.plan = plan
         self._ensemble, self._layout, self._runner, self._settings = ensemble, layout, runner, settings
         self.posts = [self._post(instance) for instance in plan.instances]
-        self.lines = [UnitLine(unit=unit, posts=self.posts_of(unit)) for unit in plan.units]
+        self.lines = [UnitQueue(unit=unit, posts=self.posts_of(unit)) for unit in plan.units]
 
-    def anew(self, unit: Unit, lost: Collection[Instance]) -> Plan:
+    def anew(self, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
         """Return the plan with a lost unit elsewhere, or raise AllocationError; it changes nothing."""
         memory = MemoryModel.assumed(self._ensemble) if self.plan.memory is None else self.plan.memory
-        return placed_anew(self.plan, unit, lost, memory)
+        return fail_over(self.plan, unit, lost, memory)
 
-    def change(self, plan: Plan, unit: Unit) -> list[Post]:
+    def change(self, plan: DeploymentPlan, unit: Unit) -> list[WorkerSlot]:
         """Take a plan in which a unit was placed anew; return its posts, which join its line when they are built."""
         self.plan = plan
         posts = [self._post(instance) for instance in plan.instances if instance.unit == unit]
         self.posts += posts
         return posts
 
-    def _post(self, instance: Instance) -> Post:
-        return Post(
+    def _post(self, instance: Instance) -> WorkerSlot:
+        return WorkerSlot(
             instance=instance,
             health=Health(settings=self._settings),
             credits=credits_of(instance, self._layout.rows),
         )
 
-    def line_of(self, post: Post) -> UnitLine:
+    def line_of(self, post: WorkerSlot) -> UnitQueue:
         """Return the line that a post takes its work from."""
         return next(line for line in self.lines if line.unit == post.instance.unit)
 
-    def posts_of(self, unit: Unit) -> list[Post]:
+    def posts_of(self, unit: Unit) -> list[WorkerSlot]:
         """Return the posts of a unit, those that were given up and those that are not built yet too."""
         return [post for post in self.posts if post.instance.unit == unit]
 
@@ -64,11 +66,11 @@ class Pool:
         """Return the members that nobody computes any more, and why."""
         return {member: line.why for line in self.lines if line.lost for member in line.unit.members}
 
-    def laid_out(self, output_shape: tuple[int, ...]) -> Layout:
+    def laid_out(self, output_shape: tuple[int, ...]) -> ArenaShape:
         """Return the layout of the memory, now that it is known what members answer."""
         return replace(self._layout, output_shape=output_shape)
 
-    def open(self, post: Post, arena: Arena, now: float) -> "Connection[Any, Any]":
+    def open(self, post: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
         """Start a process for a post, and return the line to it."""
         instance = post.instance
         members = [self._ensemble.members[place] for place in instance.unit.members]
@@ -85,8 +87,8 @@ class Pool:
             "input_dtype": self._layout.input_dtype,
             "path": [path or str(Path.cwd()) for path in sys.path],
         }
-        post.process = WorkerProcess(arena, told)
-        post.state, post.heard, post.said = State.STARTING, now, ""
+        post.process = ServingProcess(arena, told)
+        post.state, post.heard, post.said = WorkerState.STARTING, now, ""
         return post.process.line
 
     def close(self) -> None:

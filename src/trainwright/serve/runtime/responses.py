@@ -8,7 +8,7 @@ from trainwright.ensemble.library.networks import checked
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, RequestError
 from trainwright.serve.runtime.batching import Request
-from trainwright.serve.service import Answer
+from trainwright.serve.service import Response
 
 __all__ = ["answer_of", "make_answer"]
 
@@ -19,7 +19,7 @@ def answer_of(
     predictions: Mapping[int, Array],
     missing: Mapping[int, str],
     trace: Mapping[str, Any],
-) -> Answer:
+) -> Response:
     """Return the answer of a request from its members' predictions, by position in the ensemble; they are copied.
 
     With all members asked for it is what `Ensemble.predict` returns. Raises RequestError for rows to which a member
@@ -48,7 +48,7 @@ def make_answer(
     members: Mapping[int, Array],
     missing: Mapping[int, str],
     trace: Mapping[str, Any],
-) -> Answer:
+) -> Response:
     """Return the answer of a request from the combined prediction.
 
     `members` are the predictions in it, by ascending position; they are read only for the options that ask for them.
@@ -56,10 +56,10 @@ def make_answer(
     trial = [member.trial for member in ensemble.members]
     options = request.options
     if not (missing or trace or options.members or options.uncertainty):  # the usual case, in less time
-        return Answer(prediction=prediction, used=tuple([trial[member] for member in request.members]))
+        return Response(prediction=prediction, used=tuple([trial[member] for member in request.members]))
     used = [member for member in request.members if member not in missing]
     weights = [request.weights[member] for member in used]
-    return Answer(
+    return Response(
         prediction=prediction,
         used=tuple(trial[member] for member in used),
         missing={trial[member]: why for member, why in missing.items()},

@@ -16,7 +16,7 @@ from trainwright.serve.runtime.accumulate import Accumulator, Arrival, Slot
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.batching import Batcher, Piece, Request
 from trainwright.serve.runtime.combiner import Finished
-from trainwright.serve.runtime.settings import Settings
+from trainwright.serve.runtime.settings import DeploymentSettings
 
 __all__ = ["LATE", "Segments"]
 
@@ -27,12 +27,12 @@ class Segments:
     """The rows that wait, the slots in use, and the deadlines; `hand_over` gets each request when it is finished."""
 
     def __init__(
-        self, *, slots: int, arena: Arena, settings: Settings, hand_over: Callable[[Request, Finished], None]
+        self, *, slots: int, arena: Arena, settings: DeploymentSettings, deliver: Callable[[Request, Finished], None]
     ) -> None:
         self.batcher = Batcher()
         self.accumulator = Accumulator(slots)
         self.counts: Counter[str] = Counter()
-        self._arena, self._settings, self._hand_over = arena, settings, hand_over
+        self._arena, self._settings, self._deliver = arena, settings, deliver
         self._deadlines: list[tuple[float, int, Request]] = []
         self._number = itertools.count()
 
@@ -114,7 +114,7 @@ class Segments:
                 self.finish(request, refusal=RequestError(f"request: {why}"))
             else:
                 held = request.pieces
-                self.batcher.put_back(request)
+                self.batcher.requeue(request)
                 request.alone = True
                 self._let_go(held)
 
@@ -139,7 +139,7 @@ class Segments:
             self._let_go(pieces)
         for piece in pieces:
             piece.live = False
-        self._hand_over(request, Finished(request=request, predictions=found, missing=missing, refusal=refusal))
+        self._deliver(request, Finished(request=request, predictions=found, missing=missing, refusal=refusal))
 
     def release(self, request: Request) -> None:
         """Let go of a finished request's slots, once its predictions have been read."""

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from trainwright.errors import ServeConfigError
-from trainwright.settings import Settings as Declared
+from trainwright.settings import Settings
 from trainwright.validators import flag, integer, number, optional
 
-__all__ = ["Settings"]
+__all__ = ["DeploymentSettings"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings(Declared, error=ServeConfigError):
+class DeploymentSettings(Settings, error=ServeConfigError):
     """The limits of a deployment. Those of segments, delays and workers play no part without worker processes."""
 
     segment_rows: Annotated[int, integer(minimum=1, maximum=65535), "rows that travel together to all members"] = 128

@@ -16,15 +16,15 @@ from typing import Any
 from trainwright.serve.placement.threads import environment
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.messages import tell
-from trainwright.serve.runtime.settings import Settings
+from trainwright.serve.runtime.settings import DeploymentSettings
 
-__all__ = ["Health", "WorkerProcess"]
+__all__ = ["Health", "ServingProcess"]
 
 _WINDOW = 64  # batches whose median is the usual one
 _FAREWELL_SECONDS = 2.0
 
 
-class WorkerProcess:
+class ServingProcess:
     """A fresh interpreter, never a fork; it inherits its end of a line and the descriptor of the shared memory.
 
     Its threads, and that they wait without spinning, are set in its environment, before it loads torch. It leaves when
@@ -82,7 +82,7 @@ class WorkerProcess:
 class Health:
     """What is known of an instance's past; pure: times are given."""
 
-    settings: Settings
+    settings: DeploymentSettings
     _failures: deque[float] = field(default_factory=deque)
     _batches: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 

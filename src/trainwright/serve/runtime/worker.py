@@ -23,9 +23,9 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array
 from trainwright.serve.placement.repeated_timing import timed
-from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import Runner
-from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, Report, Task, decode, tell
+from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, SlotReport, SlotTask, decode, tell
 
 __all__ = ["main"]
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         _say(line, {"refused": f"{type(error).__name__}: {error}"})
         os._exit(_BROKEN)
     _say(line, {"built": built})
-    arena.map(Layout.from_json(_heard(line)["map"]))
+    arena.map(ArenaShape.from_json(_heard(line)["map"]))
     _Worker(line=line, arena=arena, runner=runner, told=told).serve()
 
 
@@ -71,7 +71,7 @@ class _Worker:
         self._places: list[int] = told["places"]  # positions in the ensemble of the unit's members
         self._usual: dict[int, float] = {}  # seconds of a member's last batch
         self._unsaid: list[bytes] = []  # reports
-        self._held: Task | None = None
+        self._held: SlotTask | None = None
         self._beat = time.monotonic()
 
     def serve(self) -> NoReturn:
@@ -84,7 +84,7 @@ class _Worker:
             if tasks := [task for task in tasks if task not in late]:
                 self._computed(tasks)
 
-    def _taken(self) -> list[Task]:
+    def _taken(self) -> list[SlotTask]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
         first = self._held or _heard(self._line)
         self._held, tasks, rows = None, [first], first.rows
@@ -97,7 +97,7 @@ class _Worker:
             rows += task.rows
         return tasks
 
-    def _computed(self, tasks: list[Task]) -> None:
+    def _computed(self, tasks: list[SlotTask]) -> None:
         inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
         x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
         wanted = [k for k in range(len(self._places)) if tasks[0].members >> k & 1]
@@ -126,7 +126,7 @@ class _Worker:
             if broken:
                 os._exit(_BROKEN)
 
-    def _written(self, tasks: list[Task], k: int, start: int, found: Array) -> None:
+    def _written(self, tasks: list[SlotTask], k: int, start: int, found: Array) -> None:
         """Put rows that began at `start` of the joined tasks where they belong."""
         first = 0
         for task in tasks:
@@ -136,11 +136,11 @@ class _Worker:
                 place[low - first : high - first] = found[low - start : high - start]
             first += task.rows
 
-    def _report(self, kind: int, task: Task, k: int | None, *, rows: int = 0, seconds: float = 0.0) -> None:
+    def _report(self, kind: int, task: SlotTask, k: int | None, *, rows: int = 0, seconds: float = 0.0) -> None:
         self._beat = time.monotonic()
         for one in [k] if k is not None else [k for k in range(len(self._places)) if task.members >> k & 1]:
             member = self._places[one]
-            report = Report(
+            report = SlotReport(
                 kind=kind, slot=task.slot, generation=task.generation, member=member, rows=rows, seconds=seconds
             )
             self._unsaid.append(report.encode())

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.serve.placement.deployment_plan import Plan
-from trainwright.serve.runtime.arena import Arena, Layout
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
+from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.combiner import Combiner
 from trainwright.serve.runtime.dispatch import Dispatcher
-from trainwright.serve.runtime.pool import Pool, credits_of
-from trainwright.serve.runtime.settings import Settings
-from trainwright.serve.runtime.worker_slots import State
+from trainwright.serve.runtime.pool import WorkerPool, credits_of
+from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.runtime.worker_slots import WorkerState
 
 __all__ = ["WorkerProcesses"]
 
@@ -23,9 +23,9 @@ class WorkerProcesses:
     def __init__(
         self,
         ensemble: Ensemble,
-        plan: Plan,
+        plan: DeploymentPlan,
         *,
-        settings: Settings,
+        settings: DeploymentSettings,
         input_shape: tuple[int, ...],
         input_dtype: str,
         runner: str,
@@ -34,7 +34,7 @@ class WorkerProcesses:
         tasks: Counter[tuple[int, ...]] = Counter()
         for instance in plan.instances:
             tasks[instance.unit.members] += credits_of(instance, settings.segment_rows)
-        layout = Layout(
+        layout = ArenaShape(
             slots=max(tasks.values()) + 2,
             rows=settings.segment_rows,
             members=len(ensemble.members),
@@ -42,7 +42,7 @@ class WorkerProcesses:
             input_dtype=input_dtype,
             output_shape=(),
         )
-        self._pool = Pool(ensemble=ensemble, plan=plan, settings=settings, layout=layout, runner=runner)
+        self._pool = WorkerPool(ensemble=ensemble, plan=plan, settings=settings, layout=layout, runner=runner)
         self._arena = Arena.create()
         self._combiner = Combiner(ensemble)
         self._dispatcher = Dispatcher(
@@ -58,7 +58,7 @@ class WorkerProcesses:
             raise self._dispatcher.refusal
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DeploymentPlan:
         """The plan with the units where they are now."""
         return self._pool.plan
 
@@ -124,4 +124,4 @@ class WorkerProcesses:
 
     def not_ready(self) -> int:
         """Return how many instances cannot compute now."""
-        return sum(post.state is not State.READY for post in self._pool.posts)
+        return sum(post.state is not WorkerState.READY for post in self._pool.posts)

@@ -10,13 +10,13 @@ from typing import Any
 from trainwright.serve.placement.deployment_plan import Instance
 from trainwright.serve.placement.units import Unit
 from trainwright.serve.runtime.accumulate import Slot
-from trainwright.serve.runtime.messages import Task
-from trainwright.serve.runtime.supervise import Health, WorkerProcess
+from trainwright.serve.runtime.messages import SlotTask
+from trainwright.serve.runtime.supervise import Health, ServingProcess
 
-__all__ = ["Flight", "Post", "State", "UnitLine", "Work"]
+__all__ = ["InFlight", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
 
 
-class State(Enum):
+class WorkerState(Enum):
     """What a post is at."""
 
     STARTING = "starting"
@@ -26,7 +26,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class UnitWork:
     """Members of a unit to compute on a slot, if that is still of this generation."""
 
     slot: Slot
@@ -40,23 +40,23 @@ class Work:
 
 
 @dataclass(kw_only=True, slots=True)
-class Flight:
+class InFlight:
     """Work that a process has."""
 
-    work: Work
+    work: UnitWork
     left: set[int]  # members that were not reported
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Post:
+class WorkerSlot:
     """One instance of the plan."""
 
     instance: Instance
     health: Health
     credits: int  # tasks that its process may have at once: one computes while the next is at hand
-    state: State = State.WAITING
-    process: WorkerProcess | None = None
-    flights: dict[tuple[int, int], Flight] = field(default_factory=dict)  # by slot and generation
+    state: WorkerState = WorkerState.WAITING
+    process: ServingProcess | None = None
+    flights: dict[tuple[int, int], InFlight] = field(default_factory=dict)  # by slot and generation
     heard: float = -math.inf
     restart_at: float = -math.inf
     restarts: int = 0
@@ -68,17 +68,17 @@ class Post:
     @property
     def free(self) -> int:
         """Tasks that it can take now."""
-        return self.credits - len(self.flights) if self.state is State.READY else 0
+        return self.credits - len(self.flights) if self.state is WorkerState.READY else 0
 
-    def give(self, work: Work, now: float) -> None:
+    def give(self, work: UnitWork, now: float) -> None:
         """Send work to its process, which then holds a lease on the slot."""
         slot = work.slot
         slot.leases += 1
         if not self.flights:
             self.heard = now  # it was silent for want of work
-        self.flights[slot.number, slot.generation] = Flight(work=work, left=set(work.members))
+        self.flights[slot.number, slot.generation] = InFlight(work=work, left=set(work.members))
         members = enumerate(self.instance.unit.members)
-        task = Task(
+        task = SlotTask(
             slot=slot.number,
             generation=slot.generation,
             rows=slot.rows,
@@ -106,33 +106,33 @@ class Post:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class UnitLine:
+class UnitQueue:
     """The work of one unit, for whichever of its posts is free first."""
 
     unit: Unit
-    posts: list[Post]
-    pending: deque[Work] = field(default_factory=deque)
+    posts: list[WorkerSlot]
+    pending: deque[UnitWork] = field(default_factory=deque)
     outlook: str = ""  # what becomes of it, once it is lost
 
     @property
     def lost(self) -> bool:
         """Say whether nobody will compute it any more."""
-        return all(post.state is State.LOST for post in self.posts)
+        return all(post.state is WorkerState.LOST for post in self.posts)
 
     @property
     def ready(self) -> bool:
         """Say whether somebody can compute it now."""
-        return any(post.state is State.READY for post in self.posts)
+        return any(post.state is WorkerState.READY for post in self.posts)
 
     @property
     def rate(self) -> float:
         """Rows a second that its posts can compute, by the batches that they computed at start."""
-        return sum(post.rate for post in self.posts if post.state is not State.LOST)
+        return sum(post.rate for post in self.posts if post.state is not WorkerState.LOST)
 
     @property
     def has_room(self) -> bool:
         """Say whether a further segment would be taken soon: more would only wait here instead of gathering rows."""
-        alive = [post for post in self.posts if post.state is not State.LOST]
+        alive = [post for post in self.posts if post.state is not WorkerState.LOST]
         return len(self.pending) + sum(len(post.flights) for post in alive) < sum(post.credits for post in alive)
 
     @property
@@ -143,7 +143,7 @@ class UnitLine:
     def add(self, slot: Slot, now: float) -> None:
         """Append the work on a slot for the members of the unit that it expects."""
         if wanted := slot.expected & set(self.unit.members):
-            self.pending.append(Work(slot=slot, generation=slot.generation, members=wanted))
+            self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=wanted))
             self.send(now)
 
     def send(self, now: float) -> None:
@@ -156,11 +156,13 @@ class UnitLine:
             if work.wanted:
                 post.give(work, now)
 
-    def take_back(self, post: Post) -> list[Slot]:
+    def take_back(self, post: WorkerSlot) -> list[Slot]:
         """Let others do what a post's process had; return the slots on which it held leases."""
         flights = list(post.flights.values())
         post.flights.clear()
         for flight in reversed(flights):
             work = flight.work
-            self.pending.appendleft(Work(slot=work.slot, generation=work.generation, members=frozenset(flight.left)))
+            self.pending.appendleft(
+                UnitWork(slot=work.slot, generation=work.generation, members=frozenset(flight.left))
+            )
         return [flight.work.slot for flight in flights]
