@@ -21,7 +21,7 @@ from trainwright.serve.placement.memory_model import MemberFootprint, MemoryMode
 from trainwright.serve.placement.placement import Placement
 from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
-from trainwright.serve.placement.relaxation import relaxed, upper_bound
+from trainwright.serve.placement.relaxation import place_by_relaxation, upper_bound
 from trainwright.serve.placement.units import single_units
 from trainwright.serve.placement.worst_fit import worst_fit
 
@@ -126,7 +126,7 @@ def _gain(members: int, spread: float, speeds: tuple[float, ...], *, quick: bool
     BoundedGreedy(max_steps=1, kicks=0).search(start, space, cost)  # kernels are compiled once, and cached on disk
     started = time.process_time()
     bound = upper_bound(start.units, space, cost)
-    other = relaxed(start.units, space, cost)
+    other = place_by_relaxation(start.units, space, cost)
     starts = [start] if other is None else [other, start]
     found = max((BoundedGreedy().search(one, space, cost, bound=bound) for one in starts), key=lambda one: one.value)
     seconds = time.process_time() - started

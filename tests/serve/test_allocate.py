@@ -24,7 +24,7 @@ from trainwright.serve.placement.placement import Placement
 from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
 from trainwright.serve.placement.real_cost import RealCost
-from trainwright.serve.placement.timing import measured
+from trainwright.serve.placement.timing import measure_times
 from trainwright.serve.placement.units import single_units
 
 torch = pytest.importorskip("torch")
@@ -252,7 +252,7 @@ class TestTogether:
         lock = {"lock": str(tmp_path / "lock")} if locked else {}
         found = served_networks.ensemble(tmp_path, [{"seconds": 0.04, **lock}] * 2, kind="slow")
         here = parse_devices("cpu:0-1")
-        tables, _ = measured(found, here, (4, 16))
+        tables, _ = measure_times(found, here, (4, 16))
         (alone, both) = tables.shared["cpu x 2"]
         assert alone == pytest.approx(1.0)
         assert both == pytest.approx(gain, rel=0.25)

@@ -16,7 +16,7 @@ from trainwright.serve.placement.greedy import BoundedGreedy, compared
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.placement import Placement
 from trainwright.serve.placement.placement_space import PlacementSpace
-from trainwright.serve.placement.relaxation import relaxed, upper_bound
+from trainwright.serve.placement.relaxation import place_by_relaxation, upper_bound
 from trainwright.serve.placement.units import single_units
 
 
@@ -127,7 +127,7 @@ class TestOracles:
         rates = np.array([8, 64]) / cost.unit_seconds(single_units(3))[0]
         expected = 1 / (1 / rates.max(axis=1)).sum()
         assert upper_bound(single_units(3), space, cost) == pytest.approx(expected)
-        found = relaxed(single_units(3), space, cost)
+        found = place_by_relaxation(single_units(3), space, cost)
         assert space.fits(found)
 
     def test_refusals(self):

@@ -111,7 +111,7 @@ class TestKilled:
             np.testing.assert_allclose(done.prediction, members.expected(found, x, [1]), atol=1e-12)
             again = service.submit(x).result(60)
             assert again.missing.keys() == {0}
-            assert "it was not placed anew: unit 0: no other device is left" in again.missing[0]
+            assert "it was not moved: unit 0: no other device is left" in again.missing[0]
             assert service.state()["instances"][0]["state"] == "lost"
             until(lambda: service.state()["slots_used"] == 0)
 
@@ -130,7 +130,7 @@ class TestKilled:
             until(lambda: service.state()["moves"])
             done = service.submit(x).result(60)
             assert done.used == (1,)
-            assert "SIGKILL; it starts anew on cpu:1" in done.missing[0]
+            assert "SIGKILL; it restarts on cpu:1" in done.missing[0]
             np.testing.assert_allclose(done.prediction, members.expected(found, x, [1]), atol=1e-12)
             (orders / "go").touch()
             until(lambda: service.state()["moved"] == 1)

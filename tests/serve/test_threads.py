@@ -144,7 +144,7 @@ def test_a_start_with_one_slow_batch(monkeypatch):
         "cores": [], "path": list(sys.path), "runner": "a_runner:make", "batch": 8, "input_shape": [3],
         "input_dtype": "float32", "places": [0],
     }  # fmt: skip
-    _, built = worker._started(told)
+    _, built = worker._load_members(told)
     assert built["seconds"] == pytest.approx(0.001)
     assert (built["output_shape"], built["rows"]) == ([2], 8)
 
@@ -164,7 +164,7 @@ def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, i
     both = np.array([[1.0] * 3, [1.8] * 3])
     tables = TimeTables(batches=BATCHES, seconds={"cpu x 2": times}, shared={"cpu x 2": both}, source="measured")
     memory = MemoryModel(footprints=(MemberFootprint(weight_bytes=10, row_bytes=1),) * 3)
-    monkeypatch.setattr(timing, "measured", lambda *_: (tables, memory))
+    monkeypatch.setattr(timing, "measure_times", lambda *_: (tables, memory))
     asked = []
     rates = [Rates(loaded=loaded, single=single) for loaded, single in (workers, inside)]
     monkeypatch.setattr(RealCost, "in_turns", lambda self, placements, rounds: asked.append(placements) or rates)

@@ -78,7 +78,8 @@ class RayService:
         self._ended = False
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="trainwright-ray")
         try:
-            serve.start(proxy_location="Disabled")  # requests arrive at our own server
+            # Requests arrive at our own server.
+            serve.start(proxy_location="Disabled")
             # By the unit's members: its replicas, asked in turn.
             self._units = {unit.members: itertools.cycle([*self._deploy(name, unit)]) for unit in self._plan.units}
         except BaseException:
@@ -162,7 +163,8 @@ class RayService:
         begun = time.monotonic()
         rows = self._ray.put(np.ascontiguousarray(request.x))
         asked = set(request.members)
-        with self._lock:  # a cycle is no thread's own
+        # A cycle is no thread's own.
+        with self._lock:
             units = {members: next(replicas) for members, replicas in self._units.items() if asked & set(members)}
         replies = {members: replica.predict.remote(rows) for members, replica in units.items()}
         outputs: dict[int, Array] = {}
@@ -197,14 +199,17 @@ class _Replica:
     def __init__(self, members: tuple[Member, ...], kind: str, threads: int, batch: int, path: tuple[str, ...]) -> None:
         import torch
 
-        sys.path += [place for place in path if place not in sys.path]  # factories are found where they were there
+        # Factories are found where they were there.
+        sys.path += [place for place in path if place not in sys.path]
         torch.set_num_threads(threads)
         self._members = [(member, built(member)) for member in members]
-        self._device, self._batch = kind, batch  # of several accelerators Ray shows a replica only its own
+        # Of several accelerators Ray shows a replica only its own.
+        self._device, self._batch = kind, batch
 
     def predict(self, x: Array) -> list[Array]:
         """Return each member's predictions; RequestError for rows that a network cannot take."""
-        rows = np.array(x)  # torch warns of arrays that it may not write to, as the object store's are
+        # Torch warns of arrays that it may not write to, as the object store's are.
+        rows = np.array(x)
         return [self._predict(network, member, rows) for member, network in self._members]
 
     def _predict(self, network: Any, member: Member, x: Array) -> Array:

@@ -46,13 +46,15 @@ class Client:
         except ModuleNotFoundError as error:
             raise MissingExtra.of("a client", "httpx", "serve") from error
         self._name, self._binary, self._give_up_seconds = name, binary, give_up_seconds
-        headers = {"Accept-Encoding": "identity"}  # to compress numbers takes longer than to send them
+        # To compress numbers takes longer than to send them.
+        headers = {"Accept-Encoding": "identity"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         place = urlsplit(url)
         if place.scheme not in {"http", "https"} or not place.hostname:
             raise RequestError(f"Client, url: got {url!r}; allowed: http://host:port")
-        secure = place.scheme == "https"  # else no certificates are read, which takes longer than an answer
+        # Else no certificates are read, which takes longer than an answer.
+        secure = place.scheme == "https"
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds, verify=secure)
 
     def predict(self, x: "Array | torch.Tensor", *, deadline_ms: float | None = None) -> Array:
@@ -130,7 +132,8 @@ def encode(x: Array, options: Options, *, binary: bool) -> tuple[bytes, dict[str
     head = json.dumps(told).encode()
     if not binary:
         return head, {"Content-Type": "application/json"}
-    head += b" " * (-len(head) % 16)  # so that the values behind it lie aligned and need no copy
+    # So that the values behind it lie aligned and need no copy.
+    head += b" " * (-len(head) % 16)
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
     return b"".join([head, *behind]), headers
 

@@ -1,4 +1,4 @@
-"""One inference request, from its body to the reply, in front of any service."""
+"""The inference endpoint: one request from its body to the reply, for any service."""
 
 import asyncio
 import time
@@ -136,7 +136,8 @@ class InferenceEndpoint:
         gone: list[asyncio.Future[Any]] = []
 
         def watch() -> None:
-            gone.append(asyncio.ensure_future(request.receive()))  # after the body only a disconnection can come
+            # After the body only a disconnection can come.
+            gone.append(asyncio.ensure_future(request.receive()))
             gone[0].add_done_callback(lambda _: future.cancel())
 
         moment = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, watch)
@@ -167,7 +168,8 @@ class InferenceEndpoint:
 
     def _left(self) -> HttpResponse:
         self.metrics.disconnected.inc()
-        return HttpResponse(json_of({"error": "the client left"}), status_code=400)  # nobody reads it
+        # Nobody reads it.
+        return HttpResponse(json_of({"error": "the client left"}), status_code=400)
 
 
 def _read_headers(request: Request) -> tuple[str | None, str | None]:

@@ -1,4 +1,4 @@
-"""What an inference request asks for, read from its body and checked against the ensemble's input."""
+"""Parses the body of an inference request and checks it against the ensemble's input."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What one request, and all of them together, may take of the server."""
+"""Limits of what one request, and all of them together, may take of the server."""
 
 import math
 from dataclasses import dataclass, fields

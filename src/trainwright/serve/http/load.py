@@ -223,7 +223,8 @@ class _Run:
     def _note(self, seen: _Seen) -> None:
         ended = time.perf_counter() - self._start
         first, last = self._load.warm_up_seconds, self._load.warm_up_seconds + self._load.seconds
-        if seen.status == "200" and first <= ended < last:  # also of requests of the warm-up: so both ends are alike
+        # Also of requests of the warm-up: so both ends are alike.
+        if seen.status == "200" and first <= ended < last:
             self._came, self._rows = self._came + 1, self._rows + seen.rows
         if seen.meant >= first:
             self._seen.append(seen)

@@ -1,4 +1,4 @@
-"""What the protocol's extensions tell of the one ensemble: its configuration, statistics, and the index of models."""
+"""The protocol's metadata of the one ensemble: configuration, statistics, and the index of models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What /openapi.json says of an inference request and its reply beyond what the routes tell."""
+"""The OpenAPI schema of inference requests and replies, which the routes alone do not describe."""
 
 from typing import Any
 

@@ -113,7 +113,8 @@ class Server:
         After the first signal new requests get 503 and admitted ones are finished for at most `drain_seconds`; the
         second ends it at once.
         """
-        signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # whose put() may interrupt its own get()
+        # Whose put() may interrupt its own get().
+        signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         kinds = (signal.SIGTERM, signal.SIGINT)
         before = {kind: signal.signal(kind, lambda number, _frame: signals.put(number)) for kind in kinds}
         try:
@@ -187,7 +188,8 @@ class _Counted:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope.get("method") == "HEAD":
-            scope = {**scope, "method": "GET"}  # uvicorn, which knows what it was asked, leaves the body out
+            # Uvicorn, which knows what it was asked, leaves the body out.
+            scope = {**scope, "method": "GET"}
         endpoint = "infer" if scope.get("path", "").endswith("/infer") else "other"
 
         async def counted(message: MutableMapping[str, Any]) -> None:

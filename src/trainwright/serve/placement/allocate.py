@@ -21,7 +21,7 @@ from trainwright.serve.placement.objectives import P99, Objective, Throughput
 from trainwright.serve.placement.placement import Matrix, Placement
 from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
-from trainwright.serve.placement.relaxation import relaxed, upper_bound
+from trainwright.serve.placement.relaxation import place_by_relaxation, upper_bound
 from trainwright.serve.placement.time_tables import TimeTables
 from trainwright.serve.placement.units import Unit, packed_units, single_units
 from trainwright.serve.placement.worst_fit import worst_fit
@@ -85,25 +85,28 @@ def allocate(
     model = MemoryModel.assumed(ensemble) if memory is None else memory
     fusable = tables.fusable() if tables is not None else ()
     space = PlacementSpace(devices=found, batches=tuple(batches), memory=model, fusable=fusable)
-    space, start = _start(space, _weights(ensemble, tables))
+    space, start = _worst_fit_start(space, _weights(ensemble, tables))
     members = len(ensemble.members)
     # No loop exceeds the bound of its members: on one device they share its time as well as a loop does.
-    columns = list(itertools.islice(_columns(single_units(members), fusable), _MOST_COLUMNS + 1))
+    columns = list(itertools.islice(_unit_choices(single_units(members), fusable), _MOST_COLUMNS + 1))
     bound = None
     if isinstance(judge, ProfileCost) and goal == Throughput() and len(columns) <= _MOST_COLUMNS:
         bound = max(upper_bound(units, space, judge) for units in columns)
     starts: list[Placement] = []
-    if isinstance(judge, ProfileCost):  # from single members to a fused unit is a long way, of which each step must pay
-        looped = _in_one(members, found)
-        relaxations = (relaxed(units, space, judge) for units in dict.fromkeys([*columns[:_MOST_COLUMNS], *looped]))
+    # From single members to a fused unit is a long way, of which each step must pay.
+    if isinstance(judge, ProfileCost):
+        looped = _single_loop(members, found)
+        relaxations = (
+            place_by_relaxation(units, space, judge) for units in dict.fromkeys([*columns[:_MOST_COLUMNS], *looped])
+        )
         starts = [one for one in relaxations if one is not None]
-    best, tuned, results = _searched((start, *starts), space, judge, settings, bound)
+    best, tuned, results = _search((start, *starts), space, judge, settings, bound)
     expected = {"value": best.value, "worst_fit": results[0].start_value, "batch_only": tuned.value}
     if bound is not None:
         expected["bound"] = bound
     placement, measured, in_process = best.placement, dict[str, float](), False
     if cost == "real" and isinstance(judge, ProfileCost):
-        placement, measured = _run(ensemble, space, judge, settings, (start, tuned.placement, placement))
+        placement, measured = _search_by_running(ensemble, space, judge, settings, (start, tuned.placement, placement))
     elif timed_here and goal == Throughput() and isinstance(judge, ProfileCost):
         placement, measured, in_process = _compare_in_process(ensemble, space, judge, placement)
     if tables is not None and tables.spread:
@@ -149,7 +152,7 @@ def placed(
     return allocate(ensemble, devices, objective=goal, cost=cost, seed=seed)
 
 
-def _columns(units: tuple[Unit, ...], fusable: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
+def _unit_choices(units: tuple[Unit, ...], fusable: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
     """Yield these units, and them with every set of fused ones that share no member in place of what they hold."""
     yield units
     for size in range(1, len(fusable) + 1):
@@ -162,7 +165,7 @@ def _columns(units: tuple[Unit, ...], fusable: Sequence[Unit]) -> Iterator[tuple
                 yield tuple(sorted((*chosen, *rest)))
 
 
-def _searched(
+def _search(
     starts: Sequence[Placement],
     space: PlacementSpace,
     judge: PlacementCost,
@@ -176,7 +179,8 @@ def _searched(
     most = math.inf if bound is None else bound
     start, *others = starts
     results = [settings.search(other, space, judge, bound=most) for other in others]
-    met = any(result.stopped == "optimum" for result in results)  # then worst fit is only measured
+    # Then worst fit is only measured.
+    met = any(result.stopped == "optimum" for result in results)
     climb = replace(settings, max_steps=0, kicks=0) if met else settings
     results.insert(0, climb.search(start, space, judge, bound=most))
     tuned = replace(settings, kicks=0).search(start, replace(space, moves=("batch",)), judge)
@@ -190,7 +194,7 @@ def _searched(
     return best, tuned, results
 
 
-def _run(
+def _search_by_running(
     ensemble: Ensemble,
     space: PlacementSpace,
     judge: ProfileCost,
@@ -265,9 +269,9 @@ def _tables(
         from trainwright.serve.placement.roofline import simulated_tables
 
         return simulated_tables(ensemble, clusters, batches)
-    from trainwright.serve.placement.timing import measured
+    from trainwright.serve.placement.timing import measure_times
 
-    return measured(ensemble, devices, batches)
+    return measure_times(ensemble, devices, batches)
 
 
 def _check_reachable(goal: Objective, tables: TimeTables, devices: Sequence[Device]) -> None:
@@ -288,14 +292,14 @@ def _weights(ensemble: Ensemble, tables: TimeTables | None) -> list[float]:
     return [float(member.weight_bytes or 1) for member in ensemble.members]
 
 
-def _in_one(members: int, devices: Sequence[Device]) -> list[tuple[Unit, ...]]:
+def _single_loop(members: int, devices: Sequence[Device]) -> list[tuple[Unit, ...]]:
     """Return the units of one process that computes all members in turn, where cores are what limits processes."""
     if members < 2 or not any(device.room for device in devices):
         return []
     return [(Unit(members=tuple(range(members)), kind="loop"),)]
 
 
-def _start(space: PlacementSpace, weights: Sequence[float]) -> tuple[PlacementSpace, Placement]:
+def _worst_fit_start(space: PlacementSpace, weights: Sequence[float]) -> tuple[PlacementSpace, Placement]:
     """Return worst fit of a process each, or of as many as there are cores, with several members in turn in each.
 
     Where these do not fit, all members are in one, and any two units may be: a loop saves contexts.

@@ -119,7 +119,8 @@ class DeploymentPlan:
         memory = MemoryModel.assumed(ensemble)
         matrix = worst_fit(found, units, memory, batch=batch, room=[device.room for device in found])
         apart, rows = _apart(found, matrix)
-        if memory.fits(apart, units, rows):  # a part of a device's memory may be too little for the largest
+        # A part of a device's memory may be too little for the largest.
+        if memory.fits(apart, units, rows):
             found, matrix = apart, rows
         return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix, memory=memory)
 

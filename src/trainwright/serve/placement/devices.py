@@ -197,7 +197,8 @@ def _cuda_count() -> int:
         import torch
     except ImportError:
         return 0
-    return torch.cuda.device_count()  # asks the driver, and sets up nothing on the devices
+    # Asks the driver, and sets up nothing on the devices.
+    return torch.cuda.device_count()
 
 
 def _cuda(number: int) -> Device:

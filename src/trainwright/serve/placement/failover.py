@@ -42,7 +42,7 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
     allowed = [place for place, one in enumerate(plan.devices) if one.name not in gone and (one.name, unit) not in dead]
     if not allowed:
         raise AllocationError(
-            f"unit {unit.name}: no other device is left for it; instances were given up on all of "
+            f"unit {unit.name}: no other device is left for it; its workers failed permanently on "
             f"{', '.join(one.name for one in plan.devices)}; allowed: a plan with a device more"
         )
     living = [place for place in range(len(plan.units)) if place == column or any(row[place] for row in entries)]

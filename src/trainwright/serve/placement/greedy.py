@@ -94,7 +94,8 @@ class _Climb:
     ) -> None:
         self.settings, self.space, self.cost, self.clock, self.ends = settings, space, cost, clock, ends
         self.kept: dict[Placement, float] = {}
-        self.steps = 0  # accepted, of all climbs
+        # Accepted, of all climbs.
+        self.steps = 0
 
     def up(self, start: Placement) -> tuple[Placement, float, str]:
         """Return the end of one climb, its value, and why it ended."""
@@ -142,7 +143,8 @@ def compared(cost: PlacementCost, old: Placement, new: Placement, repeats: int) 
 
 def _median(found: list[Measurement]) -> Measurement:
     failed = next((one for one in found if one.failed), None)
-    if failed is not None:  # once is enough: it would fail its users too
+    # Once is enough: it would fail its users too.
+    if failed is not None:
         return failed
     values = [one.value for one in found]
     error = _MEDIAN * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else found[0].spread

@@ -22,16 +22,16 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import ServeError
 from trainwright.serve.placement.repeated_timing import ENOUGH, interval
-from trainwright.serve.runtime.messages import tell
+from trainwright.serve.runtime.messages import send_json
 
-__all__ = ["shared"]
+__all__ = ["measure_interference"]
 
 _ROUNDS, _ENOUGH_SECONDS = 3, 0.6  # at least, and when to stop
 _WINDOW_SECONDS, _WINDOW_BATCHES = 0.05, 4  # of a window at least
 _LONGEST_SECONDS = 0.5  # of a batch that is measured
 
 
-def shared(
+def measure_interference(
     pair: Sequence[Mapping[str, Any]], environment: Mapping[str, str], seconds: Array, most: int, threads: Sequence[int]
 ) -> tuple[Array, float]:
     """Return what 1 to `most` instances at once do over what one does [instances, batches], by a pair of requests.
@@ -50,24 +50,30 @@ def shared(
         return found, 0.0
     chosen = sorted({quick[0], quick[len(quick) // 2], quick[-1]})
     with contextlib.ExitStack() as stack:
-        beside = [stack.enter_context(_Beside(request, environment)) for request in pair]
-        for process in beside:
-            process.heard()  # that it is loaded
-        told = [_gain(beside, batches[place], float(seconds[:, place].max()), threads) for place in chosen]
+        pair_processes = [stack.enter_context(_PairProcess(request, environment)) for request in pair]
+        for process in pair_processes:
+            # That it is loaded.
+            process.receive()
+        told = [
+            _measure_gain(pair_processes, batches[place], float(seconds[:, place].max()), threads) for place in chosen
+        ]
     gain = np.interp(np.log(batches), np.log([batches[place] for place in chosen]), [median for median, _ in told])
     others = np.arange(most)[:, None]
     table = np.where(others == 0, 1.0, np.where(gain < 1, 1 / (1 + (1 / gain - 1) * others), gain))
     return table, max(spread for _, spread in told)
 
 
-def _gain(beside: "Sequence[_Beside]", batch: int, seconds: float, threads: Sequence[int]) -> tuple[float, float]:
+def _measure_gain(
+    pair_processes: "Sequence[_PairProcess]", batch: int, seconds: float, threads: Sequence[int]
+) -> tuple[float, float]:
     """Return the sum of rates at once over rates alone, the median of rounds, and half of its interval over it."""
     window = max(_WINDOW_SECONDS, _WINDOW_BATCHES * seconds)
     found: list[float] = []
     begun = time.perf_counter()
     while True:
-        alone = [rate for process in beside for rate in _rates([process], batch, window, [0])]  # warms them up, too
-        at_once = _rates(beside, batch, window * len(beside), threads)
+        # Warms them up, too.
+        alone = [rate for process in pair_processes for rate in _measure_rates([process], batch, window, [0])]
+        at_once = _measure_rates(pair_processes, batch, window * len(pair_processes), threads)
         found.append(sum(one / other for one, other in zip(at_once, alone, strict=True)))
         median, spread = interval(found)
         late = time.perf_counter() - begun > _ENOUGH_SECONDS
@@ -75,13 +81,15 @@ def _gain(beside: "Sequence[_Beside]", batch: int, seconds: float, threads: Sequ
             return median, spread
 
 
-def _rates(beside: "Sequence[_Beside]", batch: int, seconds: float, threads: Sequence[int]) -> list[float]:
-    for process, own in zip(beside, threads, strict=True):
-        process.say({"batch": batch, "seconds": seconds, "threads": own})
-    return [process.heard() for process in beside]
+def _measure_rates(
+    pair_processes: "Sequence[_PairProcess]", batch: int, seconds: float, threads: Sequence[int]
+) -> list[float]:
+    for process, own in zip(pair_processes, threads, strict=True):
+        process.send({"batch": batch, "seconds": seconds, "threads": own})
+    return [process.receive() for process in pair_processes]
 
 
-class _Beside:
+class _PairProcess:
     """A process that computes one member when it is told to."""
 
     def __init__(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -96,13 +104,14 @@ class _Beside:
                 text=True,
             )
         self._line: Connection[Any, Any] = Connection(ours.detach())
-        self.say(request)
+        self.send(request)
 
-    def say(self, told: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it has ended, as `heard` will say
-            tell(self._line, told)
+    def send(self, told: Mapping[str, Any]) -> None:
+        # It has ended, as `heard` will say.
+        with contextlib.suppress(OSError):
+            send_json(self._line, told)
 
-    def heard(self) -> float:
+    def receive(self) -> float:
         try:
             return float(json.loads(self._line.recv_bytes()))
         except (EOFError, OSError):

@@ -72,7 +72,8 @@ class MemoryModel:
         if not batch:
             return 0
         members = [self.footprints[member] for member in unit.members]
-        copies = 2 if unit.kind == "vmap" else 1  # stacked, beside the networks that they were stacked from
+        # Stacked, beside the networks that they were stacked from.
+        copies = 2 if unit.kind == "vmap" else 1
         held = sum(copies * one.weight_bytes + one.peak_bytes(batch) for one in members)
         return self.context_bytes[device.kind] + held
 

@@ -1,4 +1,4 @@
-"""What a placement is judged by: rows a second, those within a latency, or the latency at a given rate."""
+"""Objectives of a placement: rows a second, rows a second within a latency, or the latency at a given rate."""
 
 import math
 import re

@@ -1,6 +1,7 @@
-"""Neighbours of a placement: one entry changed, an instance moved, two swapped, units merged or split; all fit.
+"""The search space of placements: what fits, and the neighbours of a placement.
 
-Single changes alone cannot take an instance from a full device to another, hence moves and swaps.
+A neighbour changes one batch size, moves an instance, swaps two, or merges or splits units. Single changes alone cannot
+take an instance from a full device to another, hence moves and swaps.
 """
 
 import itertools

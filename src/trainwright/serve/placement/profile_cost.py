@@ -44,7 +44,8 @@ class ProfileCost:
         from trainwright.serve.placement.time_sharing import balance
 
         self._balance, self._latencies = balance, latencies
-        self._place = np.zeros(max(self.tables.batches) + 1, dtype=np.int64)  # of a batch among the batches, from 1
+        # Of a batch among the batches, from 1.
+        self._place = np.zeros(max(self.tables.batches) + 1, dtype=np.int64)
         self._place[list(self.tables.batches)] = np.arange(1, len(self.tables.batches) + 1)
         self._arrivals: Array = arrival_times(1.0, self.requests, self.seed)
 
@@ -52,7 +53,8 @@ class ProfileCost:
         """Return the value of each; one that cannot reach `floor` is abandoned with a bound."""
         found: list[Measurement] = []
         start = 0
-        while start < len(placements):  # runs with equal units are computed together
+        # Runs with equal units are computed together.
+        while start < len(placements):
             units = placements[start].units
             stop = start
             while stop < len(placements) and placements[stop].units == units:

@@ -1,8 +1,8 @@
-"""What requests wait and take on a placement, by simulating each: Poisson arrivals, one batch at a time on a device.
+"""Simulates the latency of every request on a placement: Poisson arrivals, one batch at a time on a device.
 
-Every request goes to all units; a unit's instances take turns at its line, and a device that is free takes the oldest
-request that one of its instances can work on, with what has arrived of the same line up to the instance's batch. The
-answer is there when the last unit is done. Compiled by numba.
+Every request goes to all units. A free device takes the oldest request that one of its instances can compute, together
+with the requests of the same queue that have arrived, up to the instance's batch. A response is complete when the last
+unit has finished. Compiled by numba.
 """
 
 import numpy as np
@@ -28,7 +28,8 @@ def latencies(arrivals: Array, rows: int, limits: Array, seconds: Array, batches
     count = len(arrivals)
     devices, units = limits.shape
     done = arrivals.copy()
-    following = np.zeros(units, dtype=np.int64)  # first request that a unit has not begun
+    # First request that a unit has not begun.
+    following = np.zeros(units, dtype=np.int64)
     free = np.zeros(devices)
     left = units * count
     while left:
@@ -48,7 +49,8 @@ def latencies(arrivals: Array, rows: int, limits: Array, seconds: Array, batches
             last += 1
         todo = (last - first) * rows
         end = start
-        while todo > 0:  # a request larger than the batch is cut
+        # A request larger than the batch is cut.
+        while todo > 0:
             part = min(todo, limits[device, unit])
             place = 0
             while batches[place] < part:

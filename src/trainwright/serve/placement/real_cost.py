@@ -1,6 +1,6 @@
-"""RealCost: what a placement is worth by running it: its own worker processes, started afresh and ended, each time.
+"""The value of a placement by running it in worker processes of its own, which are started and ended each time.
 
-Out of memory, a crash and a start that takes too long are measurements too: minus infinity, and why.
+Running out of memory, a crash and a start that takes too long are results too: minus infinity, with the reason.
 """
 
 import math

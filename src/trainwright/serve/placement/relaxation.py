@@ -1,7 +1,7 @@
-"""A start from the relaxation: as if every device held everything, who should work where; as much of it as fits.
+"""Placements from the linear relaxation, in which every device holds every unit: the largest shares that fit.
 
-A basic solution of the linear program of `balance` has at most as many shares as there are units and devices, so that
-where memory is no limit and nothing contends, the instances that have a share are already a best placement.
+A basic solution of the linear program of `time_sharing` has at most as many shares as there are units and devices. So
+where memory is no limit and instances do not interfere, the instances with a share are already a best placement.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.profile_cost import ProfileCost
 from trainwright.serve.placement.units import Unit
 
-__all__ = ["relaxed", "upper_bound"]
+__all__ = ["place_by_relaxation", "upper_bound"]
 
 
-def relaxed(units: tuple[Unit, ...], space: PlacementSpace, cost: ProfileCost) -> Placement | None:
+def place_by_relaxation(units: tuple[Unit, ...], space: PlacementSpace, cost: ProfileCost) -> Placement | None:
     """Return the instances of largest share that fit, at least one of each unit; None if a unit finds no room."""
     from scipy.optimize import linprog
 
@@ -38,16 +38,19 @@ def relaxed(units: tuple[Unit, ...], space: PlacementSpace, cost: ProfileCost) -
     order = sorted(np.ndindex(devices, columns), key=lambda place: -shares[place] * best[place])
     matrix = [[0] * columns for _ in range(devices)]
     placed: set[int] = set()
-    for needed in (True, False):  # first each unit's largest share, then the rest
+    # First each unit's largest share, then the rest.
+    for needed in (True, False):
         for device, unit in order:
             if (needed and unit in placed) or matrix[device][unit] or (not needed and shares[device, unit] <= 0):
                 continue
-            if _put(matrix, units, space, (device, unit, int(batch[device, unit]))):
+            if _place_largest_batch(matrix, units, space, (device, unit, int(batch[device, unit]))):
                 placed.add(unit)
     return Placement(units, tuple(map(tuple, matrix))) if len(placed) == columns else None
 
 
-def _put(matrix: list[list[int]], units: Sequence[Unit], space: PlacementSpace, entry: tuple[int, int, int]) -> bool:
+def _place_largest_batch(
+    matrix: list[list[int]], units: Sequence[Unit], space: PlacementSpace, entry: tuple[int, int, int]
+) -> bool:
     """Place an instance with the largest batch up to this one that fits; say whether one did."""
     device, unit, most = entry
     load = sum(space.needed(held, device, size) for held, size in zip(units, matrix[device], strict=True))

@@ -1,6 +1,6 @@
-"""Timings that say how far they can be trusted: calls in turns, again and again, until their medians are known.
+"""Repeated timings: calls in turns until the confidence intervals of their medians are small enough.
 
-What disturbs a machine for a while then disturbs all of them alike, and no figure rests on a few moments.
+A disturbance of the machine then affects all calls alike, and no figure rests on a few moments.
 """
 
 import math
@@ -34,7 +34,8 @@ def timed(
     found: list[list[float]] = [[] for _ in calls]
     begun, rounds = clock(), 0
     while True:
-        for place in rng(0, "serve-timing", rounds).permutation(len(calls)):  # else what comes and goes hits the same
+        # Else what comes and goes hits the same.
+        for place in rng(0, "serve-timing", rounds).permutation(len(calls)):
             started = clock()
             calls[place]()
             found[place].append(clock() - started)
@@ -53,6 +54,7 @@ def interval(found: Sequence[float]) -> tuple[float, float]:
     """
     ordered, count = sorted(found), len(found)
     reach = _Z * math.sqrt(count) / 2
-    outer = max(0, math.floor(count / 2 - reach))  # so many on either side are left out
+    # So many on either side are left out.
+    outer = max(0, math.floor(count / 2 - reach))
     median = statistics.median(ordered)
     return median, (ordered[count - 1 - outer] - ordered[outer]) / (2 * median) if median > 0 else math.inf

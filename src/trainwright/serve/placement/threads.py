@@ -1,7 +1,7 @@
-"""The threads of instances: how many the environment allows, and how they wait for each other.
+"""Thread counts of worker processes, and an environment in which their threads wait without spinning.
 
-Threads that spin while they wait take the cores from whoever has work: two processes of spinning threads on one group
-of cores do a hundredth of what one does. So workers wait passively, unless the environment says otherwise.
+Threads that spin while they wait take the cores from threads with work: two processes of spinning threads on one group
+of cores do a hundredth of the work of one. So workers wait passively, unless the environment says otherwise.
 """
 
 import os
@@ -14,7 +14,8 @@ _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME"
 
 def asked_threads() -> int | None:
     """Return the threads of one process that OMP_NUM_THREADS allows; None if it says nothing."""
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is by depth of nesting
+    # A list is by depth of nesting.
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdigit() and int(first) else None
 
 

@@ -1,4 +1,4 @@
-"""How many rows a second an ensemble answers whose instances share their devices' time as well as can be.
+"""The largest throughput of an ensemble whose instances share their devices' time, by linear programming.
 
 Unit u gets the share x[u, d] of device d's time and r[u, d] rows a second of it: maximise t with
 t <= sum_d r[u, d] x[u, d] for every unit, sum_u x[u, d] <= capacity[d], x >= 0. A dense simplex method on the tableau
@@ -35,7 +35,8 @@ def balance(rates: Array, capacity: Array) -> Array:
         # Rows: units, devices, then the objective. Columns: t, the entries, then the right-hand side.
         rows, columns = units + devices, entries + 1
         table = np.zeros((rows + 1, columns + 1))
-        names = np.empty(rows + columns, dtype=np.int64)  # what stands in a column, then in a row
+        # What stands in a column, then in a row.
+        names = np.empty(rows + columns, dtype=np.int64)
         for place in range(rows + columns):
             names[place] = place
         table[:units, 0] = 1.0
@@ -77,7 +78,8 @@ def balance(rates: Array, capacity: Array) -> Array:
                 ):
                     least, leaving = min(least, ratio), i
             if leaving < 0:
-                break  # cannot be: every share is bounded
+                # Cannot be: every share is bounded.
+                break
             stalled = stalled + 1 if least <= _TINY else 0
             pivot = table[leaving, entering]
             for j in range(columns + 1):

@@ -22,7 +22,7 @@ from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
 from trainwright.serve.placement.devices import Device
-from trainwright.serve.placement.interference import shared
+from trainwright.serve.placement.interference import measure_interference
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.repeated_timing import timed
 from trainwright.serve.placement.threads import environment
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from trainwright.serve.runtime.member_runners import Loop, Runner
 
-__all__ = ["can_be_timed", "measured"]
+__all__ = ["can_be_timed", "measure_times"]
 
 _LEAST, _ENOUGH_SECONDS = 5, 0.8  # rounds of all batches of a member, and when to stop
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
@@ -43,7 +43,9 @@ _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold
 _TIMEOUT_SECONDS = 900
 
 
-def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[int]) -> tuple[TimeTables, MemoryModel]:
+def measure_times(
+    ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[int]
+) -> tuple[TimeTables, MemoryModel]:
     """Return seconds of every member and batch on every model of device, and what members take of memory.
 
     Raises AllocationError if the members cannot be run (no weights, or no record of their input), ServeError if a
@@ -54,7 +56,7 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
             "allocate: the members cannot be timed, for they left no weights or no sample batch; allowed: members "
             "whose training function gives model=, factory= and sample= to tw.ensemble.leave, or tables= of their times"
         )
-    told = {device.model: _asked(ensemble, device, batches) for device in devices}
+    told = {device.model: _time_in_process(ensemble, device, batches) for device in devices}
     fused = {
         (Unit(members=tuple(one["members"]), kind=one["kind"]), model): one
         for model, each in told.items()
@@ -77,7 +79,7 @@ def measured(ensemble: Ensemble, devices: Sequence[Device], batches: Sequence[in
         context[device.kind] = max(context[device.kind], told[device.model]["context"])
     memory = MemoryModel(footprints=footprints, context_bytes=context)
     kinds = {device.model: device for device in devices}
-    together = {model: _shared(ensemble, device, tables, memory) for model, device in kinds.items()}
+    together = {model: _measure_pair(ensemble, device, tables, memory) for model, device in kinds.items()}
     shares = {model: table for model, (table, _) in together.items()}
     return replace(tables, shared=shares, spread_shared={name: off for name, (_, off) in together.items()}), memory
 
@@ -98,7 +100,7 @@ def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequen
     return MemberFootprint(weight_bytes=weight_bytes, row_bytes=math.ceil(row), fixed_bytes=math.ceil(max(0.0, fixed)))
 
 
-def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
+def _time_in_process(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
     request = _request(ensemble.members, device, batches)
     command = [sys.executable, "-m", "trainwright.serve.placement.timing"]
     try:
@@ -113,7 +115,7 @@ def _asked(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[s
     return answer
 
 
-def _shared(ensemble: Ensemble, device: Device, tables: TimeTables, memory: MemoryModel) -> tuple[Array, float]:
+def _measure_pair(ensemble: Ensemble, device: Device, tables: TimeTables, memory: MemoryModel) -> tuple[Array, float]:
     """Return what instances at once do there over what one does alone, by the two heaviest members if both fit.
 
     Then how far off it may be.
@@ -124,7 +126,7 @@ def _shared(ensemble: Ensemble, device: Device, tables: TimeTables, memory: Memo
     requests = [_request([ensemble.members[place]], device, tables.batches) for place in pair]
     most = min(len(seconds), len(seconds) if device.room is None else device.room)
     most = most if needed <= memory.free(device) else 1
-    return shared(requests, _environment(device), seconds[pair], most, threads=device.threads_of(2))
+    return measure_interference(requests, _environment(device), seconds[pair], most, threads=device.threads_of(2))
 
 
 def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) -> dict[str, Any]:
@@ -168,20 +170,23 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     runner_of({**told, "members": []})
     context = _resident_bytes()
     seconds, spreads, peaks = [], [], []
-    alike: dict[tuple[str, ...], list[int]] = {}  # places by structure
+    # Places by structure.
+    alike: dict[tuple[str, ...], list[int]] = {}
     for place, member in enumerate(request["members"]):
         runner = runner_of({**told, "members": [member]})
         alike.setdefault(_structure(cast("Loop", runner).networks[0]), []).append(place)
-        found, spread, held = _timed(request, runner, [0])
+        found, spread, held = _time_batches(request, runner, [0])
         seconds.append(found)
         spreads.append(spread)
         peaks.append(held)
     groups = [places for places in alike.values() if len(places) > 1]
-    fused = [one for places in groups for kind in _kinds(request["device"]) for one in _fused(request, places, kind)]
+    fused = [
+        one for places in groups for kind in _kinds(request["device"]) for one in _time_fused(request, places, kind)
+    ]
     return {"seconds": seconds, "spread": spreads, "peaks": peaks, "context": context, "fused": fused}
 
 
-def _timed(
+def _time_batches(
     request: Mapping[str, Any], runner: "Runner", members: Sequence[int]
 ) -> tuple[list[float | None], list[float | None], list[int | None]]:
     """Return the seconds of each batch, how far off they may be, and the bytes; None from where one takes too long."""
@@ -192,9 +197,11 @@ def _timed(
         x = np.zeros((batch, *request["shape"]), dtype=request["dtype"])
 
         def call(x: Any = x) -> None:
-            list(runner(x, members))  # ends with predictions on the host, so there is nothing to wait for
+            # Ends with predictions on the host, so there is nothing to wait for.
+            list(runner(x, members))
 
-        held[place] = _peak_bytes(call, request["device"]) + 3 * x.nbytes  # a first call, which warms up too
+        # A first call, which warms up too.
+        held[place] = _peak_bytes(call, request["device"]) + 3 * x.nbytes
         calls.append(call)
         begun = time.perf_counter()
         call()
@@ -209,7 +216,7 @@ def _kinds(device: str) -> tuple[str, ...]:
     return ("vmap", "streams") if device.startswith("cuda") else ("vmap",)
 
 
-def _fused(request: Mapping[str, Any], places: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
+def _time_fused(request: Mapping[str, Any], places: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
     """Yield the times of members of one structure as one unit, unless they do not allow it."""
     from trainwright.serve.runtime.member_runners import runner_of
 
@@ -223,7 +230,7 @@ def _fused(request: Mapping[str, Any], places: Sequence[int], kind: str) -> Iter
         "input_dtype": request["dtype"],
     }
     with contextlib.suppress(ServeError):
-        seconds, spread, _ = _timed(request, runner_of(told), range(len(places)))
+        seconds, spread, _ = _time_batches(request, runner_of(told), range(len(places)))
         yield {"members": list(places), "kind": kind, "seconds": seconds, "spread": spread}
 
 

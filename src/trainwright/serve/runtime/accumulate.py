@@ -1,8 +1,8 @@
-"""What has come for each slot: every prediction counts once, by (slot, generation, member), and slots are used again.
+"""Collects predictions exactly once, keyed by (slot, generation, member), and reuses slots.
 
-A worker that was slow, or died after it had answered, may report a second time; what it reports for a slot that has
-been given to other rows names a generation that is over. Neither is added to an answer. A slot is free when nobody will
-read it any more and no worker that lives may still write to it.
+A slow or restarted worker may report a prediction a second time, and a report may name a slot that meanwhile holds
+other rows: its generation is then over. Neither is added to a response. A slot is free when no request will read it any
+more and no living worker may still write to it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Requests and how their rows become segments: coalesced once for all members, cut where they are too large."""
+"""Requests, and how their rows become batches: coalesced once for all members, split where they are too large."""
 
 import math
 import time
@@ -99,7 +99,8 @@ class Batcher:
 
     def __init__(self) -> None:
         self._queues: dict[tuple[int, ...], _Queue] = {}
-        self.rows = 0  # that wait
+        # That wait.
+        self.rows = 0
 
     def put(self, request: Request) -> None:
         """Append a request."""

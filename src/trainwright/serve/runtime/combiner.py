@@ -1,4 +1,4 @@
-"""Answers made of predictions, by a thread where sums over many rows would keep work from the workers."""
+"""A thread that combines large responses, so that sums over many rows do not keep the dispatcher from the workers."""
 
 import queue
 import threading

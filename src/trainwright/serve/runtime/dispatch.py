@@ -1,10 +1,10 @@
-"""Turns that move work: rows into slots, slots to workers that have room, reports into answers.
+"""The dispatch loop: assigns rows to slots, slots to idle workers, and results to responses.
 
-Queues, slots and posts are touched only by who has the turn, so none of them has a lock. A thread of its own takes a
-turn whenever a worker reports or a timer is due, and it alone touches processes. Other threads leave calls in an inbox,
-and who admits a request while nobody has the turn takes it, so that rows reach an idle worker without waking a thread
-in between. What is finished is answered at the end of a turn, when the workers have their work; large sums are left to
-the combiner's thread.
+Queues, slots and workers are touched only by the thread that holds the dispatching lock. The dispatcher's own thread
+runs a pass whenever a worker reports or a timer is due, and it alone touches processes. Other threads leave actions in
+an inbox; a thread that admits a request while nobody dispatches runs a pass itself, so that rows reach an idle worker
+without waking another thread. Finished requests are answered at the end of a pass, when the workers have their work;
+large sums are left to the combiner's thread.
 """
 
 import contextlib
@@ -38,35 +38,47 @@ _ENDED = "service: has ended; nothing is answered any more"
 
 
 class Dispatcher(threading.Thread):
-    """Serves requests on the posts of a pool, from `start` until `stop`."""
+    """Serves requests on the workers of a pool, from `start` until `stop`."""
 
     def __init__(
         self, *, pool: WorkerPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
     ) -> None:
         super().__init__(name="trainwright-dispatch", daemon=True)
         self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings
-        self._layout = layout  # until the first worker says what members answer, without their shape
+        # Until the first worker says what members answer, without their shape.
+        self._layout = layout
         self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, deliver=self._deliver)
-        self._finished: list[tuple[Request, Finished]] = []  # in this turn
+        # In this turn.
+        self._finished: list[tuple[Request, Finished]] = []
         self._inbox: deque[Callable[[], None]] = deque()
-        self._turns = threading.Lock()  # of all that is not behind the gate
+        # Of all that is not behind the gate.
+        self._dispatching = threading.Lock()
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._asleep = False
-        self._watched = self._due = -math.inf  # the last look at the processes, and when the next turn is due
-        self._gate = threading.Lock()  # of the three numbers below
-        self._entering = 0  # rows that were admitted and are not among the waiting yet
-        self.open = 0  # requests that were admitted and not answered
-        self.shed = 0  # requests that were refused because too many rows waited
-        self.over = False  # nothing is admitted any more
-        self.rate = 1.0  # rows a second that the slowest unit can compute, by what its workers said at start
+        # The last look at the processes, and when the next turn is due.
+        self._watched = self._due = -math.inf
+        # Of the three numbers below.
+        self._gate = threading.Lock()
+        # Rows that were admitted and are not among the waiting yet.
+        self._entering = 0
+        # Requests that were admitted and not answered.
+        self.open = 0
+        # Requests that were refused because too many rows waited.
+        self.shed = 0
+        # Nothing is admitted any more.
+        self.over = False
+        # Rows a second that the slowest unit can compute, by what its workers said at start.
+        self.rate = 1.0
         self.moves: list[
             dict[str, Any]
         ] = []  # of lost units to other devices: whence, whither, why, and what became of it
-        self._homeless: deque[UnitQueue] = deque()  # lost units that are to be placed anew, one after the other
+        # Lost units that are to be placed again, one after the other.
+        self._unplaced: deque[UnitQueue] = deque()
         self._placing = False
         self.started = threading.Event()
-        self.refusal: TrainwrightError | None = None  # why it could not start, or failed
+        # Why it could not start, or failed.
+        self.refusal: TrainwrightError | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
 
@@ -87,19 +99,20 @@ class Dispatcher(threading.Thread):
                 )
             self._entering += request.rows
             self.open += 1
-            self._inbox.append(lambda: self._admitted(request))  # within the gate, so that the thread's end sees it
-        if self._turns.acquire(blocking=False):
+            # Within the gate, so that the thread's end sees it.
+            self._inbox.append(lambda: self._admit_request(request))
+        if self._dispatching.acquire(blocking=False):
             try:
                 self._dispatch_from_caller()
             finally:
-                self._turns.release()
+                self._dispatching.release()
         else:
-            self._rouse()
+            self._wake_thread()
 
     def stop(self) -> None:
         """End all workers and the thread; requests under way are refused."""
         if self.is_alive():
-            self._call(self._stopped)
+            self._enqueue(self._mark_over)
             self.join()
 
     @property
@@ -123,11 +136,11 @@ class Dispatcher(threading.Thread):
             "moves": list(self.moves),
         }
 
-    def _call(self, action: Callable[[], None]) -> None:
+    def _enqueue(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
-        self._rouse()
+        self._wake_thread()
 
-    def _rouse(self) -> None:
+    def _wake_thread(self) -> None:
         """End the thread's sleep."""
         if self._asleep:
             self._asleep = False
@@ -138,15 +151,15 @@ class Dispatcher(threading.Thread):
         """Take in what was admitted and send it out, for the thread that admitted it."""
         due = self._due
         try:
-            self._settle()
+            self._run_inbox()
             now = time.monotonic()
             self._segments.expire(now)
-            self._work(now)
+            self._assign_work(now)
         except Exception as error:  # noqa: BLE001 - the thread fails of it, and tells everybody
-            self._inbox.append(partial(_raised, error))
+            self._inbox.append(partial(_reraise, error))
             due = math.inf
         if self._due < due:
-            self._rouse()
+            self._wake_thread()
 
     # The thread.
 
@@ -161,12 +174,13 @@ class Dispatcher(threading.Thread):
         finally:
             with self._gate:
                 self.over = True
-            with self._turns:
+            with self._dispatching:
                 while self._inbox:
-                    with contextlib.suppress(Exception):  # that of an extra turn: there is nothing left to fail
+                    # That of an extra turn: there is nothing left to fail.
+                    with contextlib.suppress(Exception):
                         self._inbox.popleft()()
                 self._segments.finish_all(refusal)
-                self._answer()
+                self._answer_finished()
             self._selector.close()
             self._pool.close()
             os.close(self._wake)
@@ -177,54 +191,55 @@ class Dispatcher(threading.Thread):
         self._asleep = True
         events = self._selector.select(0.0 if self._inbox else max(0.0, self._due - time.monotonic()))
         self._asleep = False
-        with self._turns:
+        with self._dispatching:
             for key, _ in events:
                 if key.data is None:
                     os.read(key.fd, 4096)
                 else:
-                    self._heard(key.data)
-            self._settle()
+                    self._receive(key.data)
+            self._run_inbox()
             now = time.monotonic()
             self._segments.expire(now)
             if now >= self._watched + _WATCH_SECONDS:
                 self._watched = now
-                self._watch(now)
-            self._work(now)
+                self._check_processes(now)
+            self._assign_work(now)
 
-    def _settle(self) -> None:
+    def _run_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
 
-    def _work(self, now: float) -> None:
+    def _assign_work(self, now: float) -> None:
         """Give workers what they have room for, then answer what is finished."""
-        self._form(now)
-        for line in self._pool.lines:
-            line.send(now)
-        self._answer()
+        self._form_segments(now)
+        for queue in self._pool.queues:
+            queue.send(now)
+        self._answer_finished()
         self._due = now + self._until_next(now)
 
-    def _answer(self) -> None:
+    def _answer_finished(self) -> None:
         finished, self._finished = self._finished, []
         small = sum(one.size for _, told in finished for one in told.predictions.values()) <= _SMALL
         for request, told in finished:
             if small and not self.over:
                 self._combiner.answer(told)
-                self._released(request)
+                self._release_request(request)
             else:
-                self._combiner.put(told, partial(self._call, partial(self._released, request)))
+                self._combiner.put(told, partial(self._enqueue, partial(self._release_request, request)))
 
     def _until_next(self, now: float) -> float:
         due = [now + _TICK_SECONDS, self._segments.next_deadline]
         watch = self._watched + _WATCH_SECONDS
-        due += [max(post.restart_at, watch) for post in self._pool.posts if post.state is WorkerState.WAITING]
-        if self._settings.max_delay_ms:  # what is ripe and still waits, waits for room, of which a report will tell
+        due += [max(worker.restart_at, watch) for worker in self._pool.workers if worker.state is WorkerState.WAITING]
+        # What is ripe and still waits, waits for room, of which a report will tell.
+        if self._settings.max_delay_ms:
             ripe = (
                 head.admitted + self._settings.max_delay_ms / 1e3 for _, head, _ in self._segments.batcher.waiting()
             )
             due += [one for one in ripe if one > now]
         return max(0.0, min(due) - now)
 
-    def _admitted(self, request: Request) -> None:
+    def _admit_request(self, request: Request) -> None:
         with self._gate:
             self._entering -= request.rows
         self._segments.admit(request)
@@ -232,201 +247,204 @@ class Dispatcher(threading.Thread):
     def _deliver(self, request: Request, finished: Finished) -> None:
         self._finished.append((request, finished))
 
-    def _released(self, request: Request) -> None:
+    def _release_request(self, request: Request) -> None:
         with self._gate:
             self.open -= 1
         self._segments.release(request)
 
-    def _stopped(self) -> None:
+    def _mark_over(self) -> None:
         self.over = True
 
     # Work.
 
-    def _form(self, now: float) -> None:
+    def _form_segments(self, now: float) -> None:
         """Make segments of waiting rows while every unit that they need will have room for them."""
         segments = self._segments
         for members, head, rows in segments.batcher.waiting():
             limit = self._layout.rows
-            lines = [
-                line for line in self._pool.lines if not line.lost and not set(members).isdisjoint(line.unit.members)
+            queues = [
+                queue
+                for queue in self._pool.queues
+                if not queue.lost and not set(members).isdisjoint(queue.unit.members)
             ]
             left = rows
-            while left > 0 and segments.accumulator.free and all(line.has_room for line in lines):
+            while left > 0 and segments.accumulator.free and all(queue.has_room for queue in queues):
                 if left < limit and now < head.admitted + self._settings.max_delay_ms / 1e3:
                     break
                 slot = segments.form(members, limit, self._pool.lost(), now)
                 left -= slot.rows
-                for line in lines:
-                    line.add(slot, now)
+                for queue in queues:
+                    queue.add(slot, now)
 
-    def _heard(self, post: WorkerSlot) -> None:
-        process = post.process
+    def _receive(self, worker: WorkerSlot) -> None:
+        process = worker.process
         if process is None:
             return
         try:
             message = decode(process.line.recv_bytes())
         except (EOFError, OSError):
-            self._failed(post, "")
+            self._handle_failure(worker, "")
             return
-        post.heard = time.monotonic()
+        worker.heard = time.monotonic()
         if isinstance(message, list):
             for report in message:
-                self._reported(post, report)
+                self._handle_report(worker, report)
         elif isinstance(message, Mapping):
-            self._told(post, message)
+            self._handle_message(worker, message)
 
-    def _reported(self, post: WorkerSlot, report: SlotReport) -> None:
+    def _handle_report(self, worker: WorkerSlot, report: SlotReport) -> None:
         number, generation, member = report.slot, report.generation, report.member
         if report.kind == DONE:
-            post.health.batch(report.seconds)
-            post.batches += 1
-            self._segments.came(number, generation, member, report.seconds)
+            worker.health.batch(report.seconds)
+            worker.batches += 1
+            self._segments.record_prediction(number, generation, member, report.seconds)
         elif report.kind == DROPPED and (slot := self._segments.accumulator.find(number, generation)):
-            self._segments.without(slot, {member: LATE})
+            self._segments.drop_members(slot, {member: LATE})
         if report.kind in {DONE, DROPPED}:
-            self._landed(post, number, generation, {member})
+            self._finish_members(worker, number, generation, {member})
 
-    def _told(self, post: WorkerSlot, told: Mapping[str, Any]) -> None:
+    def _handle_message(self, worker: WorkerSlot, told: Mapping[str, Any]) -> None:
         if "built" in told:
-            self._built(post, told["built"])
+            self._handle_built(worker, told["built"])
         elif "refused" in told:
-            post.said = told["refused"]
+            worker.said = told["refused"]
             if not self.started.is_set():
-                self._refused(f"unit {post.instance.unit.name}: {post.said}")
+                self._refuse_start(f"unit {worker.instance.unit.name}: {worker.said}")
         elif told["broken"]:  # the process ends itself, and its work goes to the next one
-            post.said = told["why"]
+            worker.said = told["why"]
         else:
             number, generation = told["failed"]
             trials = ", ".join(str(self._pool.trials[member]) for member in told["members"])
             if slot := self._segments.accumulator.find(number, generation):
                 self._segments.refuse(slot, f"trial {trials} refused the rows ({told['why']})")
-            self._landed(post, number, generation, set(told["members"]))
+            self._finish_members(worker, number, generation, set(told["members"]))
 
-    def _landed(self, post: WorkerSlot, number: int, generation: int, members: set[int]) -> None:
-        if slot := post.landed(number, generation, members):
+    def _finish_members(self, worker: WorkerSlot, number: int, generation: int, members: set[int]) -> None:
+        if slot := worker.finish_members(number, generation, members):
             self._segments.accumulator.release(slot, leases=1)
 
     # Processes.
 
-    def _watch(self, now: float) -> None:
-        for post in self._pool.posts:
-            process = post.process
-            if post.state is WorkerState.WAITING and now >= post.restart_at:
-                line = self._pool.open(post, self._arena, now)
-                self._selector.register(line, selectors.EVENT_READ, post)
+    def _check_processes(self, now: float) -> None:
+        for worker in self._pool.workers:
+            process = worker.process
+            if worker.state is WorkerState.WAITING and now >= worker.restart_at:
+                queue = self._pool.open(worker, self._arena, now)
+                self._selector.register(queue, selectors.EVENT_READ, worker)
             elif process is not None and process.ended and not process.line.poll():
-                self._failed(post, "")
-            elif post.state is WorkerState.STARTING and now > post.heard + self._settings.start_seconds:
-                self._failed(post, f"did not start within {self._settings.start_seconds:g} s")
-            elif post.flights and post.health.hung(now - post.heard):
-                self._failed(post, f"was silent for {now - post.heard:.1f} s")
+                self._handle_failure(worker, "")
+            elif worker.state is WorkerState.STARTING and now > worker.heard + self._settings.start_seconds:
+                self._handle_failure(worker, f"did not start within {self._settings.start_seconds:g} s")
+            elif worker.in_flight and worker.health.hung(now - worker.heard):
+                self._handle_failure(worker, f"was silent for {now - worker.heard:.1f} s")
 
-    def _built(self, post: WorkerSlot, told: Mapping[str, Any]) -> None:
+    def _handle_built(self, worker: WorkerSlot, told: Mapping[str, Any]) -> None:
         shape = tuple(told["output_shape"])
         if not self._layout.output_shape:
-            self._layout = self._pool.laid_out(shape)
+            self._layout = self._pool.shape_with_outputs(shape)
             self._arena.grow(self._layout)
         elif shape != self._layout.output_shape:
-            self._refused(
-                f"unit {post.instance.unit.name}: answers with {shape} a row, others with {self._layout.output_shape}; "
+            self._refuse_start(
+                f"unit {worker.instance.unit.name}: answers with {shape} a row, others with "
+                f"{self._layout.output_shape}; "
                 "allowed: members with the same outputs"
             )
             return
-        post.say({"map": self._layout.to_json()})
-        post.state = WorkerState.READY
-        post.health.batch(told["seconds"])
-        post.rate = told["rows"] / max(told["seconds"], 1e-9)
-        line = self._pool.line_of(post)
-        if post not in line.posts:
-            self._moved(line, post)
-        if all(line.ready for line in self._pool.lines):
-            self.rate = min(line.rate for line in self._pool.lines)
+        worker.send({"map": self._layout.to_json()})
+        worker.state = WorkerState.READY
+        worker.health.batch(told["seconds"])
+        worker.rate = told["rows"] / max(told["seconds"], 1e-9)
+        queue = self._pool.queue_of(worker)
+        if worker not in queue.workers:
+            self._join_queue(queue, worker)
+        if all(queue.ready for queue in self._pool.queues):
+            self.rate = min(queue.rate for queue in self._pool.queues)
             self.started.set()
 
-    def _refused(self, why: str) -> None:
+    def _refuse_start(self, why: str) -> None:
         self.refusal = self.refusal or ServeError(why)
         self.started.set()
 
-    def _failed(self, post: WorkerSlot, why: str) -> None:
+    def _handle_failure(self, worker: WorkerSlot, why: str) -> None:
         """End a post's process, give its work to others, and decide when the next one starts."""
-        if post.process is None:
+        if worker.process is None:
             return
-        self._selector.unregister(post.process.line)
-        how = post.process.kill()
-        post.process = None
-        line = self._pool.line_of(post)
-        for slot in line.take_back(post):
+        self._selector.unregister(worker.process.line)
+        how = worker.process.kill()
+        worker.process = None
+        queue = self._pool.queue_of(worker)
+        for slot in queue.take_back(worker):
             self._segments.accumulator.release(slot, leases=1)
-        post.why = f"its worker {why or how}" + (f" ({post.said})" if post.said and not why else "")
+        worker.why = f"its worker {why or how}" + (f" ({worker.said})" if worker.said and not why else "")
         now = time.monotonic()
-        pause = post.health.failed(now)
+        pause = worker.health.failed(now)
         if pause is None:
-            post.state = WorkerState.LOST
-            self._failed_permanently(line)
+            worker.state = WorkerState.LOST
+            self._failed_permanently(queue)
         else:
-            post.state, post.restart_at, post.restarts = WorkerState.WAITING, now + pause, post.restarts + 1
+            worker.state, worker.restart_at, worker.restarts = WorkerState.WAITING, now + pause, worker.restarts + 1
             self._segments.counts["restarts"] += 1
 
-    def _failed_permanently(self, line: UnitQueue) -> None:
-        if any(post.state is not WorkerState.LOST for post in self._pool.posts_of(line.unit)):
+    def _failed_permanently(self, queue: UnitQueue) -> None:
+        if any(worker.state is not WorkerState.LOST for worker in self._pool.workers_of(queue.unit)):
             return
-        line.pending.clear()
+        queue.pending.clear()
         if not self.started.is_set():
-            self._refused(f"unit {line.unit.name}: cannot start: {line.why}")
+            self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")
         elif self._settings.move:
-            line.outlook = "; another place is looked for"
-            self._homeless.append(line)
-            self._look()
+            queue.outlook = "; another place is looked for"
+            self._unplaced.append(queue)
+            self._place_next_unit()
         for slot in self._segments.accumulator.used:
-            self._segments.without(slot, dict.fromkeys(slot.awaited & set(line.unit.members), line.why))
+            self._segments.drop_members(slot, dict.fromkeys(slot.awaited & set(queue.unit.members), queue.why))
 
-    # Lost units, which are placed anew one after the other: each takes memory that the next one then lacks.
+    # Lost units, which are placed one after the other: each takes memory that the next one then lacks.
 
-    def _look(self) -> None:
+    def _place_next_unit(self) -> None:
         """Look for other devices for a lost unit, beside the work."""
-        if self._placing or not self._homeless:
+        if self._placing or not self._unplaced:
             return
         self._placing = True
-        line = self._homeless.popleft()
-        lost = [post.instance for post in self._pool.posts if post.state is WorkerState.LOST]
+        queue = self._unplaced.popleft()
+        lost = [worker.instance for worker in self._pool.workers if worker.state is WorkerState.LOST]
 
-        def looked() -> None:
+        def search_placement() -> None:
             try:
-                plan = self._pool.anew(line.unit, lost)
+                plan = self._pool.plan_failover(queue.unit, lost)
             except Exception as error:  # noqa: BLE001 - said where answers say that the unit is missing
                 why = str(error) if isinstance(error, TrainwrightError) else f"{type(error).__name__}: {error}"
-                self._call(partial(self._found, line, None, why))
+                self._enqueue(partial(self._apply_placement, queue, None, why))
             else:
-                self._call(partial(self._found, line, plan, ""))
+                self._enqueue(partial(self._apply_placement, queue, plan, ""))
 
-        threading.Thread(target=looked, name="trainwright-place", daemon=True).start()
+        threading.Thread(target=search_placement, name="trainwright-place", daemon=True).start()
 
-    def _found(self, line: UnitQueue, plan: DeploymentPlan | None, refusal: str) -> None:
-        posts = self._pool.posts_of(line.unit)
+    def _apply_placement(self, queue: UnitQueue, plan: DeploymentPlan | None, refusal: str) -> None:
+        workers = self._pool.workers_of(queue.unit)
         move = {
-            "unit": line.unit.name,
-            "from": sorted({post.instance.device.name for post in posts}),
-            "why": posts[-1].why,
+            "unit": queue.unit.name,
+            "from": sorted({worker.instance.device.name for worker in workers}),
+            "why": workers[-1].why,
         }
         if plan is None:
-            line.outlook = f"; it was not placed anew: {refusal}"
+            queue.outlook = f"; it was not moved: {refusal}"
             self.moves.append({**move, "to": [], "state": "refused", "refusal": refusal})
         else:
-            places = [post.instance.device.name for post in self._pool.change(plan, line.unit)]
-            line.outlook = f"; it starts anew on {', '.join(places)}"
+            places = [worker.instance.device.name for worker in self._pool.change(plan, queue.unit)]
+            queue.outlook = f"; it restarts on {', '.join(places)}"
             self.moves.append({**move, "to": places, "state": "starting"})
         self._placing = False
-        self._look()
+        self._place_next_unit()
 
-    def _moved(self, line: UnitQueue, post: WorkerSlot) -> None:
-        """Let a post that was placed anew share its unit's work, now that it can."""
-        line.posts.append(post)
-        line.outlook = ""
-        move = next(move for move in reversed(self.moves) if move["unit"] == line.unit.name)
+    def _join_queue(self, queue: UnitQueue, worker: WorkerSlot) -> None:
+        """Let a worker of a moved unit share its unit's work, now that it can."""
+        queue.workers.append(worker)
+        queue.outlook = ""
+        move = next(move for move in reversed(self.moves) if move["unit"] == queue.unit.name)
         if move["state"] == "starting":
             move["state"] = "done"
             self._segments.counts["moved"] += 1
 
 
-def _raised(error: Exception) -> NoReturn:
+def _reraise(error: Exception) -> NoReturn:
     raise error

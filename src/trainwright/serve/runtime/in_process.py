@@ -49,21 +49,28 @@ class InProcess:
         self._batch = plan.instances[0].batch
         self._input_shape, self._dtype = input_shape, np.dtype(input_dtype)
         self._queue: deque[Request] = deque()
-        self._gate = threading.Lock()  # of the queue and the counts
-        self._computing = threading.Lock()  # held by the thread that computes
+        # Of the queue and the counts.
+        self._gate = threading.Lock()
+        # Held by the thread that computes.
+        self._computing = threading.Lock()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainwright-in-process", daemon=True)
         self._counts: Counter[str] = Counter()
         self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
         self._everyone = frozenset(range(len(ensemble.members)))
         self._subsets: dict[tuple[int, ...], _Subset] = {}
-        self._seconds: dict[int, float] = {}  # of a member's last batch
+        # Of a member's last batch.
+        self._seconds: dict[int, float] = {}
         self._batch_seconds = 0.0
-        self.rows = 0  # that wait
-        self.open = 0  # requests that were admitted and not answered
-        self.shed = 0  # requests that were refused because too many rows waited
+        # That wait.
+        self.rows = 0
+        # Requests that were admitted and not answered.
+        self.open = 0
+        # Requests that were refused because too many rows waited.
+        self.shed = 0
         self.over = False
-        self.rate = 1.0  # rows a second, by a batch that was timed at the start
+        # Rows a second, by a batch that was timed at the start.
+        self.rate = 1.0
 
     def start(self) -> None:
         """Load the members and compute a batch of zeros with each, which raises what a member raises."""
@@ -222,7 +229,8 @@ class InProcess:
         # torch warns of arrays that it may not write to, such as those of an HTTP body.
         if len(requests) == 1 and x.dtype == self._dtype and x.flags.writeable and x.flags.c_contiguous:
             return x
-        with np.errstate(over="ignore"):  # infinite rows are refused by `checked`, which names the row
+        # Infinite rows are refused by `checked`, which names the row.
+        with np.errstate(over="ignore"):
             return np.concatenate([one.x for one in requests], dtype=self._dtype, casting="same_kind")
 
     def _combined(

@@ -180,11 +180,13 @@ class CudaGraph:
         self._inputs: dict[int, torch.Tensor] = {}
         self._outputs: dict[int, list[torch.Tensor]] = {}
         side = torch.cuda.Stream(loop.device)
-        for size in reversed(self._sizes):  # the largest first: smaller ones then find memory that it has taken
+        # The largest first: smaller ones then find memory that it has taken.
+        for size in reversed(self._sizes):
             given = torch.from_numpy(x[:size]).to(loop.device)
             side.wait_stream(torch.cuda.current_stream(loop.device))
             with torch.cuda.stream(side):
-                for _ in range(3):  # what is set up at first use cannot be recorded
+                # What is set up at first use cannot be recorded.
+                for _ in range(3):
                     self._all(given)
             torch.cuda.current_stream(loop.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()

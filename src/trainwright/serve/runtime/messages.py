@@ -1,4 +1,4 @@
-"""What front and worker say to each other: 32 bytes for work or a report, JSON for the rest. Arrays never travel."""
+"""Messages between dispatcher and workers: 32 bytes for a task or a report, JSON for the rest; arrays never travel."""
 
 import json
 import struct
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["BEAT", "DONE", "DROPPED", "SlotReport", "SlotTask", "decode", "tell"]
+__all__ = ["BEAT", "DONE", "DROPPED", "SlotReport", "SlotTask", "decode", "send_json"]
 
 DONE, DROPPED, BEAT = range(1, 4)  # what a report says: computed; too late, so left out; still at it
 _TASK = struct.Struct("<BxHIIIdQ")
@@ -46,14 +46,15 @@ class SlotReport:
         return _REPORT.pack(self.kind, self.member, self.slot, self.generation, self.rows, self.seconds, 0, 0)
 
 
-def tell(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
+def send_json(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
     """Send a JSON object."""
     line.send_bytes(json.dumps(message).encode())
 
 
 def decode(message: bytes) -> SlotTask | list[SlotReport] | Mapping[str, Any]:
     """Return what a message says: work, one report or several that were sent together, or a JSON object."""
-    if message[0] == ord("{"):  # work and reports never start with it
+    # Work and reports never start with it.
+    if message[0] == ord("{"):
         told: Mapping[str, Any] = json.loads(message)
         return told
     if message[0] == 0:

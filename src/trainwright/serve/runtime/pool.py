@@ -1,4 +1,4 @@
-"""All instances of a plan: what their processes are told, who is lost, and how they leave."""
+"""The workers of a plan: how their processes are started and described, which members are lost, and how they end."""
 
 import math
 import sys
@@ -32,53 +32,53 @@ class WorkerPool:
         self.trials = [member.trial for member in ensemble.members]
         self.plan = plan
         self._ensemble, self._layout, self._runner, self._settings = ensemble, layout, runner, settings
-        self.posts = [self._post(instance) for instance in plan.instances]
-        self.lines = [UnitQueue(unit=unit, posts=self.posts_of(unit)) for unit in plan.units]
+        self.workers = [self._make_worker(instance) for instance in plan.instances]
+        self.queues = [UnitQueue(unit=unit, workers=self.workers_of(unit)) for unit in plan.units]
 
-    def anew(self, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
+    def plan_failover(self, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
         """Return the plan with a lost unit elsewhere, or raise AllocationError; it changes nothing."""
         memory = MemoryModel.assumed(self._ensemble) if self.plan.memory is None else self.plan.memory
         return fail_over(self.plan, unit, lost, memory)
 
     def change(self, plan: DeploymentPlan, unit: Unit) -> list[WorkerSlot]:
-        """Take a plan in which a unit was placed anew; return its posts, which join its line when they are built."""
+        """Take a plan in which a unit moved; return its workers, which join its queue once they are built."""
         self.plan = plan
-        posts = [self._post(instance) for instance in plan.instances if instance.unit == unit]
-        self.posts += posts
-        return posts
+        workers = [self._make_worker(instance) for instance in plan.instances if instance.unit == unit]
+        self.workers += workers
+        return workers
 
-    def _post(self, instance: Instance) -> WorkerSlot:
+    def _make_worker(self, instance: Instance) -> WorkerSlot:
         return WorkerSlot(
             instance=instance,
             health=Health(settings=self._settings),
             credits=credits_of(instance, self._layout.rows),
         )
 
-    def line_of(self, post: WorkerSlot) -> UnitQueue:
+    def queue_of(self, worker: WorkerSlot) -> UnitQueue:
         """Return the line that a post takes its work from."""
-        return next(line for line in self.lines if line.unit == post.instance.unit)
+        return next(queue for queue in self.queues if queue.unit == worker.instance.unit)
 
-    def posts_of(self, unit: Unit) -> list[WorkerSlot]:
-        """Return the posts of a unit, those that were given up and those that are not built yet too."""
-        return [post for post in self.posts if post.instance.unit == unit]
+    def workers_of(self, unit: Unit) -> list[WorkerSlot]:
+        """Return the workers of a unit, also those that failed permanently or are not built yet."""
+        return [worker for worker in self.workers if worker.instance.unit == unit]
 
     def lost(self) -> dict[int, str]:
         """Return the members that nobody computes any more, and why."""
-        return {member: line.why for line in self.lines if line.lost for member in line.unit.members}
+        return {member: queue.why for queue in self.queues if queue.lost for member in queue.unit.members}
 
-    def laid_out(self, output_shape: tuple[int, ...]) -> ArenaShape:
+    def shape_with_outputs(self, output_shape: tuple[int, ...]) -> ArenaShape:
         """Return the layout of the memory, now that it is known what members answer."""
         return replace(self._layout, output_shape=output_shape)
 
-    def open(self, post: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
+    def open(self, worker: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
         """Start a process for a post, and return the line to it."""
-        instance = post.instance
+        instance = worker.instance
         members = [self._ensemble.members[place] for place in instance.unit.members]
         told = {
             "runner": self._runner,
             "kind": instance.unit.kind,
             "places": list(instance.unit.members),
-            "members": [_told(member) for member in members],
+            "members": [_describe_member(member) for member in members],
             "device": "cpu" if instance.device.kind == "cpu" else instance.device.name,
             "cores": list(instance.device.cores),
             "threads": instance.threads,
@@ -87,19 +87,19 @@ class WorkerPool:
             "input_dtype": self._layout.input_dtype,
             "path": [path or str(Path.cwd()) for path in sys.path],
         }
-        post.process = ServingProcess(arena, told)
-        post.state, post.heard, post.said = WorkerState.STARTING, now, ""
-        return post.process.line
+        worker.process = ServingProcess(arena, told)
+        worker.state, worker.heard, worker.said = WorkerState.STARTING, now, ""
+        return worker.process.line
 
     def close(self) -> None:
         """Let all processes leave, at the same time."""
-        processes = [post.process for post in self.posts if post.process is not None]
+        processes = [worker.process for worker in self.workers if worker.process is not None]
         for process in processes:
             process.line.close()
-        for post in self.posts:
-            if post.process is not None:
-                post.process.leave()
-                post.process = None
+        for worker in self.workers:
+            if worker.process is not None:
+                worker.process.leave()
+                worker.process = None
 
 
 def credits_of(instance: Instance, segment_rows: int) -> int:
@@ -110,7 +110,7 @@ def credits_of(instance: Instance, segment_rows: int) -> int:
     return min(_LINE_HOLDS, 2 * math.ceil(instance.batch / segment_rows))
 
 
-def _told(member: Member) -> dict[str, Any]:
+def _describe_member(member: Member) -> dict[str, Any]:
     return {
         "folder": str(member.folder.absolute()),
         "trial": member.trial,

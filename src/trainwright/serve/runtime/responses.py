@@ -1,4 +1,4 @@
-"""From members' predictions to an answer: the ensemble's rule over those that came, and what is said of the others."""
+"""Responses from predictions: the ensemble's rule over the members that answered, and the reasons for the others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,7 +55,8 @@ def make_answer(
     """
     trial = [member.trial for member in ensemble.members]
     options = request.options
-    if not (missing or trace or options.members or options.uncertainty):  # the usual case, in less time
+    # The usual case, in less time.
+    if not (missing or trace or options.members or options.uncertainty):
         return Response(prediction=prediction, used=tuple([trial[member] for member in request.members]))
     used = [member for member in request.members if member not in missing]
     weights = [request.weights[member] for member in used]

@@ -1,6 +1,6 @@
-"""Requests under way: their rows go into slots, their members' predictions are counted, and they are finished once.
+"""Requests in progress: assigns their rows to slots, counts their members' predictions, and finishes each once.
 
-It belongs to the dispatcher's thread and knows nothing of processes.
+Belongs to the dispatcher's thread and knows nothing of processes.
 """
 
 import heapq
@@ -66,7 +66,8 @@ class Segments:
         for piece in pieces:
             request = piece.request
             rows = request.x[piece.first : piece.first + piece.rows]
-            with np.errstate(over="ignore"):  # infinite rows are for the members to refuse, not to end all requests
+            # Infinite rows are for the members to refuse, not to end all requests.
+            with np.errstate(over="ignore"):
                 np.copyto(inputs[piece.start : piece.start + piece.rows], rows, casting="same_kind")
             request.pieces.append(piece)
             request.awaited += len(expected)
@@ -78,7 +79,7 @@ class Segments:
                 self.finish(piece.request)
         return slot
 
-    def came(self, number: int, generation: int, member: int, seconds: float) -> None:
+    def record_prediction(self, number: int, generation: int, member: int, seconds: float) -> None:
         """Count a member's predictions once; those of requests in several slots are taken out at once."""
         if self.accumulator.arrive(number, generation, member) is not Arrival.NEW:
             return
@@ -94,9 +95,9 @@ class Segments:
                 if member not in request.kept:
                     request.kept[member] = np.empty((request.rows, *found.shape[1:]))
                 request.kept[member][piece.first : piece.first + piece.rows] = found
-        self._less(slot, 1)
+        self._await_fewer(slot, 1)
 
-    def without(self, slot: Slot, missing: Mapping[int, str]) -> None:
+    def drop_members(self, slot: Slot, missing: Mapping[int, str]) -> None:
         """Let the requests of a slot go without these members."""
         left = {member: why for member, why in missing.items() if member in slot.awaited}
         if left:
@@ -104,7 +105,7 @@ class Segments:
             for piece in slot.pieces:
                 if piece.live:
                     piece.request.missing |= left
-            self._less(slot, len(left))
+            self._await_fewer(slot, len(left))
 
     def refuse(self, slot: Slot, why: str) -> None:
         """Refuse the request of a slot; if there are several, let each begin anew alone, to find the one."""
@@ -116,7 +117,7 @@ class Segments:
                 held = request.pieces
                 self.batcher.requeue(request)
                 request.alone = True
-                self._let_go(held)
+                self._release_pieces(held)
 
     def finish(self, request: Request, *, late: bool = False, refusal: TrainwrightError | None = None) -> None:
         """Hand a request over to be answered from what has come; nothing that comes later counts."""
@@ -136,14 +137,14 @@ class Segments:
             found = {member: self._arena.predictions(only.slot, member)[lies] for member in used}
         else:
             found = {member: request.kept[member] for member in used}
-            self._let_go(pieces)
+            self._release_pieces(pieces)
         for piece in pieces:
             piece.live = False
         self._deliver(request, Finished(request=request, predictions=found, missing=missing, refusal=refusal))
 
     def release(self, request: Request) -> None:
         """Let go of a finished request's slots, once its predictions have been read."""
-        self._let_go(request.pieces)
+        self._release_pieces(request.pieces)
 
     def finish_all(self, refusal: TrainwrightError) -> None:
         """Refuse whatever is not finished."""
@@ -153,7 +154,7 @@ class Segments:
             for piece in list(slot.pieces):
                 self.finish(piece.request, refusal=refusal)
 
-    def _less(self, slot: Slot, members: int) -> None:
+    def _await_fewer(self, slot: Slot, members: int) -> None:
         """Let the requests of a slot wait for so many predictions less, and let go of what is complete."""
         for piece in list(slot.pieces):
             request = piece.request
@@ -162,9 +163,9 @@ class Segments:
                 if request.awaited == 0 and request.taken == request.rows:
                     self.finish(request)
                 elif not slot.awaited and request.split:
-                    self._let_go([piece])
+                    self._release_pieces([piece])
 
-    def _let_go(self, pieces: Iterable[Piece]) -> None:
+    def _release_pieces(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             if piece.held:
                 piece.held = False

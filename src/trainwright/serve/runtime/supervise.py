@@ -1,4 +1,4 @@
-"""Worker processes as their front sees them: started, told, watched, ended; and when one is hung or given up."""
+"""Supervision of worker processes: starting, sending, ending, and when one hangs or has failed permanently."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 from trainwright.serve.placement.threads import environment
 from trainwright.serve.runtime.arena import Arena
-from trainwright.serve.runtime.messages import tell
+from trainwright.serve.runtime.messages import send_json
 from trainwright.serve.runtime.settings import DeploymentSettings
 
 __all__ = ["Health", "ServingProcess"]
@@ -41,20 +41,20 @@ class ServingProcess:
                 pass_fds=[theirs.fileno(), arena.descriptor],
             )
         self.line: Connection[Any, Any] = Connection(ours.detach())
-        self.say(told)
+        self.send(told)
 
     @property
     def pid(self) -> int:
         """Number of the process."""
         return self._process.pid
 
-    def say(self, message: Mapping[str, Any] | bytes) -> None:
+    def send(self, message: Mapping[str, Any] | bytes) -> None:
         """Send a task or a JSON object; a process that has died is not told, its silence will say so."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if isinstance(message, bytes):
                 self.line.send_bytes(message)
             else:
-                tell(self.line, message)
+                send_json(self.line, message)
 
     @property
     def ended(self) -> bool:
@@ -64,7 +64,8 @@ class ServingProcess:
     def kill(self) -> str:
         """End the process at once if it has not ended, and return how it did."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.05)  # one that is on its way out tells its own status
+            # One that is on its way out tells its own status.
+            self._process.wait(0.05)
         self._process.kill()
         code = self._process.wait()
         self.line.close()

@@ -25,7 +25,7 @@ from trainwright.ensemble.metrics import Array
 from trainwright.serve.placement.repeated_timing import timed
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import Runner
-from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, SlotReport, SlotTask, decode, tell
+from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, SlotReport, SlotTask, decode, send_json
 
 __all__ = ["main"]
 
@@ -37,7 +37,8 @@ _BROKEN = 3  # exit status of a process that cannot go on
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Serve with the descriptors of line and memory given as arguments."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group: the front decides when workers leave
+    # Sent to a whole group: the front decides when workers leave.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     line: Connection[Any, Any] = Connection(int(argv[0]))
     arena = Arena(int(argv[1]))
@@ -45,14 +46,14 @@ def main(argv: Sequence[str]) -> NoReturn:
         told = json.loads(line.recv_bytes())
     except EOFError:
         os._exit(0)
-    threading.Thread(target=_end_with, args=(line,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(line,), daemon=True).start()
     try:
-        runner, built = _started(told)
+        runner, built = _load_members(told)
     except Exception as error:  # noqa: BLE001 - whatever stops a member from loading is the front's to tell
-        _say(line, {"refused": f"{type(error).__name__}: {error}"})
+        _send(line, {"refused": f"{type(error).__name__}: {error}"})
         os._exit(_BROKEN)
-    _say(line, {"built": built})
-    arena.map(ArenaShape.from_json(_heard(line)["map"]))
+    _send(line, {"built": built})
+    arena.map(ArenaShape.from_json(_receive(line)["map"]))
     _Worker(line=line, arena=arena, runner=runner, told=told).serve()
 
 
@@ -68,28 +69,31 @@ class _Worker:
         self._line, self._arena, self._runner = line, arena, runner
         self._more = select.poll()
         self._more.register(line, select.POLLIN)
-        self._places: list[int] = told["places"]  # positions in the ensemble of the unit's members
-        self._usual: dict[int, float] = {}  # seconds of a member's last batch
-        self._unsaid: list[bytes] = []  # reports
+        # Positions in the ensemble of the unit's members.
+        self._places: list[int] = told["places"]
+        # Seconds of a member's last batch.
+        self._usual: dict[int, float] = {}
+        # Reports.
+        self._unsent: list[bytes] = []
         self._held: SlotTask | None = None
         self._beat = time.monotonic()
 
     def serve(self) -> NoReturn:
         while True:
-            tasks = self._taken()
+            tasks = self._take_tasks()
             late = [task for task in tasks if task.deadline < time.monotonic()]
             for task in late:
                 self._report(DROPPED, task, None)
             self._flush()
             if tasks := [task for task in tasks if task not in late]:
-                self._computed(tasks)
+                self._compute(tasks)
 
-    def _taken(self) -> list[SlotTask]:
+    def _take_tasks(self) -> list[SlotTask]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
-        first = self._held or _heard(self._line)
+        first = self._held or _receive(self._line)
         self._held, tasks, rows = None, [first], first.rows
         while rows < first.batch and self._more.poll(0):
-            task = _heard(self._line)
+            task = _receive(self._line)
             if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
                 self._held = task
                 break
@@ -97,7 +101,7 @@ class _Worker:
             rows += task.rows
         return tasks
 
-    def _computed(self, tasks: list[SlotTask]) -> None:
+    def _compute(self, tasks: list[SlotTask]) -> None:
         inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
         x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
         wanted = [k for k in range(len(self._places)) if tasks[0].members >> k & 1]
@@ -106,7 +110,7 @@ class _Worker:
             for start in range(0, len(x), batch):
                 stop, begun = min(start + batch, len(x)), time.perf_counter()
                 for place, (k, found) in enumerate(self._runner(x[start:stop], wanted), 1):
-                    self._written(tasks, k, start, found)
+                    self._write_predictions(tasks, k, start, found)
                     seconds, begun = time.perf_counter() - begun, time.perf_counter()
                     self._usual[k] = seconds
                     if stop == len(x):
@@ -122,11 +126,11 @@ class _Worker:
             broken = isinstance(error, MemoryError) or "CUDA" in str(error)
             for task in tasks:
                 told = {"failed": [task.slot, task.generation], "members": [self._places[k] for k in sorted(left)]}
-                _say(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
+                _send(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
             if broken:
                 os._exit(_BROKEN)
 
-    def _written(self, tasks: list[SlotTask], k: int, start: int, found: Array) -> None:
+    def _write_predictions(self, tasks: list[SlotTask], k: int, start: int, found: Array) -> None:
         """Put rows that began at `start` of the joined tasks where they belong."""
         first = 0
         for task in tasks:
@@ -143,17 +147,18 @@ class _Worker:
             report = SlotReport(
                 kind=kind, slot=task.slot, generation=task.generation, member=member, rows=rows, seconds=seconds
             )
-            self._unsaid.append(report.encode())
+            self._unsent.append(report.encode())
 
     def _flush(self) -> None:
         """Send the reports that wait."""
-        if self._unsaid:
-            with contextlib.suppress(OSError):  # the front is gone: the end of the line ends this process
-                self._line.send_bytes(b"".join(self._unsaid))
-            self._unsaid.clear()
+        if self._unsent:
+            # The front is gone: the end of the line ends this process.
+            with contextlib.suppress(OSError):
+                self._line.send_bytes(b"".join(self._unsent))
+            self._unsent.clear()
 
 
-def _heard(line: "Connection[Any, Any]") -> Any:
+def _receive(line: "Connection[Any, Any]") -> Any:
     """Return the next message, or end with the line."""
     try:
         return decode(line.recv_bytes())
@@ -161,15 +166,16 @@ def _heard(line: "Connection[Any, Any]") -> Any:
         os._exit(0)
 
 
-def _end_with(line: "Connection[Any, Any]") -> NoReturn:
+def _exit_with(line: "Connection[Any, Any]") -> NoReturn:
     end = select.poll()
-    end.register(line, 0)  # for its end alone, which is told unasked
+    # For its end alone, which is told unasked.
+    end.register(line, 0)
     while not end.poll():
         pass
     os._exit(0)
 
 
-def _started(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
+def _load_members(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     """Load the members and compute batches of zeros, which say what they answer and how long they take."""
     if told["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, told["cores"])
@@ -179,16 +185,17 @@ def _started(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     runner = make(told)
     x = np.zeros((told["batch"], *told["input_shape"]), told["input_dtype"])
     wanted = range(len(told["places"]))
-    shapes = {found.shape[1:] for _, found in runner(x, wanted)}  # pays for what is set up at first use
+    # Pays for what is set up at first use.
+    shapes = {found.shape[1:] for _, found in runner(x, wanted)}
     [(seconds, _)] = timed([lambda: list(runner(x, wanted))], least=3, seconds=_START_SECONDS)
     if len(shapes) > 1:
         raise ValueError(f"members answer with different shapes: {', '.join(str(shape) for shape in sorted(shapes))}")
     return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": told["batch"]}
 
 
-def _say(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
+def _send(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        tell(line, message)
+        send_json(line, message)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class WorkerProcesses:
     @property
     def answering(self) -> frozenset[int]:
         """Positions of the members that some worker can compute now."""
-        return frozenset(member for line in self._pool.lines if line.ready for member in line.unit.members)
+        return frozenset(member for queue in self._pool.queues if queue.ready for member in queue.unit.members)
 
     def lost(self) -> Mapping[int, str]:
         """Return the members that are computed no more, and why."""
@@ -109,19 +109,19 @@ class WorkerProcesses:
         """Return each instance with its process and figures."""
         return [
             {
-                "unit": post.instance.unit.name,
-                "device": post.instance.device.name,
-                "state": post.state.value,
-                "pid": None if post.process is None else post.process.pid,
-                "batch": post.instance.batch,
-                "batches": post.batches,
-                "batch_ms": 1e3 * post.health.median_seconds,
-                "restarts": post.restarts,
-                "why": post.why,
+                "unit": worker.instance.unit.name,
+                "device": worker.instance.device.name,
+                "state": worker.state.value,
+                "pid": None if worker.process is None else worker.process.pid,
+                "batch": worker.instance.batch,
+                "batches": worker.batches,
+                "batch_ms": 1e3 * worker.health.median_seconds,
+                "restarts": worker.restarts,
+                "why": worker.why,
             }
-            for post in list(self._pool.posts)
+            for worker in list(self._pool.workers)
         ]
 
     def not_ready(self) -> int:
         """Return how many instances cannot compute now."""
-        return sum(post.state is not WorkerState.READY for post in self._pool.posts)
+        return sum(worker.state is not WorkerState.READY for worker in self._pool.workers)

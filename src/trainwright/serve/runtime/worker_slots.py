@@ -1,4 +1,4 @@
-"""A post that one process after another may hold, and the line of work of all posts of a unit."""
+"""Worker slots, which one process after another fills, and the queue of work that a unit's workers share."""
 
 import math
 from collections import deque
@@ -56,7 +56,7 @@ class WorkerSlot:
     credits: int  # tasks that its process may have at once: one computes while the next is at hand
     state: WorkerState = WorkerState.WAITING
     process: ServingProcess | None = None
-    flights: dict[tuple[int, int], InFlight] = field(default_factory=dict)  # by slot and generation
+    in_flight: dict[tuple[int, int], InFlight] = field(default_factory=dict)  # by slot and generation
     heard: float = -math.inf
     restart_at: float = -math.inf
     restarts: int = 0
@@ -68,15 +68,16 @@ class WorkerSlot:
     @property
     def free(self) -> int:
         """Tasks that it can take now."""
-        return self.credits - len(self.flights) if self.state is WorkerState.READY else 0
+        return self.credits - len(self.in_flight) if self.state is WorkerState.READY else 0
 
-    def give(self, work: UnitWork, now: float) -> None:
+    def assign(self, work: UnitWork, now: float) -> None:
         """Send work to its process, which then holds a lease on the slot."""
         slot = work.slot
         slot.leases += 1
-        if not self.flights:
-            self.heard = now  # it was silent for want of work
-        self.flights[slot.number, slot.generation] = InFlight(work=work, left=set(work.members))
+        if not self.in_flight:
+            # It was silent for want of work.
+            self.heard = now
+        self.in_flight[slot.number, slot.generation] = InFlight(work=work, left=set(work.members))
         members = enumerate(self.instance.unit.members)
         task = SlotTask(
             slot=slot.number,
@@ -86,23 +87,23 @@ class WorkerSlot:
             deadline=slot.deadline,
             members=sum(1 << k for k, member in members if member in work.members),
         )
-        self.say(task.encode())
+        self.send(task.encode())
 
-    def say(self, message: Mapping[str, Any] | bytes) -> None:
+    def send(self, message: Mapping[str, Any] | bytes) -> None:
         """Send its process a message."""
         if self.process is not None:
-            self.process.say(message)
+            self.process.send(message)
 
-    def landed(self, number: int, generation: int, members: set[int]) -> Slot | None:
+    def finish_members(self, number: int, generation: int, members: set[int]) -> Slot | None:
         """Note that its process has done with these members on a slot; return the slot if that ends the lease on it."""
-        flight = self.flights.get((number, generation))
-        if flight is None:
+        task = self.in_flight.get((number, generation))
+        if task is None:
             return None
-        flight.left -= members
-        if flight.left:
+        task.left -= members
+        if task.left:
             return None
-        del self.flights[number, generation]
-        return flight.work.slot
+        del self.in_flight[number, generation]
+        return task.work.slot
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -110,35 +111,37 @@ class UnitQueue:
     """The work of one unit, for whichever of its posts is free first."""
 
     unit: Unit
-    posts: list[WorkerSlot]
+    workers: list[WorkerSlot]
     pending: deque[UnitWork] = field(default_factory=deque)
     outlook: str = ""  # what becomes of it, once it is lost
 
     @property
     def lost(self) -> bool:
         """Say whether nobody will compute it any more."""
-        return all(post.state is WorkerState.LOST for post in self.posts)
+        return all(worker.state is WorkerState.LOST for worker in self.workers)
 
     @property
     def ready(self) -> bool:
         """Say whether somebody can compute it now."""
-        return any(post.state is WorkerState.READY for post in self.posts)
+        return any(worker.state is WorkerState.READY for worker in self.workers)
 
     @property
     def rate(self) -> float:
         """Rows a second that its posts can compute, by the batches that they computed at start."""
-        return sum(post.rate for post in self.posts if post.state is not WorkerState.LOST)
+        return sum(worker.rate for worker in self.workers if worker.state is not WorkerState.LOST)
 
     @property
     def has_room(self) -> bool:
         """Say whether a further segment would be taken soon: more would only wait here instead of gathering rows."""
-        alive = [post for post in self.posts if post.state is not WorkerState.LOST]
-        return len(self.pending) + sum(len(post.flights) for post in alive) < sum(post.credits for post in alive)
+        alive = [worker for worker in self.workers if worker.state is not WorkerState.LOST]
+        return len(self.pending) + sum(len(worker.in_flight) for worker in alive) < sum(
+            worker.credits for worker in alive
+        )
 
     @property
     def why(self) -> str:
         """How it came to be lost, and what becomes of it."""
-        return next((post.why for post in reversed(self.posts) if post.why), "lost") + self.outlook
+        return next((worker.why for worker in reversed(self.workers) if worker.why), "lost") + self.outlook
 
     def add(self, slot: Slot, now: float) -> None:
         """Append the work on a slot for the members of the unit that it expects."""
@@ -149,20 +152,18 @@ class UnitQueue:
     def send(self, now: float) -> None:
         """Give what is pending to posts with credits left, to those with most first."""
         while self.pending:
-            post = max(self.posts, key=lambda post: (post.free, -post.heard))
-            if not post.free:
+            worker = max(self.workers, key=lambda worker: (worker.free, -worker.heard))
+            if not worker.free:
                 return
             work = self.pending.popleft()
             if work.wanted:
-                post.give(work, now)
+                worker.assign(work, now)
 
-    def take_back(self, post: WorkerSlot) -> list[Slot]:
+    def take_back(self, worker: WorkerSlot) -> list[Slot]:
         """Let others do what a post's process had; return the slots on which it held leases."""
-        flights = list(post.flights.values())
-        post.flights.clear()
-        for flight in reversed(flights):
-            work = flight.work
-            self.pending.appendleft(
-                UnitWork(slot=work.slot, generation=work.generation, members=frozenset(flight.left))
-            )
-        return [flight.work.slot for flight in flights]
+        in_flight = list(worker.in_flight.values())
+        worker.in_flight.clear()
+        for task in reversed(in_flight):
+            work = task.work
+            self.pending.appendleft(UnitWork(slot=work.slot, generation=work.generation, members=frozenset(task.left)))
+        return [task.work.slot for task in in_flight]

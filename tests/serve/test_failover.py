@@ -81,7 +81,7 @@ def test_not_where_it_was_lost_nor_where_nothing_is_left():
     gone = anew(before, 1, (0, 0), (0, 1))
     assert gone.matrix[0] == (64, 0, 0), "the other lost unit is not this one's to move"
     assert any(row[1] for row in gone.matrix[1:])
-    refusal = r"unit 2: no other device is left for it; instances were given up on all of cuda/0, cuda/1"
+    refusal = r"unit 2: no other device is left for it; its workers failed permanently on cuda/0, cuda/1"
     with pytest.raises(AllocationError, match=refusal):
         anew(plan(4, 4, matrix=((8, 8, 0), (0, 0, 8))), 2, (0, 0), (0, 1), (1, 2))
 
