@@ -92,9 +92,9 @@ def test_refusals_make_a_run_invalid(served, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rate": 0}, "Load.rate: got 0; allowed: a number > 0"),
+        ({"rate": 0}, "LoadTest.rate: got 0; allowed: a number > 0"),
         ({"seconds": float("inf")}, "LoadTest.seconds"),
-        ({"kind": "uniform"}, "Load.kind: got 'uniform'; allowed: poisson, constant, closed"),
+        ({"kind": "uniform"}, "LoadTest.kind: got 'uniform'; allowed: 'poisson', 'constant', 'closed'"),
         ({"rows": (4, 2)}, "LoadTest.rows"),
         ({"warm_up_seconds": -1}, "LoadTest.warm_up_seconds"),
     ],

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,6 +23,8 @@ from trainwright.randomness import rng
 from trainwright.serve.http.client import Client, encode, read_answer
 from trainwright.serve.http.tensors import DATATYPES
 from trainwright.serve.service import Options
+from trainwright.settings import Settings
+from trainwright.validators import each, integer, number, one_of
 
 __all__ = ["LoadResult", "LoadTest", "arrivals"]
 
@@ -59,7 +61,7 @@ class LoadResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadTest:
+class LoadTest(Settings, error=ServeConfigError):
     """A load: `LoadTest(rate=100, seconds=10).run(url)`.
 
     Rows of a request are drawn evenly from `rows`, inclusive, their values from a normal law (whole numbers: 0 or 1)
@@ -67,30 +69,23 @@ class LoadTest:
     not degraded is compared with it. Equal seeds give equal requests at equal times.
     """
 
-    rate: float = 100.0  # requests a second, of "poisson" and "constant"
-    kind: str = "poisson"
-    rows: tuple[int, int] = (1, 1)
-    seconds: float = 10.0
-    warm_up_seconds: float = 1.0  # before them, not counted
-    clients: int = 64  # most connections; those of a closed loop
+    rate: Annotated[float, number(above=0), "requests a second, of poisson and constant arrivals"] = 100.0
+    kind: Annotated[str, one_of(*KINDS), "when requests are sent"] = "poisson"
+    rows: Annotated[tuple[int, int], each(integer(minimum=1)), "least and most rows of a request"] = (1, 1)
+    seconds: Annotated[float, number(above=0), "how long, after the warm-up"] = 10.0
+    warm_up_seconds: Annotated[float, number(minimum=0), "before them, not counted"] = 1.0
+    clients: Annotated[int, integer(minimum=1), "most connections; those of a closed loop"] = 64
     seed: int = 0
     binary: bool = True
     options: Options = field(default_factory=Options)
     token: str | None = None
     name: str = "ensemble"
-    timeout_seconds: float = 60.0
+    timeout_seconds: Annotated[float, number(above=0), "of one request"] = 60.0
 
-    def __post_init__(self) -> None:
-        for name in ("rate", "seconds", "timeout_seconds", "clients"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ServeConfigError(f"Load.{name}: got {value}; allowed: a number > 0")
-        if not (self.warm_up_seconds >= 0 and math.isfinite(self.warm_up_seconds)):
-            raise ServeConfigError(f"Load.warm_up_seconds: got {self.warm_up_seconds}; allowed: a number >= 0")
-        if self.kind not in KINDS:
-            raise ServeConfigError(f"Load.kind: got {self.kind!r}; allowed: {', '.join(KINDS)}")
-        if not 1 <= self.rows[0] <= self.rows[1]:
-            raise ServeConfigError(f"Load.rows: got {self.rows}; allowed: 1 <= first <= second")
+    def check_together(self) -> None:
+        """Refuse a range of rows that is none."""
+        if len(self.rows) != 2 or self.rows[0] > self.rows[1]:
+            raise ServeConfigError(f"LoadTest.rows: got {self.rows}; allowed: 1 <= first <= second")
 
     def run(
         self,
@@ -104,8 +99,8 @@ class LoadTest:
             told = client.metadata()["inputs"][0]
         draw = _drawing(told) if inputs is None else inputs
         bodies = []
-        for number in range(_BODIES):
-            generator = rng(self.seed, "load bodies", number)
+        for count in range(_BODIES):
+            generator = rng(self.seed, "load bodies", count)
             x = draw(int(generator.integers(self.rows[0], self.rows[1] + 1)), generator)
             bodies.append(
                 _Body(*encode(x, self.options, binary=self.binary), len(x), reference(x) if reference else None)
@@ -185,12 +180,12 @@ class _Run:
 
     async def _open_loop(self, times: Array) -> None:
         gate = asyncio.Semaphore(int(self._load.clients))
-        tasks: set[asyncio.SlotTask[None]] = set()
+        tasks: set[asyncio.Task[None]] = set()
         self._start = time.perf_counter() + 0.01
-        for number, meant in enumerate(times.tolist()):
+        for count, meant in enumerate(times.tolist()):
             await _until(self._start + meant)
             late = time.perf_counter() - self._start - meant > _LATE_SECONDS
-            task = asyncio.create_task(self._gated(gate, number, meant, late=late))
+            task = asyncio.create_task(self._gated(gate, count, meant, late=late))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         if tasks:

@@ -1,25 +1,22 @@
 """Objectives of a placement: rows a second, rows a second within a latency, or the latency at a given rate."""
 
-import math
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 from trainwright.errors import ServeConfigError
+from trainwright.settings import Settings
+from trainwright.validators import number, optional
 
 __all__ = ["P99", "Objective", "Throughput", "objective_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Throughput:
+class Throughput(Settings, error=ServeConfigError):
     """Most rows a second: at saturation, or with 99 of 100 requests answered within `slo_ms` if that is given."""
 
-    slo_ms: float | None = None
-    rows: int = 1  # of a request; plays no part at saturation
-
-    def __post_init__(self) -> None:
-        if self.slo_ms is not None:
-            _positive("Throughput.slo_ms", self.slo_ms)
-        _positive("Throughput.rows", self.rows)
+    slo_ms: Annotated[float | None, optional(number(above=0)), "that 99 of 100 requests stay within"] = None
+    rows: Annotated[int, number(above=0), "of a request; plays no part at saturation"] = 1
 
     @property
     def name(self) -> str:
@@ -28,15 +25,11 @@ class Throughput:
 
 
 @dataclass(frozen=True, slots=True)
-class P99:
+class P99(Settings, error=ServeConfigError):
     """Least latency that 99 of 100 requests stay within, at `rate` requests a second of `rows` rows, sent open-loop."""
 
-    rate: float
-    rows: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("P99.rate", self.rate)
-        _positive("P99.rows", self.rows)
+    rate: Annotated[float, number(above=0), "requests a second"]
+    rows: Annotated[int, number(above=0), "of a request"] = 1
 
     @property
     def name(self) -> str:
@@ -64,8 +57,3 @@ def objective_of(text: str) -> Objective:
     except ValueError:
         raise ServeConfigError(f"objective: got {text!r}; allowed: a number after the @") from None
     return P99(number) if found[1] == "p99" else Throughput(slo_ms=number)
-
-
-def _positive(where: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ServeConfigError(f"{where}: got {value!r}; allowed: a number > 0")

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
-from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.combiner import Combiner, Finished
@@ -27,6 +26,7 @@ from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, decode
 from trainwright.serve.runtime.pool import WorkerPool
 from trainwright.serve.runtime.segments import LATE, Segments
 from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.runtime.unit_moves import UnitMoves
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
 __all__ = ["Dispatcher"]
@@ -48,7 +48,7 @@ class Dispatcher(threading.Thread):
         # Until the first worker says what members answer, without their shape.
         self._layout = layout
         self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, deliver=self._deliver)
-        # In this turn.
+        # In this dispatch pass.
         self._finished: list[tuple[Request, Finished]] = []
         self._inbox: deque[Callable[[], None]] = deque()
         # Of all that is not behind the gate.
@@ -56,7 +56,7 @@ class Dispatcher(threading.Thread):
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._asleep = False
-        # The last look at the processes, and when the next turn is due.
+        # The last look at the processes, and when the next pass is due.
         self._watched = self._due = -math.inf
         # Of the three numbers below.
         self._gate = threading.Lock()
@@ -70,12 +70,7 @@ class Dispatcher(threading.Thread):
         self.over = False
         # Rows a second that the slowest unit can compute, by what its workers said at start.
         self.rate = 1.0
-        self.moves: list[
-            dict[str, Any]
-        ] = []  # of lost units to other devices: whence, whither, why, and what became of it
-        # Lost units that are to be placed again, one after the other.
-        self._unplaced: deque[UnitQueue] = deque()
-        self._placing = False
+        self._moves = UnitMoves(pool, self._enqueue)
         self.started = threading.Event()
         # Why it could not start, or failed.
         self.refusal: TrainwrightError | None = None
@@ -133,7 +128,7 @@ class Dispatcher(threading.Thread):
             "slots": len(accumulator.slots),
             "slots_used": len(accumulator.slots) - accumulator.free,
             "open": self.open,
-            "moves": list(self.moves),
+            "moves": list(self._moves.moves),
         }
 
     def _enqueue(self, action: Callable[[], None]) -> None:
@@ -176,7 +171,7 @@ class Dispatcher(threading.Thread):
                 self.over = True
             with self._dispatching:
                 while self._inbox:
-                    # That of an extra turn: there is nothing left to fail.
+                    # An error of another thread's pass: there is nothing left to fail.
                     with contextlib.suppress(Exception):
                         self._inbox.popleft()()
                 self._segments.finish_all(refusal)
@@ -356,7 +351,7 @@ class Dispatcher(threading.Thread):
         worker.rate = told["rows"] / max(told["seconds"], 1e-9)
         queue = self._pool.queue_of(worker)
         if worker not in queue.workers:
-            self._join_queue(queue, worker)
+            self._segments.counts["moved"] += self._moves.join(queue, worker)
         if all(queue.ready for queue in self._pool.queues):
             self.rate = min(queue.rate for queue in self._pool.queues)
             self.started.set()
@@ -366,7 +361,7 @@ class Dispatcher(threading.Thread):
         self.started.set()
 
     def _handle_failure(self, worker: WorkerSlot, why: str) -> None:
-        """End a post's process, give its work to others, and decide when the next one starts."""
+        """End a worker's process, requeue its work, and decide when the next process starts."""
         if worker.process is None:
             return
         self._selector.unregister(worker.process.line)
@@ -393,57 +388,9 @@ class Dispatcher(threading.Thread):
             self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")
         elif self._settings.move:
             queue.outlook = "; another place is looked for"
-            self._unplaced.append(queue)
-            self._place_next_unit()
+            self._moves.request(queue)
         for slot in self._segments.accumulator.used:
             self._segments.drop_members(slot, dict.fromkeys(slot.awaited & set(queue.unit.members), queue.why))
-
-    # Lost units, which are placed one after the other: each takes memory that the next one then lacks.
-
-    def _place_next_unit(self) -> None:
-        """Look for other devices for a lost unit, beside the work."""
-        if self._placing or not self._unplaced:
-            return
-        self._placing = True
-        queue = self._unplaced.popleft()
-        lost = [worker.instance for worker in self._pool.workers if worker.state is WorkerState.LOST]
-
-        def search_placement() -> None:
-            try:
-                plan = self._pool.plan_failover(queue.unit, lost)
-            except Exception as error:  # noqa: BLE001 - said where answers say that the unit is missing
-                why = str(error) if isinstance(error, TrainwrightError) else f"{type(error).__name__}: {error}"
-                self._enqueue(partial(self._apply_placement, queue, None, why))
-            else:
-                self._enqueue(partial(self._apply_placement, queue, plan, ""))
-
-        threading.Thread(target=search_placement, name="trainwright-place", daemon=True).start()
-
-    def _apply_placement(self, queue: UnitQueue, plan: DeploymentPlan | None, refusal: str) -> None:
-        workers = self._pool.workers_of(queue.unit)
-        move = {
-            "unit": queue.unit.name,
-            "from": sorted({worker.instance.device.name for worker in workers}),
-            "why": workers[-1].why,
-        }
-        if plan is None:
-            queue.outlook = f"; it was not moved: {refusal}"
-            self.moves.append({**move, "to": [], "state": "refused", "refusal": refusal})
-        else:
-            places = [worker.instance.device.name for worker in self._pool.change(plan, queue.unit)]
-            queue.outlook = f"; it restarts on {', '.join(places)}"
-            self.moves.append({**move, "to": places, "state": "starting"})
-        self._placing = False
-        self._place_next_unit()
-
-    def _join_queue(self, queue: UnitQueue, worker: WorkerSlot) -> None:
-        """Let a worker of a moved unit share its unit's work, now that it can."""
-        queue.workers.append(worker)
-        queue.outlook = ""
-        move = next(move for move in reversed(self.moves) if move["unit"] == queue.unit.name)
-        if move["state"] == "starting":
-            move["state"] = "done"
-            self._segments.counts["moved"] += 1
 
 
 def _reraise(error: Exception) -> NoReturn:

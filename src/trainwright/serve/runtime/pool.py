@@ -24,7 +24,7 @@ _LINE_HOLDS = 128
 
 
 class WorkerPool:
-    """All posts of a plan, and what their processes are told."""
+    """All workers of a plan, and the descriptions that their processes start from."""
 
     def __init__(
         self, *, ensemble: Ensemble, plan: DeploymentPlan, settings: DeploymentSettings, layout: ArenaShape, runner: str
@@ -55,7 +55,7 @@ class WorkerPool:
         )
 
     def queue_of(self, worker: WorkerSlot) -> UnitQueue:
-        """Return the line that a post takes its work from."""
+        """Return the queue that a worker takes its work from."""
         return next(queue for queue in self.queues if queue.unit == worker.instance.unit)
 
     def workers_of(self, unit: Unit) -> list[WorkerSlot]:
@@ -71,7 +71,7 @@ class WorkerPool:
         return replace(self._layout, output_shape=output_shape)
 
     def open(self, worker: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
-        """Start a process for a post, and return the line to it."""
+        """Start a process for a worker, and return the connection to it."""
         instance = worker.instance
         members = [self._ensemble.members[place] for place in instance.unit.members]
         told = {
@@ -105,7 +105,7 @@ class WorkerPool:
 def credits_of(instance: Instance, segment_rows: int) -> int:
     """Return how many segments an instance may have at once: those of one batch, and as many at hand.
 
-    Never more than its line holds while the instance computes and reads nothing: about 270 messages on Linux.
+    Never more than its connection holds while the instance computes and reads nothing: about 270 messages on Linux.
     """
     return min(_LINE_HOLDS, 2 * math.ceil(instance.batch / segment_rows))
 

@@ -25,7 +25,7 @@ _FAREWELL_SECONDS = 2.0
 
 
 class ServingProcess:
-    """A fresh interpreter, never a fork; it inherits its end of a line and the descriptor of the shared memory.
+    """A fresh interpreter, never a fork; it inherits its end of a connection and the descriptor of the shared memory.
 
     Its threads, and that they wait without spinning, are set in its environment, before it loads torch. It leaves when
     its line ends, so with its front.
@@ -58,7 +58,7 @@ class ServingProcess:
 
     @property
     def ended(self) -> bool:
-        """Say whether the process is gone, whoever else may hold its line open."""
+        """Say whether the process is gone, even if another process holds its connection open."""
         return self._process.poll() is not None
 
     def kill(self) -> str:
@@ -72,7 +72,7 @@ class ServingProcess:
         return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
     def leave(self) -> None:
-        """Wait for a process whose line was closed to end by itself, and end it if it does not."""
+        """Wait for a process whose connection was closed to end by itself, and end it if it does not."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_FAREWELL_SECONDS)
         self._process.kill()

@@ -1,4 +1,4 @@
-"""A worker process: it computes the members of its unit on slots of shared memory until its line to the front ends.
+"""A worker process: computes the members of its unit on slots of shared memory until its connection ends.
 
 The main thread reads the line, joins small tasks and cuts large ones to its batch. Another one waits for the line's end
 and nothing else, so that this ends the process at once, whatever it computes, and work is heard without a thread in
@@ -36,7 +36,7 @@ _BROKEN = 3  # exit status of a process that cannot go on
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Serve with the descriptors of line and memory given as arguments."""
+    """Serve with the descriptors of connection and memory given as arguments."""
     # Sent to a whole group: the front decides when workers leave.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -152,14 +152,14 @@ class _Worker:
     def _flush(self) -> None:
         """Send the reports that wait."""
         if self._unsent:
-            # The front is gone: the end of the line ends this process.
+            # The serving process is gone: the end of the connection ends this process.
             with contextlib.suppress(OSError):
                 self._line.send_bytes(b"".join(self._unsent))
             self._unsent.clear()
 
 
 def _receive(line: "Connection[Any, Any]") -> Any:
-    """Return the next message, or end with the line."""
+    """Return the next message, or end with the connection."""
     try:
         return decode(line.recv_bytes())
     except (EOFError, OSError):

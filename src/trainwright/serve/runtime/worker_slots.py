@@ -17,7 +17,7 @@ __all__ = ["InFlight", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
 
 
 class WorkerState(Enum):
-    """What a post is at."""
+    """The state of a worker."""
 
     STARTING = "starting"
     READY = "ready"
@@ -108,7 +108,7 @@ class WorkerSlot:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class UnitQueue:
-    """The work of one unit, for whichever of its posts is free first."""
+    """The work of one unit, taken by the first of its workers that is free."""
 
     unit: Unit
     workers: list[WorkerSlot]
@@ -127,7 +127,7 @@ class UnitQueue:
 
     @property
     def rate(self) -> float:
-        """Rows a second that its posts can compute, by the batches that they computed at start."""
+        """Rows a second that its workers can compute, by the batches that they computed at start."""
         return sum(worker.rate for worker in self.workers if worker.state is not WorkerState.LOST)
 
     @property
@@ -150,7 +150,7 @@ class UnitQueue:
             self.send(now)
 
     def send(self, now: float) -> None:
-        """Give what is pending to posts with credits left, to those with most first."""
+        """Assign pending work to the workers with most credits left."""
         while self.pending:
             worker = max(self.workers, key=lambda worker: (worker.free, -worker.heard))
             if not worker.free:
@@ -160,7 +160,7 @@ class UnitQueue:
                 worker.assign(work, now)
 
     def take_back(self, worker: WorkerSlot) -> list[Slot]:
-        """Let others do what a post's process had; return the slots on which it held leases."""
+        """Requeue what a worker's process had; return the slots on which it held leases."""
         in_flight = list(worker.in_flight.values())
         worker.in_flight.clear()
         for task in reversed(in_flight):
