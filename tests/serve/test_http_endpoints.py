@@ -340,7 +340,7 @@ class TestAddress:
             Server(service, port=70_000).start()
         with pytest.raises(ServeConfigError, match="name: got 'a/b'; allowed: a word"):
             Server(service, name="a/b")
-        with pytest.raises(ServeConfigError, match=r"Limits\.rows: got 0; allowed: a number >= 1"):
+        with pytest.raises(ServeConfigError, match=r"Limits\.rows: got 0; allowed: a whole number >= 1"):
             Limits(rows=0)
 
     def test_connections(self, served):

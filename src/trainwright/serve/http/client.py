@@ -101,6 +101,7 @@ class Client:
     def _send(self, method: str, path: str, **content: Any) -> "httpx.Response":
         import httpx
 
+        # Refusals that name a time to ask again are retried until the limit would be passed.
         until = time.monotonic() + self._give_up_seconds
         while True:
             try:

@@ -83,6 +83,7 @@ class InferenceEndpoint:
             asked = read_request(body, length, self.signature, self.limits)
         else:
             asked = await asyncio.to_thread(read_request, body, length, self.signature, self.limits)
+        # From here on the service works; the client is watched only if that takes long.
         parsed = time.perf_counter()
         answer = await self._answer(asked, request)
         if answer is None:

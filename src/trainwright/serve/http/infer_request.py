@@ -107,6 +107,7 @@ def _parts(body: bytes | bytearray, header_length: str | None, limits: Limits) -
         if int(header_length) > length:
             raise RequestError(f"{HEADER_LENGTH}: got {header_length}; allowed: at most the body's {length} bytes")
         length = int(header_length)
+    # Depth is limited before parsing, since deep JSON exhausts the parser's stack.
     head = body if length == len(body) else body[:length]
     # Counted before it is parsed; strings go first, for what they hold are no brackets.
     marks = np.frombuffer(_STRING.sub(b"", head).translate(None, _BRACKETS), dtype="u1")

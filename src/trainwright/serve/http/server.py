@@ -122,6 +122,7 @@ class Server:
             if on_ready is not None:
                 on_ready(self)
             signals.get()
+            # Replies to admitted requests go out before the address closes.
             in_time = self._drain(drain_seconds, signals)
             self.stop(at_once=not in_time)
         finally:

@@ -72,6 +72,7 @@ def allocate(
     found, clusters = _devices(devices, cluster)
     if cost == "real" and clusters:
         raise ServeConfigError("cost: got 'real' for simulated devices; allowed: 'profile', or devices= that are here")
+    # Time tables: given, traced on simulated devices, or measured here.
     judge: PlacementCost
     timed_here = isinstance(cost, str) and tables is None and not clusters
     if isinstance(cost, str):
@@ -82,6 +83,7 @@ def allocate(
         judge = ProfileCost(devices=found, tables=tables, objective=goal, seed=seed)
     else:
         judge = cost
+    # The space to search, and worst fit in it, from which every search starts.
     model = MemoryModel.assumed(ensemble) if memory is None else memory
     fusable = tables.fusable() if tables is not None else ()
     space = PlacementSpace(devices=found, batches=tuple(batches), memory=model, fusable=fusable)
@@ -89,6 +91,7 @@ def allocate(
     members = len(ensemble.members)
     # No loop exceeds the bound of its members: on one device they share its time as well as a loop does.
     columns = list(itertools.islice(_unit_choices(single_units(members), fusable), _MOST_COLUMNS + 1))
+    # The bound of the relaxation holds for throughput alone, and for few choices of columns.
     bound = None
     if isinstance(judge, ProfileCost) and goal == Throughput() and len(columns) <= _MOST_COLUMNS:
         bound = max(upper_bound(units, space, judge) for units in columns)
@@ -109,6 +112,7 @@ def allocate(
         placement, measured = _search_by_running(ensemble, space, judge, settings, (start, tuned.placement, placement))
     elif timed_here and goal == Throughput() and isinstance(judge, ProfileCost):
         placement, measured, in_process = _compare_in_process(ensemble, space, judge, placement)
+    # The value again with all times at either end of their intervals.
     if tables is not None and tables.spread:
         expected["value"] = judge.measure([placement])[0].value
         ends = [ProfileCost(devices=found, tables=tables.at(end), objective=goal, seed=seed) for end in (1, -1)]
@@ -232,6 +236,7 @@ def _compare_in_process(
     [device, *others] = space.devices
     if others or device.kind != "cpu" or device.simulated:
         return found, {}, False
+    # In this process all members are computed in turn, with the batch that gives most rows a second.
     members = tuple(range(len(ensemble.members)))
     unit = Unit(members=members, kind="loop" if len(members) > 1 else "process")
     rates = np.array(judge.tables.batches) / judge.unit_seconds((unit,))[0, 0]
@@ -241,6 +246,7 @@ def _compare_in_process(
 
     real = RealCost(ensemble=ensemble, devices=space.devices, seconds=_WINDOW_SECONDS)
     workers, inside = real.in_turns([(found, False), (here, True)], _TURNS)
+    # Under load workers may use more cores; single rows show what handing over costs.
     gain = workers.loaded / max(inside.loaded, 1e-9)
     single_rows = workers.single / max(inside.single, 1e-9)
     measured = {"in_process": inside.loaded}

@@ -118,6 +118,7 @@ class DeploymentPlan:
         units = packed_units(weights, room_of(found))
         memory = MemoryModel.assumed(ensemble)
         matrix = worst_fit(found, units, memory, batch=batch, room=[device.room for device in found])
+        # Instances on a group of cores get cores of their own, so that they do not disturb each other.
         apart, rows = _apart(found, matrix)
         # A part of a device's memory may be too little for the largest.
         if memory.fits(apart, units, rows):

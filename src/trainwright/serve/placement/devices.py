@@ -57,6 +57,7 @@ class Device:
         if count < 2:
             return (self,)
         size = len(self.cores)
+        # Cores and threads are divided as equally as integers allow.
         bounds = [place * size // count for place in range(count + 1)]
         shares = [place * (self.room or size) // count for place in range(count + 1)]
         return tuple(
@@ -159,6 +160,7 @@ def _device(name: str) -> Device:
 
 def _cpu(cores: tuple[int, ...]) -> Device:
     whole, granted = os.cpu_count() or len(cores), cgroup_cores()
+    # A container's quota is shared among the groups by their cores.
     share = math.inf if granted is None else granted * len(cores) / max(len(cores), len(_cores()))
     cpus = max(1, min(len(cores), math.floor(share) if math.isfinite(share) else len(cores)))
     return Device(

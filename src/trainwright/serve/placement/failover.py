@@ -29,6 +29,7 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
     are. Raises AllocationError if no device is left, none has the memory, or nothing meets the plan's latency.
     """
     column = plan.units.index(unit)
+    # Entries of failed instances, and all of this unit, are removed.
     dead = {(one.device.name, one.unit) for one in lost}
     entries = [
         [
@@ -45,10 +46,12 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
             f"unit {unit.name}: no other device is left for it; its workers failed permanently on "
             f"{', '.join(one.name for one in plan.devices)}; allowed: a plan with a device more"
         )
+    # Columns of other units that have failed do not count any more.
     living = [place for place in range(len(plan.units)) if place == column or any(row[place] for row in entries)]
     units = tuple(plan.units[place] for place in living)
     bare = Placement(units, tuple(tuple(row[place] for place in living) for row in entries))
     where = units.index(unit)
+    # Only this unit's entries on the allowed devices may change.
     every = itertools.product(range(len(plan.devices)), range(len(units)))
     space = PlacementSpace(
         devices=plan.devices,

@@ -58,6 +58,7 @@ class BoundedGreedy:
         clock: Callable[[], float] = time.monotonic,
     ) -> SearchResult:
         """Return the best placement found from `start`, which must fit; nothing exceeds `bound`, so it ends there."""
+        # One climb from the start, then climbs from shaken optima: the best end counts.
         climb = _Climb(self, space, cost, clock, ends=clock() + self.max_seconds)
         best, value, stopped = climb.up(start)
         for kick in range(0 if cost.noisy else self.kicks):
@@ -69,6 +70,7 @@ class BoundedGreedy:
                 best, value, stopped = other, found, ended
         if value >= bound * (1.0 - _ROUNDING):
             stopped = "optimum"
+        # The ratio to report comes from measurements in turns, not from those that guided the search.
         old, new = compared(cost, start, best, self.repeats if cost.noisy else 1)
         return SearchResult(
             placement=best,
@@ -105,6 +107,7 @@ class _Climb:
                 return current, value, "time limit"
             if len(self.kept) >= self.settings.max_tried:
                 return current, value, "bound reached"
+            # A step with too many neighbours tries a sample that depends on the step alone, so runs repeat.
             draws = rng(self.settings.seed, "serve-neighbours", self.steps)
             around = self.space.neighbours(current, self.settings.max_neighbours, draws)
             values = self._values(around, value)
@@ -122,6 +125,7 @@ class _Climb:
         """Return the new one's value if it is better than the old one's."""
         if not self.cost.noisy:
             return found if found > value + _ROUNDING * abs(value) else None
+        # The best of many noisy values is best by luck, so both are measured again.
         was, now = compared(self.cost, old, new, self.settings.repeats)
         margin = max(self.settings.margin * abs(was.value), _ERRORS * math.hypot(was.spread, now.spread))
         return now.value if was.value == -math.inf < now.value or now.value - was.value > margin else None

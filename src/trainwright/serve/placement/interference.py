@@ -48,6 +48,7 @@ def measure_interference(
     quick = [place for place in range(len(batches)) if (seconds[:, place] <= _LONGEST_SECONDS).all()]
     if most < 2 or not quick:
         return found, 0.0
+    # Three batch sizes suffice, because the gain changes slowly with the size.
     chosen = sorted({quick[0], quick[len(quick) // 2], quick[-1]})
     with contextlib.ExitStack() as stack:
         pair_processes = [stack.enter_context(_PairProcess(request, environment)) for request in pair]
@@ -57,6 +58,7 @@ def measure_interference(
         told = [
             _measure_gain(pair_processes, batches[place], float(seconds[:, place].max()), threads) for place in chosen
         ]
+    # Between measured sizes the gain is interpolated over the logarithm of the rows.
     gain = np.interp(np.log(batches), np.log([batches[place] for place in chosen]), [median for median, _ in told])
     others = np.arange(most)[:, None]
     table = np.where(others == 0, 1.0, np.where(gain < 1, 1 / (1 + (1 / gain - 1) * others), gain))

@@ -84,13 +84,16 @@ class PlacementSpace:
 
         With `most` and a generator, so many of them at most, in the order of a random permutation.
         """
+        # Bytes of the placement are counted once; each change only adds or subtracts its entries.
         loads = self.loads(placement)
         changes: list[_Entries | Placement] = [
             entries
             for entries in self._changes(placement.matrix)
             if self.fixed.isdisjoint((device, unit) for device, unit, _ in entries)
         ]
+        # Merging and splitting change the columns, so they are whole placements.
         changes += [*self._merged(placement), *self._split(placement)]
+        # A permutation, not a sample: changes that do not fit are replaced by the next ones.
         if most is not None and draws is not None and len(changes) > most:
             changes = [changes[place] for place in draws.permutation(len(changes))]
         found: dict[Placement, None] = {}
@@ -112,6 +115,7 @@ class PlacementSpace:
         bare = placement.with_entries(*((device, unit, 0) for device in devices for unit in chosen))
         for unit in chosen:
             held, loads = placement.units[unit], self.loads(bare)
+            # Every device and batch that still fits is equally likely.
             places = [
                 (device, unit, batch)
                 for device in devices
@@ -133,6 +137,7 @@ class PlacementSpace:
         return all(load <= self.free[device] for device, load in after.items()) and self._has_cores(placement, entries)
 
     def _has_cores(self, placement: Placement, entries: _Entries) -> bool:
+        # A change may free a core on one device and take one on another.
         more: dict[int, int] = {}
         for device, unit, batch in entries:
             more[device] = more.get(device, 0) + (batch > 0) - (placement.matrix[device][unit] > 0)

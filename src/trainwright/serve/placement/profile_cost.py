@@ -85,10 +85,12 @@ class ProfileCost:
         return scale
 
     def _same_units(self, units: tuple[Unit, ...], placements: Sequence[Placement], floor: float) -> list[Measurement]:
+        # All placements of equal units are computed at once, as arrays [placements, devices, units].
         limits = np.array([placement.matrix for placement in placements])
         rates = self._rates(units, limits)
         unknown = np.isnan(rates)
         scale = self._sharing(limits)
+        # NaN means that no time is known; such an instance gets no share and the placement fails below.
         saturated = self._balance(np.nan_to_num(rates * scale), np.ones(limits.shape[:2]))
         alone = np.nansum(rates * scale, axis=1)
         return [
@@ -116,6 +118,7 @@ class ProfileCost:
         seconds = self.unit_seconds(units) / np.minimum(1.0, scale)[:, :, None]
         if isinstance(goal, P99):
             return -self._p99(goal.rate, goal.rows, limits, seconds)
+        # Most neighbours are worse than the incumbent: one simulation at its rate rejects them.
         slo, rows = 1e-3 * goal.slo_ms if goal.slo_ms else math.inf, goal.rows
         if floor > 0 and (saturated < floor or self._p99(floor / rows, rows, limits, seconds) > slo):
             return min(0.999 * floor, saturated)
@@ -132,11 +135,13 @@ class ProfileCost:
 
     def _largest_rate(self, slo: float, rows: int, limits: Array, seconds: Array, saturated: float) -> float:
         """Return the largest rate of requests whose 99th percentile is within the limit, to 5 %, by bisection."""
+        # A placement that misses the limit at a thousandth of its rate never meets it.
         low, high = 0.0, saturated
         if saturated <= 0 or self._p99(saturated * 1e-3, rows, limits, seconds) > slo:
             return 0.0
         low = saturated * 1e-3
         while high - low > _RESOLUTION * low:
+            # Rates span orders of magnitude, so the bisection is geometric.
             middle = math.sqrt(low * high)
             if self._p99(middle, rows, limits, seconds) <= slo:
                 low = middle

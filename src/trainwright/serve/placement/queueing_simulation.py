@@ -33,6 +33,7 @@ def latencies(arrivals: Array, rows: int, limits: Array, seconds: Array, batches
     free = np.zeros(devices)
     left = units * count
     while left:
+        # The next batch is the one that can begin first; of equals the one whose oldest request is older.
         device = unit = -1
         start = np.inf
         for d in range(devices):
@@ -42,6 +43,7 @@ def latencies(arrivals: Array, rows: int, limits: Array, seconds: Array, batches
                 begin = max(free[d], arrivals[following[u]])
                 if begin < start or (begin == start and following[u] < following[unit]):
                     start, device, unit = begin, d, u
+        # It takes what has arrived of the same unit until then, up to the instance's batch.
         most = max(1, limits[device, unit] // rows)
         first = following[unit]
         last = first
@@ -57,6 +59,7 @@ def latencies(arrivals: Array, rows: int, limits: Array, seconds: Array, batches
                 place += 1
             end += seconds[device, unit, place]
             todo -= part
+        # A request is complete when the slowest of its units is.
         free[device] = end
         for request in range(first, last):
             done[request] = max(done[request], end)

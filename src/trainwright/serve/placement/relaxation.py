@@ -23,6 +23,7 @@ def place_by_relaxation(units: tuple[Unit, ...], space: PlacementSpace, cost: Pr
     seconds = cost.unit_seconds(units)
     allowed = [cost.tables.batches.index(batch) for batch in space.batches]
     rates = np.nan_to_num(np.array(space.batches) / seconds[:, :, allowed])
+    # Each unit at its best batch on each device.
     best, batch = rates.max(axis=2), np.array(space.batches)[rates.argmax(axis=2)]
     devices, columns = best.shape
     scale = best.max()
@@ -33,6 +34,7 @@ def place_by_relaxation(units: tuple[Unit, ...], space: PlacementSpace, cost: Pr
             limits[columns + device, device * columns + unit] = 1.0
     limits[:columns, -1] = 1.0
     goal = np.append(np.zeros(devices * columns), -1.0)
+    # Shares of the devices' time that maximise the slowest unit.
     solved = linprog(goal, A_ub=limits, b_ub=np.repeat([0.0, 1.0], [columns, devices]), method="highs-ds")
     shares = solved.x[:-1].reshape(devices, columns)
     order = sorted(np.ndindex(devices, columns), key=lambda place: -shares[place] * best[place])

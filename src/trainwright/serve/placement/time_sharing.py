@@ -22,18 +22,21 @@ def balance(rates: Array, capacity: Array) -> Array:
     count, devices, units = rates.shape
     found = np.zeros(count)
     for k in range(count):
+        # Rates are scaled to at most 1, so that one tolerance fits all problems.
         scale = rates[k].max()
         alone = False
         for u in range(units):
             alone |= rates[k, :, u].max() <= 0.0
         if scale <= 0.0 or alone:
             continue
+        # Only entries with an instance get a column.
         entries = 0
         for d in range(devices):
             for u in range(units):
                 entries += rates[k, d, u] > 0.0
         # Rows: units, devices, then the objective. Columns: t, the entries, then the right-hand side.
         rows, columns = units + devices, entries + 1
+        # The tableau of the slack basis: each row is a constraint, the last one the objective to maximise.
         table = np.zeros((rows + 1, columns + 1))
         # What stands in a column, then in a row.
         names = np.empty(rows + columns, dtype=np.int64)
@@ -41,6 +44,7 @@ def balance(rates: Array, capacity: Array) -> Array:
             names[place] = place
         table[:units, 0] = 1.0
         table[rows, 0] = 1.0
+        # Each entry works for its unit's row and takes time of its device's row.
         column = 1
         for d in range(devices):
             table[units + d, columns] = capacity[k, d]
@@ -51,6 +55,7 @@ def balance(rates: Array, capacity: Array) -> Array:
                     column += 1
         stalled = 0
         while True:
+            # The entering column has the largest gain; once steps stall, Bland's rule prevents cycles.
             entering = -1
             best = _TINY
             for j in range(columns):
@@ -64,6 +69,7 @@ def balance(rates: Array, capacity: Array) -> Array:
                     best, entering = gain, j
             if entering < 0:
                 break
+            # The leaving row bounds the step first; ties go to the smallest name, again for Bland's rule.
             leaving = -1
             least = np.inf
             for i in range(rows):
@@ -81,6 +87,7 @@ def balance(rates: Array, capacity: Array) -> Array:
                 # Cannot be: every share is bounded.
                 break
             stalled = stalled + 1 if least <= _TINY else 0
+            # Exchange the two: divide the leaving row, and eliminate the entering column elsewhere.
             pivot = table[leaving, entering]
             for j in range(columns + 1):
                 if j != entering:

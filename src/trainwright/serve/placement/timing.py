@@ -70,6 +70,7 @@ def measure_times(
         spread_fused={key: np.array(one["spread"], dtype=float) for key, one in fused.items()},
         source="measured",
     )
+    # Memory: a line above every measured peak.
     footprints = tuple(
         _footprint(ensemble.members[place].weight_bytes or 0, batches, [one["peaks"][place] for one in told.values()])
         for place in range(len(ensemble.members))
@@ -78,6 +79,7 @@ def measure_times(
     for device in devices:
         context[device.kind] = max(context[device.kind], told[device.model]["context"])
     memory = MemoryModel(footprints=footprints, context_bytes=context)
+    # Interference is measured last, since its windows depend on the times.
     kinds = {device.model: device for device in devices}
     together = {model: _measure_pair(ensemble, device, tables, memory) for model, device in kinds.items()}
     shares = {model: table for model, (table, _) in together.items()}

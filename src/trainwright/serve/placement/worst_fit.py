@@ -33,11 +33,13 @@ def worst_fit(
     rows = [[0] * len(units) for _ in devices]
     left = [len(units) if most is None else most for most in room or [None] * len(devices)]
     largest = [max(memory.needed(unit, device, batch) for device in devices) for unit in units]
+    # Largest first, because small units fit into what is left and large ones do not.
     for place in sorted(range(len(units)), key=lambda place: (-largest[place], place)):
         needed = [memory.needed(units[place], device, batch) for device in devices]
         fitting = [one for one in range(len(devices)) if needed[one] <= free[one] and left[one] > 0]
         if not fitting:
             raise _too_large(devices, units, memory, batch=batch, failed=place, free=free)
+        # Accelerators before processors; of these the one with most free bytes.
         chosen = min(fitting, key=lambda one: (devices[one].kind != "cuda", -free[one], one))
         free[chosen] -= needed[chosen]
         left[chosen] -= 1

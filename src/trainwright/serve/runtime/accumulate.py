@@ -89,6 +89,7 @@ class Accumulator:
     def arrive(self, number: int, generation: int, member: int) -> Arrival:
         """Count the prediction of a member, once."""
         slot = self.find(number, generation)
+        # The slot was released meanwhile: the report is about rows that nobody waits for.
         if slot is None:
             self.stale += 1
             return Arrival.STALE
@@ -104,6 +105,7 @@ class Accumulator:
         slot.leases -= leases
         if slot.readers or slot.leases or not slot.pieces:
             return False
+        # The generation wraps at 32 bits, the width of its field in messages.
         slot.pieces = []
         slot.generation = (slot.generation + 1) % (1 << 32)
         self._free.append(slot)

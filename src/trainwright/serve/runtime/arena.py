@@ -74,6 +74,7 @@ class Arena:
 
     def grow(self, layout: ArenaShape) -> None:
         """Give the memory its size and map it: in the front, once it is known what members answer."""
+        # The size is known only once a worker has told the shape of its outputs.
         os.ftruncate(self.descriptor, max(mmap.PAGESIZE, layout.slots * layout.slot_bytes))
         self.map(layout)
 

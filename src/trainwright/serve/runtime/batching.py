@@ -111,6 +111,7 @@ class Batcher:
     def requeue(self, request: Request) -> None:
         """Let a request whose rows were taken start anew, before all others."""
         queue = self._queues.setdefault(request.members, _Queue())
+        # All its rows were taken, so it is no longer in the queue.
         if request.taken == request.rows:
             queue.requests.appendleft(request)
         self._count(queue, request.taken)
@@ -135,6 +136,7 @@ class Batcher:
         pieces: list[Piece] = []
         while queue.requests and rows < limit:
             request = queue.requests[0]
+            # A request that must be alone begins a segment of its own.
             if request.alone and pieces:
                 break
             count = min(limit - rows, request.rows - request.taken)

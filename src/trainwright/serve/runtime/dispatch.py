@@ -84,6 +84,7 @@ class Dispatcher(threading.Thread):
         with self._gate:
             if self.over:
                 raise NotReady(_ENDED, 1.0)
+            # An empty queue admits any request, or one larger than the limit could never be served.
             waiting = self.rows
             if waiting and waiting + request.rows > limit:
                 self.shed += 1
@@ -92,6 +93,7 @@ class Dispatcher(threading.Thread):
                     f"service: {waiting} rows wait and {request.rows} more were given; allowed: {limit}; try again",
                     retry,
                 )
+            # Counted at once, because the inbox is read later.
             self._entering += request.rows
             self.open += 1
             # Within the gate, so that the thread's end sees it.
@@ -263,6 +265,7 @@ class Dispatcher(threading.Thread):
                 if not queue.lost and not set(members).isdisjoint(queue.unit.members)
             ]
             left = rows
+            # Segments are formed only while every unit has room: rows that wait longer share larger batches.
             while left > 0 and segments.accumulator.free and all(queue.has_room for queue in queues):
                 if left < limit and now < head.admitted + self._settings.max_delay_ms / 1e3:
                     break
@@ -381,6 +384,7 @@ class Dispatcher(threading.Thread):
             self._segments.counts["restarts"] += 1
 
     def _failed_permanently(self, queue: UnitQueue) -> None:
+        # Other workers of the unit take over its queue.
         if any(worker.state is not WorkerState.LOST for worker in self._pool.workers_of(queue.unit)):
             return
         queue.pending.clear()

@@ -106,6 +106,7 @@ class Vmap:
         import torch
 
         self._loop = loop
+        # One structure means the same class, the same modules, and tensors of equal shape.
         structures = [
             (type(one), str(one), {name: (each.shape, each.dtype) for name, each in one.state_dict().items()})
             for one in loop.networks

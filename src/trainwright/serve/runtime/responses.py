@@ -29,6 +29,7 @@ def answer_of(
         found = {member: checked(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())}
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
+    # Members combine in their order, so that the sum does not depend on who was first.
     slots = Slots(
         rule=ensemble.rule, weights=[request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
     )

@@ -59,6 +59,7 @@ class Segments:
 
     def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> Slot:
         """Put up to `limit` of the rows that wait for these members into a free slot; `lost` members are left out."""
+        # A segment serves all members at once, so its rows are copied once.
         pieces = self.batcher.take(members, limit)
         expected = [member for member in members if member not in lost]
         slot = self.accumulator.lease(pieces, expected)
@@ -88,6 +89,7 @@ class Segments:
             request = piece.request
             if not piece.live:
                 continue
+            # A member counts as used only when all rows of the request have its predictions.
             request.came[member] = request.came.get(member, 0) + piece.rows
             request.seconds[member] = max(seconds, request.seconds.get(member, 0.0))
             if request.split:
@@ -125,12 +127,14 @@ class Segments:
             return
         request.ended = True
         self.batcher.drop(request)
+        # Members with predictions for all rows; the others are missing, with a reason.
         used = [member for member in request.members if request.came.get(member) == request.rows]
         missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
         if refusal is None and missing:
             refusal = self._refusal(request, missing, late=late or LATE in request.missing.values())
             self.counts["degraded"] += refusal is None
         pieces = request.pieces
+        # Predictions of one piece are read where they lie; the slot stays in use until `release`.
         if pieces and not request.split:
             only = pieces[0]
             lies = slice(only.start, only.start + only.rows)
@@ -173,6 +177,7 @@ class Segments:
 
     def _refusal(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
         """Say why an answer without the missing members is none; None if it is one."""
+        # What share of the asked weight is in the response decides whether it is one.
         total = sum(request.weights.values())
         weight = 1.0 - sum(request.weights[member] for member in missing) / total
         share = f"{len(request.members) - len(missing)} of {len(request.members)} members ({weight:.0%} of the weight)"

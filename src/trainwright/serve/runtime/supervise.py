@@ -105,6 +105,7 @@ class Health:
         self._failures.append(now)
         while self._failures[0] < now - self.settings.failure_seconds:
             self._failures.popleft()
+        # Too many ends within the window: restarting does not help.
         if len(self._failures) >= self.settings.failures:
             return None
         return self.settings.backoff_seconds * 2.0 ** (len(self._failures) - 1)

@@ -90,6 +90,7 @@ class _Worker:
 
     def _take_tasks(self) -> list[SlotTask]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
+        # A task that did not fit into the last batch is the first of this one.
         first = self._held or _receive(self._line)
         self._held, tasks, rows = None, [first], first.rows
         while rows < first.batch and self._more.poll(0):
@@ -102,11 +103,13 @@ class _Worker:
         return tasks
 
     def _compute(self, tasks: list[SlotTask]) -> None:
+        # Several tasks become one batch; a single one is computed where it lies.
         inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
         x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
         wanted = [k for k in range(len(self._places)) if tasks[0].members >> k & 1]
         batch, left = tasks[0].batch, set(wanted)
         try:
+            # Tasks larger than the batch are cut, and each part is reported to be alive.
             for start in range(0, len(x), batch):
                 stop, begun = min(start + batch, len(x)), time.perf_counter()
                 for place, (k, found) in enumerate(self._runner(x[start:stop], wanted), 1):
@@ -183,6 +186,7 @@ def _load_members(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     module, name = told["runner"].split(":")
     make: Callable[[Mapping[str, Any]], Runner] = getattr(importlib.import_module(module), name)
     runner = make(told)
+    # A batch of zeros pays for what is set up at first use, and tells the output's shape.
     x = np.zeros((told["batch"], *told["input_shape"]), told["input_dtype"])
     wanted = range(len(told["places"]))
     # Pays for what is set up at first use.

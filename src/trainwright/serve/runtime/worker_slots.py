@@ -152,6 +152,7 @@ class UnitQueue:
     def send(self, now: float) -> None:
         """Assign pending work to the workers with most credits left."""
         while self.pending:
+            # The worker with most credits, and of equals the one that was heard longest ago.
             worker = max(self.workers, key=lambda worker: (worker.free, -worker.heard))
             if not worker.free:
                 return
