@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Run, Simulated, Table, Task, simulate, tables
+from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.record import Run
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.table import Table, tables
+from trainwright.engine.simulated.task import Task
 from trainwright.randomness import rng
 from trainwright.schedule import (
     WAIT,

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from trainwright.cluster import Cluster
     from trainwright.engine import Local
     from trainwright.engine.pycompss import PyCOMPSs
-    from trainwright.engine.ray import Ray
-    from trainwright.engine.simulated import Parametric, Scaling, Simulated, tables
+    from trainwright.engine.ray.engine import Ray
+    from trainwright.engine.simulated.config import Simulated
+    from trainwright.engine.simulated.scaling import Scaling
+    from trainwright.engine.simulated.table import tables
+    from trainwright.engine.simulated.task import Parametric
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
     from trainwright.plan import Oracle
@@ -115,17 +118,17 @@ _HOME = {
     "Oracle": "plan",
     "PASHA": "schedule",
     "RASDA": "schedule",
-    "Parametric": "engine.simulated",
+    "Parametric": "engine.simulated.task",
     "Patience": "schedule",
     "Plateau": "schedule",
     "Profile": "profile",
     "PyCOMPSs": "engine.pycompss",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
-    "Ray": "engine.ray",
-    "Scaling": "engine.simulated",
+    "Ray": "engine.ray.engine",
+    "Scaling": "engine.simulated.scaling",
     "Scheduler": "schedule",
-    "Simulated": "engine.simulated",
+    "Simulated": "engine.simulated.config",
     "Space": "space",
     "Study": "study",
     "StudyFailed": "study",
@@ -143,7 +146,7 @@ _HOME = {
     "not_": "space",
     "one_of": "space",
     "require": "space",
-    "tables": "engine.simulated",
+    "tables": "engine.simulated.table",
 }
 _PACKAGES = ("checkpoint", "ensemble", "ledger", "memory", "report", "serve", "train")
 

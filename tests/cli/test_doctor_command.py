@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainwright.engine import checkup
-from trainwright.engine.checkup import Area, Examination, Finding, State
+from trainwright.engine.doctor.finding import Area, Examination, Finding, State
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.engine.checkup import Done, Host, Room, State, examine
-from trainwright.engine.checkup.devices import examine_devices
-from trainwright.engine.checkup.engines import examine_engines
-from trainwright.engine.checkup.folder import examine_folder, file_system
-from trainwright.engine.checkup.packages import GIVES, examine_packages, fits, imported
+from trainwright.engine.doctor.devices import examine_devices
+from trainwright.engine.doctor.engines import examine_engines
+from trainwright.engine.doctor.examination import examine
+from trainwright.engine.doctor.finding import State
+from trainwright.engine.doctor.folder import examine_folder, file_system
+from trainwright.engine.doctor.machine import Done, Host, Room
+from trainwright.engine.doctor.packages import GIVES, examine_packages, fits, imported
 from trainwright.errors import InputError
 
 GIB = 1 << 30

@@ -11,10 +11,10 @@ import pytest
 import trainings
 
 from trainwright.engine import Died, Local, Quiet, Raised, Returned
-from trainwright.engine._gang import free_address
-from trainwright.engine._run import run_assignment
-from trainwright.engine.conformance import Recorder
+from trainwright.engine.process.gang import free_address
+from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.errors import MissingExtra
+from trainwright.testing.engine import Recorder
 from trainwright.train import Assignment
 
 

@@ -12,12 +12,12 @@ import trainings
 
 import trainwright as tw
 from trainwright.engine import Died, Local, Raised, Returned
-from trainwright.engine._pool import Pool
-from trainwright.engine._process import ChildProcess, WorkerProcess
-from trainwright.engine.conformance import Recorder, run_all
+from trainwright.engine.process.pool import Pool
+from trainwright.engine.process.worker_process import ChildProcess, WorkerProcess
 from trainwright.errors import EngineError
 from trainwright.ledger import Status
 from trainwright.signals import LAUNCHER_SIGNALS
+from trainwright.testing.engine import Recorder, run_all
 from trainwright.train import Assignment
 
 MEGABYTE = 2**20

@@ -9,12 +9,12 @@ import pytest
 import trainings
 
 import trainwright as tw
-from trainwright.engine.conformance import Recorder
-from trainwright.engine.ray import Ray
-from trainwright.engine.ray._cluster import Layout, Node, connect, load_ray
-from trainwright.engine.ray._remote import Door, RemoteWorker
+from trainwright.engine.ray.cluster import Layout, Node, connect, load_ray
+from trainwright.engine.ray.engine import Ray
+from trainwright.engine.ray.remote_worker import Door, RemoteWorker
 from trainwright.errors import EngineError, InputError, MissingExtra
 from trainwright.plugins import make
+from trainwright.testing.engine import Recorder
 from trainwright.train import Assignment
 
 ray = pytest.importorskip("ray")

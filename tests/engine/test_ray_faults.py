@@ -10,9 +10,9 @@ import pytest
 import trainings
 
 from trainwright.engine import Died, Raised, Returned
-from trainwright.engine.conformance import EngineConformance, Recorder, run_all
-from trainwright.engine.ray import Ray
+from trainwright.engine.ray.engine import Ray
 from trainwright.errors import EngineError
+from trainwright.testing.engine import EngineConformance, Recorder, run_all
 from trainwright.train import Assignment
 
 pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray"), pytest.mark.usefixtures("cluster")]

@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Parametric, Scaling, Simulated, simulate
 from trainwright.engine.simulated import simulation as module
+from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.scaling import Scaling
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import EngineError, InputError, SchedulerStalled, TrainwrightError
 from trainwright.schedule import (
     ASHA,

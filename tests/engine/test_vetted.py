@@ -7,8 +7,8 @@ import pytest
 
 import trainwright as tw
 from trainwright.engine import Died, InProcess, Raised, Vetted
-from trainwright.engine.conformance import EngineConformance, Recorder
 from trainwright.study import StudyFailed
+from trainwright.testing.engine import EngineConformance, Recorder
 from trainwright.train import Assignment
 
 

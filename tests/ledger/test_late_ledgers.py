@@ -12,7 +12,7 @@ from trainwright.errors import InputError
 from trainwright.ledger import MemoryLedger, Record, State, Status, blocks, facts, fold, parse_objectives
 from trainwright.ledger.conformance import LedgerConformance
 from trainwright.space import Configuration
-from trainwright.study.book import Book
+from trainwright.study.study_log import Book
 
 thorough = settings(max_examples=60)
 

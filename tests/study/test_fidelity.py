@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import trainwright as tw
-from trainwright.engine.simulated import Table, simulate
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.table import Table
 
 SPACE = tw.Space(rate=tw.Float(1e-3, 1.0, log=True), pace=tw.Float(0.5, 2.0))
 WORKERS = 2

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import trainwright as tw
 from trainwright.ledger import State, facts
 from trainwright.schedule import View
-from trainwright.study.followers import RuleFollower
+from trainwright.study.projections import RuleFollower
 
 COUNTER = itertools.count()
 VIEW = View(remaining=1, seed=0, at_seconds=0.0)

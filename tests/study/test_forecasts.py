@@ -5,7 +5,7 @@ import math
 import pytest
 
 import trainwright as tw
-from trainwright.engine.simulated import simulate
+from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import InputError
 from trainwright.study import Spread
 

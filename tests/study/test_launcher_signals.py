@@ -16,8 +16,8 @@ from trainwright.engine import Died, Quiet, Raised, Returned
 from trainwright.ledger import TrialState, parse_objectives
 from trainwright.ledger.trials import Report
 from trainwright.schedule import CONTINUE, Pause, Reason, Stop
-from trainwright.study.driver import _Running
-from trainwright.study.endings import ending
+from trainwright.study.driver.driver import _Running
+from trainwright.study.driver.trial_outcomes import ending
 
 SCRIPT = Path(__file__).with_name("signalled.py")
 LONG = 600.0

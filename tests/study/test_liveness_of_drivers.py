@@ -12,7 +12,7 @@ import trainwright as tw
 from trainwright.errors import LedgerError
 from trainwright.ledger import DirectoryLedger, MemoryLedger, Writer, facts
 from trainwright.study import StudyFailed
-from trainwright.study.heart import Heart
+from trainwright.study.driver.heartbeat import Heart
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 HERE = tw.Local(workers=0)

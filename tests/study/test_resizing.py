@@ -19,7 +19,7 @@ from trainwright.ledger import DirectoryLedger, Status, Writer, facts
 from trainwright.schedule import Desk, Doubling, DoublingAsPublished, Estimates, MarginalGain, Work
 from trainwright.schedule._resizing import Resizing
 from trainwright.study.claims import Claims
-from trainwright.study.seats import Seats
+from trainwright.study.driver.allocator import Seats
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 pytestmark = pytest.mark.timeout(300)
@@ -217,7 +217,7 @@ def test_a_held_trial_is_interrupted_by_the_end(tmp_path):
 
 def test_nobody_is_held_for_ever(monkeypatch):
     """Its other ranks wait beside it: so a trial goes on by itself when that gets too long."""
-    monkeypatch.setattr("trainwright.study.seats._HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("trainwright.study.driver.allocator._HOLD_SECONDS", 0.0)
     with make() as study:
         run(study, Patient(plans=10**9), Steps(1), tw.ASHA(max_epochs=4, eta=2), trials=1)
         assert study.state.results == 1
@@ -297,7 +297,7 @@ def test_a_policy_knows_the_time_that_is_left(budget, most):
 def test_a_start_is_measured_at_the_first_report(monkeypatch):
     """From its launch until the function was entered; with the second report, what its first epoch took longer."""
     now, restarts = [0.0], []
-    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
     desk = Desk(EAGER, Source([0, 1]), EAGER.room(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,))
     seats = Seats(desk, set(), holds=True)
@@ -318,7 +318,7 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
 def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
     """It trains old epochs again after a move: they tell how long its start took, and nothing of its loss."""
     now, restarts = [0.0], []
-    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
     desk = Desk(EAGER, Source([0]), EAGER.room(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,))
     seats = Seats(desk, set(), holds=True)

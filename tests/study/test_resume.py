@@ -11,7 +11,7 @@ from small_study import Momentum
 import trainwright as tw
 from trainwright.errors import LedgerError
 from trainwright.ledger import DirectoryLedger, Writer, facts
-from trainwright.study.book import Book
+from trainwright.study.study_log import Book
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), k=tw.Int(1, 9), kind=tw.Choice("a", "b"))
 SEARCHERS = [tw.RandomSearcher(), tw.QuasiRandomSearcher(), tw.ForestSearcher(initial=3)]

@@ -7,7 +7,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import StudyError
-from trainwright.study.searching import SearcherFact
+from trainwright.study.searcher_choice import SearcherFact
 
 TRIALS, CUT = 16, 10  # from twice the columns and two on, the first trials do not depend on the budget
 SPACE = tw.Space(

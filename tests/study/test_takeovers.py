@@ -253,6 +253,6 @@ def test_a_worker_reads_on_before_it_gives_up(tmp_path, monkeypatch):
                 raise ValueError("no luck")
             return 1.0
 
-        monkeypatch.setattr("trainwright.study.book.Book.keep_up", lambda _: None)
+        monkeypatch.setattr("trainwright.study.study_log.Book.keep_up", lambda _: None)
         study.run(fails, trials=2, engine=HERE, progress=False)
         assert (study.state.results, study.state.counts["failed"]) == (2, 10)

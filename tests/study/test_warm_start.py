@@ -7,7 +7,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.plugins import describe, make
-from trainwright.study.searching import SearcherFact
+from trainwright.study.searcher_choice import SearcherFact
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), kind=tw.Choice("a", ("b", 1)))
 HERE = tw.Local(workers=0)

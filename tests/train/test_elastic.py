@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Quiet, Raised, Returned
-from trainwright.engine._run import run_assignment
+from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Assignment, Loader, TrialEnd
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from trainwright.checkpoint import capture_random
 from trainwright.engine import Quiet, Returned
-from trainwright.engine._run import run_assignment
+from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Assignment
 
 EPOCHS = 4

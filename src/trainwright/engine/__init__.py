@@ -1,6 +1,17 @@
 """Where trials run: engines start, watch and end them, and choose nothing."""
 
-from trainwright.engine._engine import (
+from trainwright.engine.admission import Vetted
+from trainwright.engine.function_reference import (
+    FunctionReference,
+    load_function,
+    load_module,
+    load_reference,
+    script_boundary,
+)
+from trainwright.engine.launcher import local_rank, local_size, rank
+from trainwright.engine.local import Local
+from trainwright.engine.process.in_process import InProcess
+from trainwright.engine.protocol import (
     Block,
     Died,
     Engine,
@@ -11,11 +22,6 @@ from trainwright.engine._engine import (
     Returned,
     TrainFunction,
 )
-from trainwright.engine._function import FunctionReference, load_function, load_module, load_reference, script_boundary
-from trainwright.engine.in_process import InProcess
-from trainwright.engine.launcher import local_rank, local_size, rank
-from trainwright.engine.local import Local
-from trainwright.engine.vetted import Vetted
 
 __all__ = [
     "Block",

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright.engine._engine import Block, Engine, Handler, TrainFunction
-from trainwright.engine._pool import Pool
 from trainwright.engine.devices import visible_gpus
-from trainwright.engine.in_process import InProcess
+from trainwright.engine.process.in_process import InProcess
+from trainwright.engine.process.pool import Pool
+from trainwright.engine.protocol import Block, Engine, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright.engine._engine import Block, Handler, Quiet, TrainFunction
-from trainwright.engine._function import FunctionReference
+from trainwright.engine.function_reference import FunctionReference
+from trainwright.engine.protocol import Block, Handler, Quiet, TrainFunction
 from trainwright.errors import EngineError, MissingExtra
 from trainwright.ledger import Record
 from trainwright.schedule import AllocationPolicy, Fixed, FixedEpochs, PromotionRule, Scheduler
@@ -151,7 +151,7 @@ class PyCOMPSs:
         return None
 
     def _start(self, assignment: Assignment) -> None:
-        from trainwright.engine._compss import segment
+        from trainwright.engine._pycompss_task import segment
 
         until = next((end for end in self._ends if end > assignment.reported_epoch), None)
         ended = None if self._ended is None else self._ended / uuid.uuid4().hex

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from trainwright.engine.simulated import Held, Run
+from trainwright.engine.simulated.record import Held, Run
 from trainwright.errors import InputError
 from trainwright.files import write_text
 from trainwright.report.words import escape

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from trainwright.errors import MissingExtra
 from trainwright.ledger import Constraint, Objective, State, TrialState, under_way
 from trainwright.space import Space
-from trainwright.study.book import Book
 from trainwright.study.results import By, Results, recommended
+from trainwright.study.study_log import Book
 
 if TYPE_CHECKING:
     import polars as pl

@@ -14,7 +14,7 @@ from trainwright.ledger import State
 from trainwright.plugins import describe, make
 from trainwright.schedule import Scheduler
 from trainwright.search import ExpectedGain
-from trainwright.study.budget import Budget
+from trainwright.study.driver.budget import Budget
 from trainwright.train import OptunaObjective
 
 __all__ = ["Job"]

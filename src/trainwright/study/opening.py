@@ -5,7 +5,7 @@ from pathlib import Path
 from trainwright.errors import StudyError
 from trainwright.ledger import Constraint, Ledger, MemoryLedger, Objective, open_ledger
 from trainwright.space import Space
-from trainwright.study.book import Book
+from trainwright.study.study_log import Book
 
 __all__ = ["compare", "found_ledger", "made_ledger"]
 

@@ -20,7 +20,7 @@ from trainwright.pareto import (
 from trainwright.randomness import rng
 from trainwright.search import View
 from trainwright.space import Space
-from trainwright.study.followers import SearchFollower
+from trainwright.study.projections import SearchFollower
 
 __all__ = ["By", "Results", "first_reference", "recommended"]
 

@@ -8,13 +8,14 @@ from typing import Protocol, overload
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Simulated, Table
+from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.table import Table
 from trainwright.errors import StudyError
 from trainwright.ledger import Objective, State, TrialState, losses_of
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import Searcher
 from trainwright.space import Space
-from trainwright.study.forecast import Asking, Forecast, forecasts
+from trainwright.study.forecast.forecast import Asking, Forecast, forecasts
 
 __all__ = ["Simulating", "measured"]
 

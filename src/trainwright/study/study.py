@@ -24,22 +24,22 @@ from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
-from trainwright.study.book import ENQUEUED, Book
-from trainwright.study.budget import Budget
-from trainwright.study.driver import Driver
-from trainwright.study.failures import StudyFailed, hide_our_frames
-from trainwright.study.followers import RuleFollower, SearchFollower, rungs_of
-from trainwright.study.heart import Heart
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.driver import Driver
+from trainwright.study.driver.failures import StudyFailed, hide_our_frames
+from trainwright.study.driver.heartbeat import Heart
+from trainwright.study.driver.progress import Progress
+from trainwright.study.driver.proposals import Proposals
+from trainwright.study.driver.team import Member, Share
 from trainwright.study.inspecting import Inspecting
 from trainwright.study.job import Job
-from trainwright.study.member import Member, Share
+from trainwright.study.metric_validation import checked_metrics, told_before
 from trainwright.study.opening import compare, found_ledger, made_ledger
-from trainwright.study.patience import Patience
-from trainwright.study.progress import Progress
-from trainwright.study.proposals import Proposals
-from trainwright.study.searching import Searching
+from trainwright.study.projections import RuleFollower, SearchFollower, rungs_of
+from trainwright.study.retry import Patience
+from trainwright.study.searcher_choice import Searching
 from trainwright.study.simulating import Simulating
-from trainwright.study.telling import checked_metrics, told_before
+from trainwright.study.study_log import ENQUEUED, Book
 
 __all__ = ["Study"]
 

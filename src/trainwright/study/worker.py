@@ -10,10 +10,10 @@ from trainwright.engine import Engine, Local, TrainFunction, load_function, rank
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
-from trainwright.study.budget import Budget
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.team import Member, Share
 from trainwright.study.job import Job
-from trainwright.study.member import Member, Share
-from trainwright.study.searching import SearcherFact
+from trainwright.study.searcher_choice import SearcherFact
 from trainwright.study.study import Study
 
 __all__ = ["Worker"]

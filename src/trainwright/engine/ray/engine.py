@@ -9,14 +9,14 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainwright.engine._engine import Block, Died, Handler, Outcome, TrainFunction
-from trainwright.engine._function import FunctionReference
-from trainwright.engine._gang import Gang
-from trainwright.engine.ray._cluster import Layout, check_cluster, connect, living_nodes, load_ray
-from trainwright.engine.ray._holding import Holding
-from trainwright.engine.ray._host import Host, Order
-from trainwright.engine.ray._remote import Door, RemoteWorker
-from trainwright.engine.ray._settings import check_number, check_whole
+from trainwright.engine.function_reference import FunctionReference
+from trainwright.engine.process.gang import Gang
+from trainwright.engine.protocol import Block, Died, Handler, Outcome, TrainFunction
+from trainwright.engine.ray.cluster import Layout, check_cluster, connect, living_nodes, load_ray
+from trainwright.engine.ray.host import Host, Order
+from trainwright.engine.ray.placement_groups import Holding
+from trainwright.engine.ray.remote_worker import Door, RemoteWorker
+from trainwright.engine.ray.settings import check_number, check_whole
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
 

@@ -5,13 +5,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 
-from trainwright.engine.simulated._agenda import NANO, Agenda, Event, Kind
-from trainwright.engine.simulated._callbacks import Configure, Told
-from trainwright.engine.simulated._draws import Draws
-from trainwright.engine.simulated._trial import SimulatedTrial
+from trainwright.engine.simulated.callbacks import Configure, Told
 from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.draws import Draws
+from trainwright.engine.simulated.event_queue import NANO, Agenda, Event, Kind
 from trainwright.engine.simulated.limits import Limits
 from trainwright.engine.simulated.record import Recorder, Run, Stall
+from trainwright.engine.simulated.trial import SimulatedTrial
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     Action,

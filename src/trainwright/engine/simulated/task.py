@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainwright.engine.simulated._draws import Draws
+from trainwright.engine.simulated.draws import Draws
 from trainwright.errors import EngineError
 
 __all__ = ["Course", "Courses", "Parametric", "Task"]

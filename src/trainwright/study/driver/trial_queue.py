@@ -1,0 +1,283 @@
+"""What waits for devices: interrupted trials before promoted ones before new ones."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+from trainwright.ledger import Record, Status, TrialState, facts
+from trainwright.schedule import New, Pause, Promote, Seat, Stop, Wait, Work
+from trainwright.schedule import View as RuleView
+from trainwright.space import Configuration
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.progress import Progress
+from trainwright.study.driver.proposals import Proposals
+from trainwright.study.projections import RuleFollower
+from trainwright.study.study_log import Book
+
+__all__ = ["Works"]
+
+
+class Works:
+    """A driver's source of work, which it takes over, claims and makes. `running` are the trials that the driver runs.
+
+    A promotion is a lease: whoever claims a paused trial's next one records that it is promoted, and starts it. What
+    dies in between leaves a claim, or a lease, that is taken over as those of running trials are.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        rule: RuleFollower,
+        proposals: Proposals,
+        *,
+        budget: Budget,
+        running: Collection[int],
+        progress: Progress,
+        fits: Callable[[int | None], bool],
+    ) -> None:
+        self.granted = 0  # trials handed out in the present plan
+        self.asked = False  # whether the policy wanted any in it
+        self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
+        self._asked = 0  # how many events the rule had heard of when it was asked last
+        self.kept: set[int] = set()  # trials of ours on their way to other devices
+        self._book = book
+        self._rule = rule
+        self._proposals = proposals
+        self._budget = budget
+        self._running = running
+        self._progress = progress
+        self._fits = fits  # whether there is time for an epoch of a trial, or of a new one
+        self._waiting: deque[int] = deque()  # to go on with: interrupted, lost, proposed by a dead writer
+        self._contested: set[int] = set()  # that another was quicker to claim, but has not started yet
+        self._promoted: dict[int, int] = {}  # that we promoted and did not start yet, and under which lease
+        self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
+
+    # The desk's source.
+
+    def waits(self) -> bool:
+        """Whether there would be a new trial to start."""
+        return not (self.enough() or self._proposals.exhausted) and isinstance(self._rule.on_free(self.view()), New)
+
+    def next_work(self, *, new: bool = True) -> Work | None:
+        """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
+        self.ask_at, self.asked = None, True
+        number = self._interrupted()
+        if number is None:
+            self.write_fresh()  # the searcher is to know of them
+            number = self._promoted_or_new(new=new)
+        if number is None:
+            return None
+        self.granted += 1
+        trial = self._book.state.trials.get(number)
+        return Work(number, trial.epoch if trial is not None else 0)
+
+    def _interrupted(self) -> int | None:
+        trials = self._book.state.trials
+        while self._waiting:
+            number = self._waiting[0]
+            done = not self._open(number) or self._settled(trials[number])
+            if not done and self.enough():
+                return None
+            self._waiting.popleft()
+            if not done and self._fits(number):  # else it is left to others, or to the next run
+                return number
+        return None
+
+    def _promoted_or_new(self, *, new: bool) -> int | None:
+        refused: Promote | New | None = None
+        while True:
+            self._asked = self._rule.events
+            answer = self._rule.on_free(self.view())
+            if isinstance(answer, Wait):
+                self.ask_at = answer.until_seconds
+                return None
+            if not self._fits(answer.trial if isinstance(answer, Promote) else None):
+                return None
+            if answer == refused:
+                return None  # whoever was quicker, or runs it still, has not told more yet
+            if isinstance(answer, Promote):
+                if self._promote(answer):
+                    return answer.trial
+            elif not new or self.enough() or self._proposals.exhausted:
+                return None
+            elif (proposal := self._proposals.next(self.allowed())) is not None:
+                self._fresh[proposal[0]] = proposal[1]
+                return proposal[0]
+            refused = answer
+
+    def _promote(self, answer: Promote) -> bool:
+        """Make a promotion ours and record it; False if it is another's, or if the trial does not wait any more."""
+        number, trial = answer.trial, self._book.state.trials[answer.trial]
+        if not trial.at_rung:
+            return False  # it was judged, and its run is about to end
+        paused = trial.lease
+        lease = self._book.claims.lease(number)
+        if lease is None:
+            self._contested.add(number)
+            self._book.refresh()
+            return False
+        if trial.lease == paused and trial.at_rung:
+            self._book.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
+            self._promoted[number] = lease
+            return True
+        if trial.at_rung:  # somebody who has died since had run it on to the next rung: the lease is given back
+            pause = facts.paused(number, lease, reason="rung", epoch=trial.epoch, values=trial.values, wall_seconds=0.0)
+            self._book.append(pause)
+        return False
+
+    def write_fresh(self) -> None:
+        """Write proposals that were not started at once."""
+        for number, configuration in list(self._fresh.items()):
+            self._book.append(self._book.proposal(number, configuration))
+            del self._fresh[number]
+
+    # The budget.
+
+    def enough(self) -> bool:
+        """Whether all results that the budget allows are there, or would be if every running trial gives one."""
+        expected = self._book.state.results + len(self._running) + self.granted
+        return self._budget.trials is not None and expected >= self._budget.trials
+
+    def shortfall(self) -> str | None:
+        """Return why a run that is done ends with fewer results than its budget, or None if it has them."""
+        trials, state = self._budget.trials, self._book.state
+        if trials is None or state.results >= trials:
+            return None
+        reasons = []
+        if self._proposals.exhausted:
+            reasons.append("nothing new is proposed any more")
+        if held := [number for number in state.open if not state.trials[number].at_rung]:
+            reasons.append(f"{len(held)} trials wait, or are held by others")
+        missing = sum(number not in state.trials for number in range(self.allowed() or 0))
+        if missing and not self._proposals.exhausted:
+            reasons.append(f"{missing} numbers of trials are claimed of which nothing was read")
+        if damaged := sum(not each.torn for each in self._book.ledger.dropped()):
+            reasons.append(f"{damaged} places of the ledger are damaged")
+        why = "; ".join(reasons) or "the rule starts no more"
+        return f"the run ends with {state.results} of {trials} results: {why}"
+
+    def allowed(self) -> int | None:
+        """Return how many numbers the budget allows, None if any."""
+        trials = self._budget.trials
+        return None if trials is None else self._book.state.allowed(trials)
+
+    def view(self) -> RuleView:
+        """Return the study as its rule sees it."""
+        allowed = self.allowed()
+        remaining = 2**62 if allowed is None else max(0, allowed - len(self._book.state.trials))
+        if self._proposals.exhausted:
+            remaining = 0
+        return RuleView(remaining=remaining, seed=self._book.state.seed, at_seconds=self._rule.seconds)
+
+    def survival(self, seat: Seat) -> tuple[float, ...]:
+        """Return the chances of the trial of a seat to reach the later rungs."""
+        return self._rule.survival(seat, self.view())
+
+    # What comes to wait.
+
+    kinds = frozenset({"lost", "paused", "proposed"})
+    """The records that it is told of."""
+
+    def follow(self, record: Record, trial: TrialState | None) -> None:
+        """Take note of trials that other writers lost, let go of or enqueued."""
+        if trial is None or self._book.ours(record.writer):
+            return
+        if not trial.resizing and (record.kind != "proposed" or self._book.offered(trial)):
+            self.add(trial.number)
+
+    def add(self, number: int) -> None:
+        """Let a trial wait if it is to be gone on with."""
+        if self._open(number) and not self._busy(number):
+            self._waiting.append(number)
+
+    def adopt(self, numbers: Iterable[int]) -> None:
+        """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
+        for number in sorted(numbers):
+            trial = self._book.state.trials[number]
+            if trial.status.ended or self._busy(number):
+                continue
+            held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
+            if held and not self._book.orphaned(trial):
+                continue
+            if not trial.key:  # its proposal is damaged: nobody knows what to run
+                self._book.append(
+                    facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
+                )
+                continue
+            if trial.status is Status.RUNNING:
+                self._book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
+            self.add(number)
+
+    def contest(self, number: int) -> None:
+        """Note that another was quicker to claim a trial."""
+        self._contested.add(number)
+
+    def retry(self) -> None:
+        """Let those wait again that others have claimed and not started."""
+        contested, self._contested = sorted(self._contested), set()
+        for number in contested:
+            self.add(number)
+
+    @property
+    def news(self) -> bool:
+        """Whether there came trials to go on with since work was looked for."""
+        return bool(self._waiting)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the rule has heard of more since it was asked, so that it might answer otherwise."""
+        return self._rule.events != self._asked
+
+    @property
+    def contested(self) -> bool:
+        """Whether another is about to start a trial that we would have started."""
+        return bool(self._contested)
+
+    def _open(self, number: int) -> bool:
+        """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
+        trial = self._book.state.trials[number]
+        return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
+
+    def _busy(self, number: int) -> bool:
+        """Whether we are at it already."""
+        return any(number in those for those in (self._running, self._waiting, self._promoted, self.kept))
+
+    def _settled(self, trial: TrialState) -> bool:
+        """End or pause a trial that was judged before its driver died, but of which that was not written."""
+        verdict = self._rule.verdict(trial, self.view(), trial.epoch) if trial.reports else None
+        self._rule.forget(trial.number)
+        if not isinstance(verdict, Stop | Pause):
+            return False
+        number, lease, epoch = trial.number, trial.lease, trial.epoch
+        values = trial.reports[epoch].metrics
+        if isinstance(verdict, Stop):
+            end = facts.finished(number, lease, reason="stopped", values=values, wall_seconds=0.0)
+        else:
+            end = facts.paused(number, lease, reason="rung", epoch=epoch, values=values, wall_seconds=0.0)
+        self._book.append(end)
+        self._progress.ended(self._book.state, trial)
+        return True
+
+    # What is started.
+
+    def claimed(self, number: int) -> tuple[Record | None, int | None]:
+        """Return the proposal of a trial if it is to be written with its start, and its lease: None if another's."""
+        fresh, promised = self._fresh.get(number), self._promoted.get(number)
+        proposal = None if fresh is None else self._book.proposal(number, fresh)
+        lease = self._book.claims.lease(number) if promised is None else promised
+        if proposal is None and lease is not None:
+            trial = self._book.state.trials[number]
+            still = self._open(number) if promised is None else (trial.lease == promised and not trial.status.ended)
+            lease = lease if still else None  # on the way we may have read its end
+        if lease is None:
+            self._promoted.pop(number, None)
+        return proposal, lease
+
+    def started(self, number: int) -> None:
+        """Note that the start of a trial has been written."""
+        self._fresh.pop(number, None)
+        self._promoted.pop(number, None)
+
+    def let_go(self) -> list[tuple[int, int]]:
+        """Release numbers that were not proposed; return promoted trials that were not started, and their leases."""
+        self._book.claims.release(list(self._fresh))
+        return list(self._promoted.items())
