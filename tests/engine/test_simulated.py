@@ -51,7 +51,7 @@ class _Task:
 
     substitutions = 0
 
-    def courses(self, seed):
+    def learning_curves(self, seed):
         return self
 
     def of(self, trial, params):

@@ -39,7 +39,7 @@ def test_a_ledger_replayed_gives_the_same_decisions(tmp_path, rule):
         searcher=tw.RandomSearcher(),
         progress=False,
     )
-    records = list(study._book.replay({"reported", "decided"}))
+    records = list(study._log.replay({"reported", "decided"}))
     stops = {(record.trial, record.body["epoch"]) for record in records if record.body.get("verdict") == "stop"}
     reports = [record for record in records if record.kind == "reported"]
     told = [

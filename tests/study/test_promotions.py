@@ -67,7 +67,7 @@ def objectives_of(rule):
 
 
 def records_of(study, kind):
-    return [record for record in study._book.replay({kind}) if record.kind == kind]
+    return [record for record in study._log.replay({kind}) if record.kind == kind]
 
 
 def promotions_of(study):
@@ -218,7 +218,7 @@ def test_a_promotion_that_is_not_started_goes_on(tmp_path, monkeypatch):
     begun = Driver._begun
 
     def interrupted(driver, number, block):
-        if driver.book.state.trials.get(number) is not None and driver.book.state.trials[number].lease == 2:
+        if driver.log.state.trials.get(number) is not None and driver.log.state.trials[number].lease == 2:
             raise KeyboardInterrupt
         return begun(driver, number, block)
 

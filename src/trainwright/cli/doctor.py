@@ -61,9 +61,9 @@ def _show(finding: "Finding") -> None:
 
 
 def _verdict(found: "Examination") -> str:
-    from trainwright.engine.doctor.finding import State
+    from trainwright.engine.doctor.finding import Grade
 
-    broken, poor = found.of(State.BROKEN), found.of(State.POOR)
+    broken, poor = found.of(Grade.BROKEN), found.of(Grade.POOR)
     told = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"
         for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))

@@ -1,6 +1,6 @@
 """Where trials run: engines start, watch and end them, and choose nothing."""
 
-from trainwright.engine.admission import Vetted
+from trainwright.engine.admission import AdmissionControl
 from trainwright.engine.function_reference import (
     FunctionReference,
     load_function,
@@ -17,13 +17,14 @@ from trainwright.engine.protocol import (
     Engine,
     Handler,
     Outcome,
-    Quiet,
     Raised,
     Returned,
+    StoppedEarly,
     TrainFunction,
 )
 
 __all__ = [
+    "AdmissionControl",
     "Block",
     "Died",
     "Engine",
@@ -32,11 +33,10 @@ __all__ = [
     "InProcess",
     "Local",
     "Outcome",
-    "Quiet",
     "Raised",
     "Returned",
+    "StoppedEarly",
     "TrainFunction",
-    "Vetted",
     "load_function",
     "load_module",
     "load_reference",

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from trainwright.engine.protocol import Block, Died, Engine, Handler, Outcome, Raised, TrainFunction
 from trainwright.train import Assignment
 
-__all__ = ["REJECTED", "Opinion", "Vetted"]
+__all__ = ["REJECTED", "Admission", "AdmissionControl"]
 
 REJECTED = "rejected"
 """The failure of a trial that was never started."""
 
 
-class Opinion(Protocol):
+class Admission(Protocol):
     """What a verdict comes to; `trainwright.plan.judge` gives such."""
 
     @property
@@ -27,7 +27,7 @@ class Opinion(Protocol):
 
 
 @dataclass(slots=True)
-class Vetted:
+class AdmissionControl:
     """Any engine, but that a trial starts only if `verdict(configuration, devices)` says that it runs.
 
     One that does not ends at once as failed, with the verdict's sentence and without having had its devices, and the
@@ -35,7 +35,7 @@ class Vetted:
     """
 
     engine: Engine
-    verdict: Callable[[Mapping[str, Any], int], Opinion]
+    verdict: Callable[[Mapping[str, Any], int], Admission]
     _refused: list[tuple[int, Outcome]] = field(default_factory=list, init=False)
     _ran: set[int] = field(default_factory=set, init=False)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainwright.engine.devices import visible_gpus
 from trainwright.engine.process.in_process import InProcess
-from trainwright.engine.process.pool import Pool
+from trainwright.engine.process.pool import WorkerPool
 from trainwright.engine.protocol import Block, Engine, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
@@ -57,7 +57,7 @@ class Local:
             )
         chosen = found if gpus is None else tuple(str(gpu) for gpu in gpus)
         self._engine: Engine = (
-            Pool(
+            WorkerPool(
                 workers,
                 gpus=chosen,
                 timeout_seconds=timeout_seconds,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from trainwright.ledger import RaisedAt, Record
 from trainwright.train import Assignment, Trial
 
-__all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Quiet", "Raised", "Returned", "TrainFunction"]
+__all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Raised", "Returned", "StoppedEarly", "TrainFunction"]
 
 TrainFunction = Callable[[Trial], Any]
 Block = tuple[int, ...]
@@ -32,7 +32,7 @@ class Returned(_Ended):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Quiet(_Ended):
+class StoppedEarly(_Ended):
     """The trial was told not to go on and ended quietly."""
 
 
@@ -61,7 +61,7 @@ class Died(_Ended):
     blame: bool = True
 
 
-Outcome = Returned | Quiet | Raised | Died
+Outcome = Returned | StoppedEarly | Raised | Died
 
 
 class Handler(Protocol):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainwright.engine.function_reference import FunctionReference
-from trainwright.engine.protocol import Block, Handler, Quiet, TrainFunction
+from trainwright.engine.protocol import Block, Handler, StoppedEarly, TrainFunction
 from trainwright.errors import EngineError, MissingExtra
 from trainwright.ledger import Record
 from trainwright.schedule import AllocationPolicy, Fixed, FixedEpochs, PromotionRule, Scheduler
@@ -126,9 +126,9 @@ class PyCOMPSs:
             told = max([told, *(_epoch(record) for record in news if record.kind == "reported")])
             if news and not handler.facts(trial, news):
                 metrics = next((dict(r.body["metrics"]) for r in reversed(news) if r.kind == "reported"), {})
-                handler.exited(trial, Quiet(metrics=metrics, epoch=told, seconds=outcome.seconds))
+                handler.exited(trial, StoppedEarly(metrics=metrics, epoch=told, seconds=outcome.seconds))
                 return
-        if not (reached and isinstance(outcome, Quiet)):
+        if not (reached and isinstance(outcome, StoppedEarly)):
             handler.exited(trial, outcome)
         elif not outcome.records or handler.facts(trial, list(outcome.records)):
             self._waiting.append(replace(assignment, reported_epoch=told))
@@ -158,7 +158,7 @@ class PyCOMPSs:
         try:
             future = segment(self._reference, assignment, until, self._gpu, ended)
         except KeyboardInterrupt:  # in this process, without a runtime: its end is told by the next poll
-            self._started.append(_Started(assignment, ([], Quiet(), False), None))
+            self._started.append(_Started(assignment, ([], StoppedEarly(), False), None))
             raise
         self._started.append(_Started(assignment, future, ended))
 

@@ -7,10 +7,10 @@ from typing import Any
 from trainwright.errors import ObjectiveError, TrialError
 from trainwright.ledger import Objective, Outcome, TrialState
 
-__all__ = ["checked_metrics", "told_before"]
+__all__ = ["second_result_error", "validate_metrics"]
 
 
-def checked_metrics(outcomes: Sequence[Outcome], metrics: Mapping[str, Any], number: int | None) -> dict[str, float]:
+def validate_metrics(outcomes: Sequence[Outcome], metrics: Mapping[str, Any], number: int | None) -> dict[str, float]:
     """Return the metrics of trial `number` as floats; raises `ObjectiveError` naming what is missing or no number."""
     where = "tell" if number is None else f"trial {number}"
     for outcome in outcomes:
@@ -21,7 +21,7 @@ def checked_metrics(outcomes: Sequence[Outcome], metrics: Mapping[str, Any], num
     return {name: replace(any_objective, metric=name).number(value, where) for name, value in metrics.items()}
 
 
-def told_before(trial: TrialState, metrics: Mapping[str, Any]) -> TrialError:
+def second_result_error(trial: TrialState, metrics: Mapping[str, Any]) -> TrialError:
     """Return the error of a second result for one trial."""
     now = ", ".join(f"{name}={value!r}" for name, value in metrics.items())
     had = ", ".join(f"{name}={value:g}" for name, value in trial.values.items())

@@ -1,4 +1,4 @@
-"""Followers of the book: what the searcher sees, and what the promotion rule remembers."""
+"""Projections of the study log: the searcher's view, the promotion rule's index and the device seconds used."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from trainwright.schedule import View as RuleView
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
 
-__all__ = ["RuleFollower", "SearchFollower", "SpentFollower", "rungs_of"]
+__all__ = ["DeviceSecondsProjection", "RuleProjection", "SearchProjection", "rungs_of"]
 
 _RULE_KINDS = frozenset(
     {"proposed", "started", "reported", "decided", "promoted", "finished", "failed", "lost"},
@@ -42,7 +42,7 @@ def rungs_of(rule: PromotionRule) -> tuple[int, ...]:
     return tuple(getattr(rule, "rungs", ()))
 
 
-class SearchFollower:
+class SearchProjection:
     """Feeds a searcher's view: live in order of arrival, at opening in order of trial numbers."""
 
     kinds = frozenset({"proposed", "reported", "paused", "promoted", "finished", "failed", "lost"})
@@ -64,7 +64,7 @@ class SearchFollower:
                 self._report(trial, epoch)
             self._status(trial)
 
-    def follow(self, record: Record, trial: TrialState | None) -> None:
+    def fold(self, record: Record, trial: TrialState | None) -> None:
         """Pass on a report or a change of status."""
         if trial is None or not trial.key:
             return
@@ -130,7 +130,7 @@ class _Course:
             self.best = min(self.best, loss)
 
 
-class RuleFollower:
+class RuleProjection:
     """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from.
 
     Events are timed by this process's own clock from `open` on, those of before are at 0: hosts' clocks may differ, and
@@ -156,7 +156,7 @@ class RuleFollower:
         """The seconds since `open`."""
         return 0.0 if self._opened is None else time.monotonic() - self._opened
 
-    def follow(self, record: Record, trial: TrialState | None) -> None:
+    def fold(self, record: Record, trial: TrialState | None) -> None:
         """Fold what a record tells into the rule's index."""
         event = self._event(record, trial) if trial is not None else None
         if event is not None:
@@ -228,7 +228,7 @@ class RuleFollower:
         return self.rule.on_free(self._index, view)
 
 
-class SpentFollower:
+class DeviceSecondsProjection:
     """Keeps the device seconds of all trials together: a sum over all of them at each look would take too long."""
 
     kinds = frozenset({"proposed", "started", "reported", "paused", "finished", "failed"})
@@ -238,7 +238,7 @@ class SpentFollower:
         self._spent = {number: trial.device_seconds for number, trial in state.trials.items()}
         self.device_seconds = math.fsum(self._spent.values())
 
-    def follow(self, record: Record, trial: TrialState | None) -> None:  # noqa: ARG002 -- a follower's arguments
+    def fold(self, record: Record, trial: TrialState | None) -> None:  # noqa: ARG002 -- a projection's arguments
         """Take one trial's time anew."""
         if trial is not None:
             now = trial.device_seconds

@@ -1,4 +1,4 @@
-"""Patience: what a full disk did not take is written again and again, until there is room or the time is up."""
+"""Repeat what a full disk refused until there is room, or until the time for retries is over."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from trainwright.errors import LedgerFull, TrainwrightError
 
-__all__ = ["Patience"]
+__all__ = ["RetryOnFullDisk"]
 
 _T = TypeVar("_T")
 
@@ -15,7 +15,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 
 
-class Patience:
+class RetryOnFullDisk:
     """Waits for room for `give_up_seconds` in all, from the first failure to the next success; then never again.
 
     Whoever waits stands still, and so do the trials that wait for their reports to be taken: nothing that they did is

@@ -9,16 +9,16 @@ from trainwright.errors import StudyError
 from trainwright.ledger import Record, State, facts
 from trainwright.plugins import describe, make
 from trainwright.search import DefaultSearcher, Searcher
-from trainwright.study.study_log import Book
+from trainwright.study.study_log import StudyLog
 
-__all__ = ["SearcherFact", "Searching"]
+__all__ = ["SearcherNote", "Searching"]
 
 _NOTE = "searcher"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SearcherFact:
+class SearcherNote:
     """A searcher by name and settings, points and warm start included; `table` is None for a user's own class."""
 
     table: Mapping[str, Any] | None
@@ -48,7 +48,7 @@ class SearcherFact:
         """Return the record that notes it."""
         return facts.note(_NOTE, {**asdict(self), "session": session})
 
-    def difference(self, other: "SearcherFact") -> str | None:
+    def difference(self, other: "SearcherNote") -> str | None:
         """Return how `other` would search otherwise, or None."""
         if self == other:
             return None
@@ -66,8 +66,8 @@ class SearcherFact:
 class Searching:
     """Who proposes in one study object, and what its ledger says of that."""
 
-    def __init__(self, book: Book, searcher: Searcher | None) -> None:
-        self._book = book
+    def __init__(self, log: StudyLog, searcher: Searcher | None) -> None:
+        self._log = log
         self._searcher = searcher
         self._noted: Searcher | None = None  # the one that the ledger names
 
@@ -78,7 +78,7 @@ class Searching:
         """
         found = given if given is not None else self._searcher
         if found is None:
-            fact = SearcherFact.last(self._book.state)
+            fact = SearcherNote.last(self._log.state)
             found = self._searcher = DefaultSearcher() if fact is None else fact.build(how)
         return found
 
@@ -86,9 +86,9 @@ class Searching:
         """Name in the ledger who proposes from now on; unless `again`, only where it names nobody."""
         if searcher is self._noted:
             return
-        fact, last = SearcherFact.of(searcher), SearcherFact.last(self._book.state)
+        fact, last = SearcherNote.of(searcher), SearcherNote.last(self._log.state)
         if fact != last and (again or last is None):
-            self._book.append(fact.record(self._book.state.sessions))
+            self._log.append(fact.record(self._log.state.sessions))
         self._searcher = self._noted = searcher
 
 

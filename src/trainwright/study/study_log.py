@@ -1,4 +1,4 @@
-"""The book of one study: its ledger, the state folded from it, and the followers that every record passes by."""
+"""The log of one study: its ledger, the state folded from it, and the projections that every record passes by."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,9 +12,9 @@ from trainwright.ledger import Constraint, Ledger, Objective, Record, State, Sta
 from trainwright.space import Configuration, Space
 from trainwright.study.claims import Claims
 from trainwright.study.results import first_reference
-from trainwright.study.retry import Patience
+from trainwright.study.retry import RetryOnFullDisk
 
-__all__ = ["ENQUEUED", "Book", "Follower"]
+__all__ = ["ENQUEUED", "Projection", "StudyLog"]
 
 ENQUEUED = "enqueued"
 """The origin of a trial that a person has put in front of all others, and that anybody may take."""
@@ -24,10 +24,10 @@ _REFEREE_SECONDS = 5.0  # between looks whether whoever fixes the reference poin
 _ENDED = tuple(status for status in Status if status.ended)
 
 
-class Follower(Protocol):
+class Projection(Protocol):
     """Whoever keeps something beside the state, and is told of each record after it was folded."""
 
-    def follow(self, record: Record, trial: TrialState | None) -> None:
+    def fold(self, record: Record, trial: TrialState | None) -> None:
         """Take one record."""
 
     @property
@@ -35,18 +35,18 @@ class Follower(Protocol):
         """The kinds of records that it is told of."""
 
 
-class Book:
-    """Appends records, folds them and what others appended, and hands each to the followers."""
+class StudyLog:
+    """Appends records, folds them and what others appended, and hands each to the projections."""
 
     def __init__(self, ledger: Ledger, directory: Path | None) -> None:
         self.ledger = ledger
         self.directory = directory
         self.state = State()
-        self.followers: list[Follower] = []
+        self.projections: list[Projection] = []
         self._cursor: object = None
         self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
-        self.patience = Patience()
+        self.retry = RetryOnFullDisk()
         self.claims = Claims(
             ledger,
             self.state,
@@ -64,7 +64,7 @@ class Book:
         """Return the records of some kinds that are in the state, as they came: by time, each writer's in order.
 
         Clocks that differ put what several wrote at once into another order, no more. What came since the state was
-        brought up to date will pass by the followers.
+        brought up to date will pass by the projections.
         """
         if not kinds:
             return []
@@ -80,7 +80,7 @@ class Book:
 
     def append(self, *records: Record) -> None:
         """Make the records durable and fold them."""
-        self._fold(self.patience(lambda: self._written(records)))
+        self._fold(self.retry(lambda: self._written(records)))
         if not self._refereed and self.state.results:
             self._referee()
 
@@ -97,11 +97,11 @@ class Book:
 
     def claim(self, key: str) -> str:
         """Return the writer that owns `key`: we, unless it was claimed before."""
-        return self.patience(lambda: self.ledger.claim(key, self.ledger.writer))
+        return self.retry(lambda: self.ledger.claim(key, self.ledger.writer))
 
     def join(self) -> None:
         """Say who writes, once for each writer that the ledger makes of us, before its first record or claim."""
-        self.patience(self._join)
+        self.retry(self._join)
 
     def _join(self) -> None:
         if self.ledger.writer not in self._mine:
@@ -132,21 +132,21 @@ class Book:
 
     def _fold(self, records: Sequence[Record]) -> None:
         told: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}  # who is told of a kind
-        for follower in self.followers:
-            for kind in follower.kinds:
-                told.setdefault(kind, []).append(follower.follow)
+        for projection in self.projections:
+            for kind in projection.kinds:
+                told.setdefault(kind, []).append(projection.fold)
         apply, trials = self.state.apply, self.state.trials
         for record in records:
             if apply(record) and record.kind in told:
                 trial = trials.get(record.trial) if record.trial is not None else None
-                for follow in told[record.kind]:
-                    follow(record, trial)
+                for fold in told[record.kind]:
+                    fold(record, trial)
 
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""
         former = sorted(self._mine - {self.ledger.writer})
         if self.ledger.writer in self._mine:
-            self._fold(self.patience(lambda: self.ledger.append([facts.left(former)])))
+            self._fold(self.retry(lambda: self.ledger.append([facts.left(former)])))
         elif former:  # what failed may work again; if not, our process tells it by its end
             with suppress(LedgerError):
                 self._fold(self._written([facts.left(former)]))

@@ -11,9 +11,9 @@ from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
 from trainwright.study.driver.budget import Budget
-from trainwright.study.driver.team import Member, Share
-from trainwright.study.job import Job
-from trainwright.study.searcher_choice import SearcherFact
+from trainwright.study.driver.team import TeamSettings, WorkerResult
+from trainwright.study.job import JobNote
+from trainwright.study.searcher_choice import SearcherNote
 from trainwright.study.study import Study
 
 __all__ = ["Worker"]
@@ -77,21 +77,21 @@ class Worker:
         )
         return self.work(given, progress=progress).results
 
-    def work(self, given: Budget, *, progress: bool = True) -> Share:
+    def work(self, given: Budget, *, progress: bool = True) -> WorkerResult:
         """Work as `run` does; return also whether the wall time was over before the work was."""
         script_boundary()
         study = self.where if isinstance(self.where, Study) else Study.open(self.where)
         try:
             study.refresh()
-            known = Job.last(study.state)
+            known = JobNote.last(study.state)
             train, scheduler = self._parts(known)
             searcher = study.searching.choose(self.searcher, "Worker(..., searcher=...)")
             budget = given if known is None else known.complete(given)
             if budget.endless:
                 raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
-            different = None if known is None else known.difference(Job.of(train, budget.trials, scheduler))
-            if (fact := SearcherFact.last(study.state)) is not None and different is None:
-                different = fact.difference(SearcherFact.of(searcher))
+            different = None if known is None else known.difference(JobNote.of(train, budget.trials, scheduler))
+            if (fact := SearcherNote.last(study.state)) is not None and different is None:
+                different = fact.difference(SearcherNote.of(searcher))
             if different is not None and not self.other_job:
                 raise StudyError(f"worker: {different}; start it with the same, or say that it may (--other-job)")
             return study.join(
@@ -102,13 +102,13 @@ class Worker:
                 self.engine if self.engine is not None else Local(),
                 progress=progress,
                 rank=self.rank if self.rank is not None else rank(),
-                member=Member(wait=self.wait, give_up_seconds=self.give_up_seconds),
+                team=TeamSettings(wait=self.wait, give_up_seconds=self.give_up_seconds),
             )
         finally:
             if study is not self.where:
                 study.close()
 
-    def _parts(self, known: Job | None) -> tuple[TrainFunction, Scheduler]:
+    def _parts(self, known: JobNote | None) -> tuple[TrainFunction, Scheduler]:
         if isinstance(self.train, str):
             train = load_function(self.train)
         elif self.train is not None:

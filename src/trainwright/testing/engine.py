@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainwright.engine.protocol import Died, Engine, Outcome, Quiet, Raised, Returned
+from trainwright.engine.protocol import Died, Engine, Outcome, Raised, Returned, StoppedEarly
 from trainwright.ledger import Record
 from trainwright.train import Assignment, Trial
 
-__all__ = ["EngineConformance", "Recorder", "run_all"]
+__all__ = ["EngineConformance", "OutcomeRecorder", "run_all"]
 
 
 def train(trial: Trial) -> Any:
@@ -44,7 +44,7 @@ def train(trial: Trial) -> Any:
 
 
 @dataclass
-class Recorder:
+class OutcomeRecorder:
     """A handler that keeps what it is told and lets each trial go on for `reports` reports (default: for ever)."""
 
     reports: dict[int, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Recorder:
         self.outcomes[trial] = outcome
 
 
-class _Holder(Recorder):
+class _Holder(OutcomeRecorder):
     """Lets trials wait at the report that `reports` counts."""
 
     def facts(self, trial: int, records: list[Record]) -> bool | None:  # type: ignore[override]  # as handlers may
@@ -72,10 +72,14 @@ class _Holder(Recorder):
 
 
 def run_all(
-    engine: Engine, assignments: Sequence[Assignment], handler: Recorder | None = None, *, within_seconds: float = 120
-) -> Recorder:
+    engine: Engine,
+    assignments: Sequence[Assignment],
+    handler: OutcomeRecorder | None = None,
+    *,
+    within_seconds: float = 120,
+) -> OutcomeRecorder:
     """Run assignments on one slot each, as many at once as there are slots, until all have ended."""
-    kept = handler or Recorder()
+    kept = handler or OutcomeRecorder()
     waiting, running, free = list(assignments), dict[int, int](), list(range(engine.slots))
     deadline = time.monotonic() + within_seconds
     while waiting or running:
@@ -112,7 +116,7 @@ class EngineConformance:
     def test_every_launch_ends_in_one_outcome(self) -> None:
         """Returning, raising and being stopped each give one outcome, with the last metrics and a traceback."""
         with self.opened() as (engine, folder):
-            handler = Recorder(reports={2: 2})
+            handler = OutcomeRecorder(reports={2: 2})
             cases: list[dict[str, Any]] = [
                 {"reports": 2, "returns": 0.25},
                 {"reports": 1, "fails": "out of luck"},
@@ -128,7 +132,7 @@ class EngineConformance:
         assert (raised.failure, raised.message) == ("exception", "RuntimeError: out of luck")
         assert "in train" in raised.traceback
         assert raised.metrics["loss"] == 1.0
-        assert isinstance(stopped, Quiet), "a trial that is told to end does, whatever exceptions it swallows"
+        assert isinstance(stopped, StoppedEarly), "a trial that is told to end does, whatever exceptions it swallows"
         assert len(handler.records[2]) == 2
         assert isinstance(mapping, Returned)
         assert mapping.value == {"loss": 0.5, "accuracy": 1.0}
@@ -173,7 +177,7 @@ class EngineConformance:
                 handler.reports.clear()
                 engine.answer(number, goes_on)
                 _poll_until(engine, handler, lambda: bool(handler.outcomes))  # noqa: B023 -- likewise
-                assert isinstance(handler.outcomes[number], Returned if goes_on else Quiet)
+                assert isinstance(handler.outcomes[number], Returned if goes_on else StoppedEarly)
                 assert len(handler.records[number]) == (2 if goes_on else 1)
             handler = _Holder(reports={2: 1})
             engine.launch(_assignment(2, folder, {"reports": 2}), (0,))
@@ -191,7 +195,7 @@ class EngineConformance:
 
     def test_close_ends_what_runs(self) -> None:
         """Closing ends running trials and their children without an outcome, and leaves no process."""
-        handler = Recorder()
+        handler = OutcomeRecorder()
         with self.opened() as (engine, folder):
             endless = {"reports": 1, "seconds": 600.0, "starts_child": True}
             for slot in range(engine.slots):
@@ -223,7 +227,7 @@ class EngineConformance:
         if not self.processes:
             return
         with self.opened() as (engine, folder):
-            handler = Recorder()
+            handler = OutcomeRecorder()
             engine.launch(_assignment(0, folder, {"reports": 1, "seconds": 600.0}), (0,))
             _poll_until(engine, handler, lambda: 0 in handler.records)
             os.kill(int(handler.records[0][0].body["metrics"]["pid"]), 9)
@@ -239,7 +243,7 @@ def _assignment(number: int, folder: Path, params: dict[str, Any]) -> Assignment
     return Assignment(trial=number, lease=1, params=params, seed=number, metrics=("loss",), directory=str(folder))
 
 
-def _poll_until(engine: Engine, handler: Recorder, done: Any) -> None:
+def _poll_until(engine: Engine, handler: OutcomeRecorder, done: Any) -> None:
     deadline = time.monotonic() + 120
     while not done():
         assert time.monotonic() < deadline, "waited for two minutes"

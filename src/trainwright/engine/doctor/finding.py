@@ -3,10 +3,10 @@
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Area", "Examination", "Finding", "State"]
+__all__ = ["Area", "Examination", "Finding", "Grade"]
 
 
-class State(enum.StrEnum):
+class Grade(enum.StrEnum):
     """How a thing stands."""
 
     FINE = "fine"
@@ -31,7 +31,7 @@ class Finding:
 
     area: Area
     name: str
-    state: State
+    state: Grade
     says: str
     mend: str = ""
 
@@ -45,8 +45,8 @@ class Examination:
     @property
     def sound(self) -> bool:
         """Whether nothing essential is broken."""
-        return not self.of(State.BROKEN)
+        return not self.of(Grade.BROKEN)
 
-    def of(self, state: State) -> tuple[Finding, ...]:
+    def of(self, state: Grade) -> tuple[Finding, ...]:
         """Return the findings of one state."""
         return tuple(finding for finding in self.findings if finding.state is state)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Done", "Host", "Room"]
+__all__ = ["CommandResult", "FreeSpace", "Machine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
+class CommandResult:
     """What a command said and how it ended; status None: it did not end in time, or could not be started."""
 
     status: int | None
@@ -23,7 +23,7 @@ class Done:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class FreeSpace:
     """The bytes of a file system, and how many more files it takes (None: it does not say)."""
 
     total_bytes: int
@@ -55,23 +55,23 @@ def _extras() -> frozenset[str]:
         return frozenset()
 
 
-def _run(command: Sequence[str], seconds: float) -> Done:
+def _run(command: Sequence[str], seconds: float) -> CommandResult:
     """Run a command for at most so many seconds."""
     try:
         done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=seconds)
     except (OSError, subprocess.SubprocessError) as error:
-        return Done(status=None, out="", err=str(error))
-    return Done(status=done.returncode, out=done.stdout, err=done.stderr)
+        return CommandResult(status=None, out="", err=str(error))
+    return CommandResult(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def _room(path: Path) -> Room | None:
+def _room(path: Path) -> FreeSpace | None:
     """Return the room of a path's file system, None if it cannot be told."""
     try:
         found = os.statvfs(path)
     except OSError:
         return None
     files = found.f_favail if found.f_files else None
-    return Room(
+    return FreeSpace(
         total_bytes=found.f_blocks * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize, free_files=files
     )
 
@@ -93,7 +93,7 @@ def _open_files() -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class Machine:
     """A machine and its Python; `root` is where /proc and /sys are found."""
 
     root: Path = Path("/")
@@ -103,8 +103,8 @@ class Host:
     requirements: Callable[[], tuple[str, ...]] = _requirements  # of Trainwright, as PEP 508 writes them
     extras: Callable[[], frozenset[str]] = _extras  # of Trainwright; one may need no package
     which: Callable[[str], str | None] = shutil.which
-    run: Callable[[Sequence[str], float], Done] = _run  # a command and its seconds
-    room: Callable[[Path], Room | None] = _room
+    run: Callable[[Sequence[str], float], CommandResult] = _run  # a command and its seconds
+    room: Callable[[Path], FreeSpace | None] = _room
     processors: Callable[[], tuple[int, int]] = _processors  # bound to, and there
     open_files: Callable[[], tuple[int, int] | None] = _open_files  # soft and hard limit
     now: Callable[[], float] = time.time

@@ -5,8 +5,8 @@ import re
 import sys
 from collections.abc import Iterator
 
-from trainwright.engine.doctor.finding import Area, Finding, State
-from trainwright.engine.doctor.machine import Host
+from trainwright.engine.doctor.finding import Area, Finding, Grade
+from trainwright.engine.doctor.machine import Machine
 
 __all__ = ["GIVES", "examine_packages", "imported"]
 
@@ -52,7 +52,7 @@ for name in sys.argv[1:]:
 """
 
 
-def imported(host: Host) -> dict[str, dict[str, object]]:
+def imported(host: Machine) -> dict[str, dict[str, object]]:
     """Import the core packages, and torch if it is there, in a process of its own; what came of each, by name."""
     names = [name for name, _, extra in _asked(host) if not extra] + ["torch"] * (host.version("torch") is not None)
     done = host.run([sys.executable, "-c", _PROBE, *names], _SECONDS)
@@ -71,17 +71,17 @@ def imported(host: Host) -> dict[str, dict[str, object]]:
     return found
 
 
-def examine_packages(host: Host, probed: dict[str, dict[str, object]]) -> Iterator[Finding]:
+def examine_packages(host: Machine, probed: dict[str, dict[str, object]]) -> Iterator[Finding]:
     """Yield Python, the core packages and torch, then each extra."""
     written = ".".join(map(str, host.python))
     if host.python < _LOWEST_PYTHON:
-        yield _installed("python", State.BROKEN, f"{written} is too old", "use Python 3.11 or newer")
+        yield _installed("python", Grade.BROKEN, f"{written} is too old", "use Python 3.11 or newer")
     else:
-        yield _installed("python", State.FINE, f"{written} ({sys.executable})")
+        yield _installed("python", Grade.FINE, f"{written} ({sys.executable})")
     asked = list(_asked(host))
     if not asked:
         says = "its package metadata is not there, so that versions and extras cannot be checked"
-        yield _installed("trainwright", State.POOR, says, "pip install --editable . (in the checkout)")
+        yield _installed("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
         return
     for name, bounds, extra in asked:
         if not extra or (extra == "torch" and name == "torch" and host.version("torch") is not None):
@@ -89,48 +89,48 @@ def examine_packages(host: Host, probed: dict[str, dict[str, object]]) -> Iterat
     known = host.extras()
     if unknown := [extra for extra in GIVES if extra not in known]:
         says = f"was installed from an older checkout, which has no extra {', '.join(unknown)}"
-        yield _installed("trainwright", State.POOR, says, "pip install --editable . (in the checkout)")
+        yield _installed("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
     for extra in GIVES:
         if packages := [(name, bounds) for name, bounds, of in asked if of == extra]:
             yield _extra(host, extra, packages)
 
 
-def _installed(name: str, state: State, says: str, mend: str = "") -> Finding:
+def _installed(name: str, state: Grade, says: str, mend: str = "") -> Finding:
     return Finding(area=Area.INSTALLED, name=name, state=state, says=says, mend=mend)
 
 
-def _package(host: Host, name: str, bounds: str, told: dict[str, object] | None) -> Finding:
+def _package(host: Machine, name: str, bounds: str, told: dict[str, object] | None) -> Finding:
     version = host.version(name)
     line = f'pip install "{name}{bounds}"'
     if version is None:
-        return _installed(name, State.BROKEN, "is not installed", line)
+        return _installed(name, Grade.BROKEN, "is not installed", line)
     if not fits(version, bounds):
-        return _installed(name, State.BROKEN, f"{version} does not meet {bounds}", line)
+        return _installed(name, Grade.BROKEN, f"{version} does not meet {bounds}", line)
     if told is not None and "failed" in told:
         python = ".".join(map(str, host.python[:2]))
         mend = f"install a build of {name} for Python {python} and the other packages' versions (constraints.txt)"
-        return _installed(name, State.BROKEN, f"{version} cannot be imported: {told['error']}", mend)
+        return _installed(name, Grade.BROKEN, f"{version} cannot be imported: {told['error']}", mend)
     build = ""
     if name == "torch" and told is not None:
         build = f", built for CUDA or ROCm {told['cuda']}" if told.get("cuda") else ", built for processors alone"
-    return _installed(name, State.FINE, f"{version}{build}")
+    return _installed(name, Grade.FINE, f"{version}{build}")
 
 
-def _extra(host: Host, extra: str, asked: list[tuple[str, str]]) -> Finding:
+def _extra(host: Machine, extra: str, asked: list[tuple[str, str]]) -> Finding:
     versions = {name: host.version(name) for name, _ in asked}
     missing = [name for name, version in versions.items() if version is None]
     old = [f"{name} {versions[name]} (needs {bounds})" for name, bounds in asked if not _meets(versions[name], bounds)]
     line = f'pip install ".[{extra}]"'
     if missing:
         without = "" if len(missing) == len(asked) else f" ({', '.join(missing)} missing)"
-        return Finding(area=Area.EXTRAS, name=extra, state=State.ABSENT, says=f"{GIVES[extra]}{without}", mend=line)
+        return Finding(area=Area.EXTRAS, name=extra, state=Grade.ABSENT, says=f"{GIVES[extra]}{without}", mend=line)
     if old:
-        return Finding(area=Area.EXTRAS, name=extra, state=State.POOR, says=f"too old: {', '.join(old)}", mend=line)
+        return Finding(area=Area.EXTRAS, name=extra, state=Grade.POOR, says=f"too old: {', '.join(old)}", mend=line)
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Finding(area=Area.EXTRAS, name=extra, state=State.FINE, says=told)
+    return Finding(area=Area.EXTRAS, name=extra, state=Grade.FINE, says=told)
 
 
-def _asked(host: Host) -> Iterator[tuple[str, str, str]]:
+def _asked(host: Machine) -> Iterator[tuple[str, str, str]]:
     """Yield (package, bounds, extra or "") for all that Trainwright asks for; "all" repeats the others."""
     for line in host.requirements():
         found = _ASKED.match(line)

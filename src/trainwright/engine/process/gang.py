@@ -39,17 +39,17 @@ class Process(Protocol):
         """Seconds since its assignment was sent."""
 
     @property
-    def condemned(self) -> bool:
+    def terminating(self) -> bool:
         """Whether an end was decided for it."""
 
     def run(self, message: tuple[Any, ...]) -> None:
         """Send an assignment."""
 
-    def condemn(self, failure: str, message: str, grace_seconds: float) -> None:
+    def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
         """Ask it to end, and have it killed after `grace_seconds`."""
 
     def enforce(self) -> None:
-        """Kill it if it was condemned and its grace is over."""
+        """Kill it if it was told to terminate and its grace is over."""
 
     def outcome(self) -> Outcome:
         """Return what its end means for its trial."""
@@ -101,7 +101,7 @@ class Gang(Generic[_Worker]):
     def reusable(self) -> bool:
         """Whether its processes may run other trials. Of a group that broke none may: its threads live on in them."""
         troubled = self._silent or (self._failed and len(self._ranks) > 1)
-        return not troubled and not any(worker.condemned for worker in self._ranks)
+        return not troubled and not any(worker.terminating for worker in self._ranks)
 
     def serve(self, rank: int, handler: Handler) -> None:
         """Deal with what a rank has to say."""
@@ -144,7 +144,7 @@ class Gang(Generic[_Worker]):
             return
         if timeout_seconds is not None and self._ranks[0].seconds > timeout_seconds:
             self._condemn("timeout", f"it ran longer than timeout_seconds={timeout_seconds:g}", grace)
-        if memory_bytes is not None and not self._ranks[0].condemned:
+        if memory_bytes is not None and not self._ranks[0].terminating:
             resident = sum(worker.resident_bytes() for worker in self._living.values())
             if resident > memory_bytes:
                 message = f"it held {resident:,} bytes of memory, above memory_bytes={memory_bytes:,}"
@@ -159,7 +159,7 @@ class Gang(Generic[_Worker]):
 
     def _condemn(self, failure: str, message: str, grace: float) -> None:
         for worker in self._ranks:
-            worker.condemn(failure, message, grace)
+            worker.terminate(failure, message, grace)
 
     def _gone(self, rank: int) -> None:
         self._silent.append((rank, self._living.pop(rank).outcome()))
@@ -183,7 +183,7 @@ class Gang(Generic[_Worker]):
         # files of a process that was killed are closed in no order that one can rely on.
         for rank in [rank for rank, worker in self._living.items() if worker.connection.poll()]:
             self.serve(rank, handler)
-        if self._living and self._ranks[0].condemned:  # each has its grace
+        if self._living and self._ranks[0].terminating:  # each has its grace
             return
         if self._living and not self._silent and time.monotonic() < self._failed_at + _CAUSE_SECONDS:
             return
@@ -191,7 +191,7 @@ class Gang(Generic[_Worker]):
             worker.close(kill=True)
         self._living.clear()
         rank, outcome = (self._silent or self._failed)[0]
-        of_all = len(self._ranks) == 1 or self._ranks[0].condemned
+        of_all = len(self._ranks) == 1 or self._ranks[0].terminating
         self.outcome = outcome if of_all else _of_rank(rank, outcome)
 
 

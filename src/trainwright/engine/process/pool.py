@@ -15,13 +15,13 @@ from trainwright.engine.process.worker_process import WorkerProcess
 from trainwright.engine.protocol import Block, Handler, TrainFunction
 from trainwright.train import Assignment
 
-__all__ = ["Pool"]
+__all__ = ["WorkerPool"]
 
 _WATCH_SECONDS = 0.25
 """How often time and memory limits are looked at."""
 
 
-class Pool:
+class WorkerPool:
     """Runs trials in spawned processes, each reused for its slot's next trial and replaced after a kill."""
 
     def __init__(

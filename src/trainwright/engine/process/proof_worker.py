@@ -13,7 +13,7 @@ from trainwright.checkpoint.witness import Plan, taking_part
 from trainwright.engine.devices import visible_gpus
 from trainwright.engine.function_reference import load_function
 from trainwright.engine.process.run_assignment import run_assignment
-from trainwright.engine.protocol import Died, Quiet, Returned
+from trainwright.engine.protocol import Died, Returned, StoppedEarly
 from trainwright.ledger import Record
 from trainwright.train import Assignment
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         home.Manager = trainwright.checkpoint.Manager = trial.Manager = manager  # type: ignore[misc,attr-defined]
         channel = _Notebook(Path(f"{plan.journal}.reports"))
         outcome = run_assignment(load_function(function), assignment, channel, gpu=bool(visible_gpus()))
-    if isinstance(outcome, Returned | Quiet):
+    if isinstance(outcome, Returned | StoppedEarly):
         return 0
     sys.stderr.write(f"{outcome.why if isinstance(outcome, Died) else outcome.message}\n")
     return 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.engine.process.places import raised_at, traceback_of
-from trainwright.engine.protocol import Died, Outcome, Quiet, Raised, Returned, TrainFunction
+from trainwright.engine.protocol import Died, Outcome, Raised, Returned, StoppedEarly, TrainFunction
 from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError, TrialMisuse
 from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
 from trainwright.train.group import GroupFailed, join, part
@@ -37,12 +37,12 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
         value = _result(train(trial))
         outcome = Returned(value=value, **_closing(trial, started))
     except TrialEnd:
-        outcome = Quiet(**_closing(trial, started))
+        outcome = StoppedEarly(**_closing(trial, started))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
         if is_pruning(error) and trial.end_by_itself():
-            return Quiet(**_closing(trial, started))
+            return StoppedEarly(**_closing(trial, started))
         return Raised(
             failure=_kind(error),
             message=_sentence(error),

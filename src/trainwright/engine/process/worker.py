@@ -36,12 +36,12 @@ class _Remote:
         return bool(self._connection.recv())
 
 
-def main(descriptor: int, condemned: int, parent: int) -> None:
+def main(descriptor: int, terminating: int, parent: int) -> None:
     """Serve assignments until the driver closes the connection or dies."""
     _die_with(parent)
     faulthandler.enable()  # a crash leaves the lines of Python that led to it in the trial's log
-    os.set_blocking(condemned, False)
-    ignore_launcher(ends=lambda: _has_byte(condemned))
+    os.set_blocking(terminating, False)
+    ignore_launcher(ends=lambda: _has_byte(terminating))
     connection: Connection[Any, Any] = Connection(descriptor)
     functions: dict[FunctionReference, Any] = {}
     home = Path.cwd()

@@ -34,9 +34,9 @@ class ChildProcess:
     """
 
     def __init__(self, environment: Mapping[str, str], line: socket.socket) -> None:
-        condemned, self._condemned = os.pipe()
-        weakref.finalize(self, os.close, self._condemned)
-        descriptors = [line.fileno(), condemned]
+        terminating, self._terminating = os.pipe()
+        weakref.finalize(self, os.close, self._terminating)
+        descriptors = [line.fileno(), terminating]
         try:
             with line, signals_held():
                 self._process = subprocess.Popen(
@@ -47,7 +47,7 @@ class ChildProcess:
                     start_new_session=True,
                 )
         finally:
-            os.close(condemned)
+            os.close(terminating)
         self.started = time.monotonic()
         self._verdict: tuple[str, str] | None = None  # failure and message of a kill that we decided
         self._kill_at: float | None = None
@@ -57,16 +57,16 @@ class ChildProcess:
         """Seconds since the assignment was sent."""
         return time.monotonic() - self.started
 
-    def condemn(self, failure: str, message: str, grace_seconds: float) -> None:
+    def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
         """Ask the process to end, and kill its group after `grace_seconds`; `outcome` will tell this reason."""
         if self._verdict is None:
             self._verdict = failure, message
             self._kill_at = time.monotonic() + grace_seconds
-            os.write(self._condemned, b"!")  # by which it knows that the signal is ours
+            os.write(self._terminating, b"!")  # by which it knows that the signal is ours
             self._signal(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """Kill the group if it was condemned and its grace is over."""
+        """Kill the group if it was told to terminate and its grace is over."""
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._signal(signal.SIGKILL)
 
@@ -76,7 +76,7 @@ class ChildProcess:
         return self._process.poll() is not None
 
     @property
-    def condemned(self) -> bool:
+    def terminating(self) -> bool:
         """Whether an end was decided for it."""
         return self._verdict is not None
 

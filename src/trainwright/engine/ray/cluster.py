@@ -14,7 +14,7 @@ from typing import Any
 from trainwright.engine.devices import cores
 from trainwright.errors import EngineError, MissingExtra
 
-__all__ = ["Layout", "Node", "check_cluster", "connect", "living_nodes", "load_ray"]
+__all__ = ["Node", "SlotMap", "check_cluster", "connect", "living_nodes", "load_ray"]
 
 _OLDEST, _BELOW = (2, 55), (3, 0)
 """The versions of Ray with which this was tested are in this range."""
@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class SlotMap:
     """Which nodes serve, with equally many devices each; slots are numbered node by node."""
 
     nodes: tuple[Node, ...]
@@ -55,7 +55,7 @@ class Layout:
     @classmethod
     def of(
         cls, nodes: Sequence[Node], *, workers: int | None, gpus_per_node: int | None, cpus_per_device: int
-    ) -> "Layout":
+    ) -> "SlotMap":
         """Choose the number of devices a node with which most are used: `workers` in all, if that is given.
 
         Devices are GPUs if a node has any and `gpus_per_node` is not 0, else so many CPUs each.

@@ -16,14 +16,14 @@ from trainwright.engine.process.worker_process import ChildProcess
 from trainwright.engine.protocol import Died, Outcome
 from trainwright.engine.ray.cluster import load_ray
 
-__all__ = ["Host", "Order"]
+__all__ = ["DeviceHost", "WorkerOrder"]
 
 _LOOK_SECONDS = 0.1
 """How often the process is looked at. The driver learns of its end from the socket, and then waits for the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class WorkerOrder:
     """What an actor needs to start a worker process, and to bring it together with its driver."""
 
     driver: tuple[str, int]
@@ -37,7 +37,7 @@ class Order:
     connect_seconds: float
 
 
-class Host:
+class DeviceHost:
     """Keeps one worker process at a time. `work` runs as long as the process does, the other methods beside it."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Host:
         self._address = str(ray.util.get_node_ip_address())
         self._process: ChildProcess | None = None
 
-    async def work(self, order: Order) -> Outcome:
+    async def work(self, order: WorkerOrder) -> Outcome:
         """Start a worker process, and return how it ended."""
         import asyncio
 
@@ -65,19 +65,19 @@ class Host:
             return Died(why=f"its node could not reach the driver at {order.driver[0]}:{order.driver[1]}: {error}")
         self._process = process = ChildProcess({**order.environment, "CUDA_VISIBLE_DEVICES": visible}, line)
         while not process.ended:
-            if order.memory_bytes is not None and not process.condemned:
+            if order.memory_bytes is not None and not process.terminating:
                 resident = process.resident_bytes()
                 if resident > order.memory_bytes:
                     message = f"it held {resident:,} bytes of memory, above memory_bytes={order.memory_bytes:,}"
-                    process.condemn("out_of_memory", message, order.grace_seconds)
+                    process.terminate("out_of_memory", message, order.grace_seconds)
             process.enforce()
             await asyncio.sleep(_LOOK_SECONDS)
         return process.outcome()
 
-    async def condemn(self, failure: str, message: str, grace_seconds: float) -> None:
+    async def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
         """Ask the process to end, and kill it and its children after `grace_seconds`."""
         if self._process is not None:
-            self._process.condemn(failure, message, grace_seconds)
+            self._process.terminate(failure, message, grace_seconds)
 
     async def stop(self) -> None:
         """Kill the process and its children."""

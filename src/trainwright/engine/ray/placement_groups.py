@@ -9,52 +9,52 @@ import math
 import time
 from typing import Any
 
-from trainwright.engine.ray.cluster import Layout, living_nodes
+from trainwright.engine.ray.cluster import SlotMap, living_nodes
 from trainwright.errors import EngineError
 
-__all__ = ["Holding"]
+__all__ = ["PlacementGroups"]
 
 
-class Holding:
+class PlacementGroups:
     """The placement groups of an engine, and which slots are gone with their nodes.
 
     Groups and actors are named `prefix` + something new for each engine: the prefix is the study's.
     """
 
-    def __init__(self, ray: Any, layout: Layout, *, prefix: str, own: str, cpus_per_device: int) -> None:
-        self.layout = layout
+    def __init__(self, ray: Any, slot_map: SlotMap, *, prefix: str, own: str, cpus_per_device: int) -> None:
+        self.slot_map = slot_map
         self.gone: frozenset[int] = frozenset()
         self.prefix = prefix
         self._own = prefix + own
         self._ray = ray
         self._named = 0
         self._suspects: set[str] = set()
-        bundle = {"CPU": float(cpus_per_device), **({"GPU": 1.0} if layout.gpu else {})}
+        bundle = {"CPU": float(cpus_per_device), **({"GPU": 1.0} if slot_map.gpu else {})}
         self._bundle = bundle
         self._groups = [
             ray.util.placement_group(
-                [bundle] * layout.slots_per_node,
+                [bundle] * slot_map.slots_per_node,
                 strategy="STRICT_PACK",
                 name=f"{self._own}-node-{number}",
-                bundle_label_selector=[{"ray.io/node-id": node.id}] * layout.slots_per_node,
+                bundle_label_selector=[{"ray.io/node-id": node.id}] * slot_map.slots_per_node,
             )
-            for number, node in enumerate(layout.nodes)
+            for number, node in enumerate(slot_map.nodes)
         ]
 
     def wait(self, seconds: float) -> None:
         """Wait until all groups are there. Raises `EngineError` naming a node that others hold."""
         deadline = time.monotonic() + seconds
-        for node, group in zip(self.layout.nodes, self._groups, strict=True):
+        for node, group in zip(self.slot_map.nodes, self._groups, strict=True):
             if not group.wait(max(1, math.ceil(deadline - time.monotonic()))):  # Ray cuts off parts of seconds
                 self.release()
                 raise EngineError(
-                    f"tw.Ray: {self.layout.slots_per_node} devices of {node.name} were not free within "
+                    f"tw.Ray: {self.slot_map.slots_per_node} devices of {node.name} were not free within "
                     f"start_seconds={seconds:g}; end what else runs on the cluster, or ask for fewer (workers=)"
                 )
 
     def actor(self, host: Any, slot: int) -> tuple[str, Any]:
         """Start an actor of a slot; return its name and handle."""
-        node, bundle = divmod(slot, self.layout.slots_per_node)
+        node, bundle = divmod(slot, self.slot_map.slots_per_node)
         self._named += 1
         name = f"{self._own}-slot-{slot}-{self._named}"
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._groups[node], bundle)
@@ -72,11 +72,11 @@ class Holding:
         """See which nodes are gone, or have lost their group."""
         living = {node.id for node in living_nodes(self._ray)}
         groups = self._ray.util.placement_group_table()
-        for number, (node, group) in enumerate(zip(self.layout.nodes, self._groups, strict=True)):
+        for number, (node, group) in enumerate(zip(self.slot_map.nodes, self._groups, strict=True)):
             state = groups.get(group.id.hex(), {}).get("state", "REMOVED")
             if node.id not in living or state != "CREATED":
-                first = number * self.layout.slots_per_node
-                self.gone |= set(range(first, first + self.layout.slots_per_node))
+                first = number * self.slot_map.slots_per_node
+                self.gone |= set(range(first, first + self.slot_map.slots_per_node))
 
     def sweep(self, actors: set[str]) -> list[str]:
         """Remove what carries the study's name and belongs to no living engine; `actors` are ours. Return the names.

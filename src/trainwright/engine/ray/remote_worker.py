@@ -1,4 +1,4 @@
-"""A worker process on some node as the driver sees it, and the door at which such processes arrive."""
+"""A worker process on some node as the driver sees it, and the listener at which such processes arrive."""
 
 import contextlib
 import secrets
@@ -11,10 +11,10 @@ from typing import Any
 
 from trainwright.engine.protocol import Died, Outcome, Raised
 
-__all__ = ["Door", "RemoteWorker"]
+__all__ = ["RemoteWorker", "WorkerListener"]
 
 _GREET_SECONDS = 30.0
-"""For which whoever comes to the door may take to say who it is."""
+"""For which whoever comes to the listener may take to say who it is."""
 _LAST_WORDS_SECONDS = 15.0
 """How long an actor may take to say how its process ended."""
 _TOKEN_BYTES = 32
@@ -23,11 +23,11 @@ _TOKEN_BYTES = 32
 class RemoteWorker:
     """What `Gang` needs of a worker process; its actor guards the process, and `ending` is what that will say of it.
 
-    `actor` is the handle of a `Host`, `ray` the module; `actor_lost` says that the slot needs another actor, `ended`
-    that the process or its actor has ended: the engine looks for that.
+    `actor` is the handle of a `DeviceHost`, `ray` the module; `actor_lost` says that the slot needs another actor,
+    `ended` that the process or its actor has ended: the engine looks for that.
     """
 
-    def __init__(self, ray: Any, actor: Any, slot: int, door: "Door") -> None:
+    def __init__(self, ray: Any, actor: Any, slot: int, listener: "WorkerListener") -> None:
         self.slot = slot
         self.actor = actor
         self.actor_lost = False
@@ -36,7 +36,7 @@ class RemoteWorker:
         self.ended = False
         self.since = time.monotonic()
         self._ray = ray
-        self._door = door
+        self._listener = listener
         self._line: Connection[Any, Any] | None = None
         self._verdict: tuple[str, str] | None = None
         self._kill_at = float("inf")
@@ -44,7 +44,7 @@ class RemoteWorker:
 
     @property
     def connected(self) -> bool:
-        """Whether the process has come to the door."""
+        """Whether the process has come to the listener."""
         return self._line is not None
 
     @property
@@ -72,16 +72,16 @@ class RemoteWorker:
         return time.monotonic() - self.since
 
     @property
-    def condemned(self) -> bool:
+    def terminating(self) -> bool:
         """Whether an end was decided for it."""
         return self._verdict is not None
 
-    def condemn(self, failure: str, message: str, grace_seconds: float) -> None:
+    def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
         """Have the process asked to end, and killed with its children after `grace_seconds`."""
         if self._verdict is None:
             self._verdict = failure, message
             self._kill_at = time.monotonic() + grace_seconds + _LAST_WORDS_SECONDS
-            self.actor.condemn.remote(failure, message, grace_seconds)
+            self.actor.terminate.remote(failure, message, grace_seconds)
 
     def enforce(self) -> None:
         """Kill the actor if it has not killed the process long after its grace was over."""
@@ -90,7 +90,7 @@ class RemoteWorker:
 
     def outcome(self) -> Outcome:
         """Return what the end of the process means for its trial."""
-        self._door.forget(self)
+        self._listener.forget(self)
         try:
             told: Outcome = self._ray.get(self.ending, timeout=_LAST_WORDS_SECONDS)
             outcome = replace(told, seconds=self.seconds)
@@ -118,7 +118,7 @@ class RemoteWorker:
 
     def close(self, *, kill: bool) -> None:
         """End the process: at once, or by closing its line."""
-        self._door.forget(self)
+        self._listener.forget(self)
         if self._line is not None:
             self._line.close()
         if kill and not self._closed:
@@ -126,7 +126,7 @@ class RemoteWorker:
         self._closed = True
 
 
-class Door:
+class WorkerListener:
     """Where worker processes arrive, and the lines on which they speak. One wait serves any number of them."""
 
     def __init__(self, address: str) -> None:
@@ -171,7 +171,7 @@ class Door:
         return ready
 
     def close(self) -> None:
-        """Close the door; lines stay open."""
+        """Close the listener; lines stay open."""
         for guest in list(self._guests):
             guest.close()
         self._lines.close()

@@ -6,13 +6,13 @@ from enum import IntEnum
 
 from trainwright.errors import SchedulerStalled
 
-__all__ = ["NANO", "Agenda", "Kind"]
+__all__ = ["NANO", "EventKind", "EventQueue"]
 
 NANO = 1_000_000_000
 """Nanoseconds a second: virtual times are whole ones, so that sums do not depend on the machine."""
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What happens at one time happens in this order; starts follow from each."""
 
     NODE_LOST = 0
@@ -23,11 +23,11 @@ class Kind(IntEnum):
     TIMER = 5
 
 
-Event = tuple[int, Kind, int, int, int]
+Event = tuple[int, EventKind, int, int, int]
 """Nanoseconds, kind, sequence, number of the trial or node, and a version, by which others can be void."""
 
 
-class Agenda:
+class EventQueue:
     """A heap of events. Two events are never equal: ties of time and kind go by the order in which they were made."""
 
     def __init__(self, most: int) -> None:
@@ -41,7 +41,7 @@ class Agenda:
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def push(self, at: float, kind: Kind, number: int, version: int) -> int:
+    def push(self, at: float, kind: EventKind, number: int, version: int) -> int:
         """Enter an event at so many seconds, or now if that is past, and return its nanoseconds."""
         nanoseconds = max(self.now, round(at * NANO))
         self._sequence += 1
@@ -55,7 +55,7 @@ class Agenda:
     def note(self, event: Event) -> None:
         """Enter an event that happens into the digest; raise `SchedulerStalled` if time goes on no more."""
         nanoseconds, kind, _, number, _ = event
-        self._still = self._still + 1 if nanoseconds == self.now or kind is Kind.TIMER else 0
+        self._still = self._still + 1 if nanoseconds == self.now or kind is EventKind.TIMER else 0
         if self._still > self._most:
             raise SchedulerStalled(
                 f"simulate: {self._still} events in a row at {nanoseconds / NANO:g} s changed nothing, the last "

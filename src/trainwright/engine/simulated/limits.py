@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from trainwright.errors import EngineError
 
-__all__ = ["Limits"]
+__all__ = ["SimulationLimits"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class SimulationLimits:
     """A budget of trials, of seconds of the clock, of seconds of all devices together; None is no limit."""
 
     trials: int | None = None

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from trainwright.engine.simulated.draws import Draws
 from trainwright.errors import EngineError
 
-__all__ = ["Course", "Courses", "Parametric", "Task"]
+__all__ = ["LearningCurve", "LearningCurves", "Parametric", "Task"]
 
 
-class Course(Protocol):
+class LearningCurve(Protocol):
     """One trial's training on `task_devices` devices."""
 
     def losses(self, epoch: int) -> tuple[float, ...]:
@@ -21,22 +21,22 @@ class Course(Protocol):
         """Return the seconds of the first `epoch` epochs."""
 
 
-class Courses(Protocol):
+class LearningCurves(Protocol):
     """All trials of one simulated study."""
 
     @property
     def substitutions(self) -> int:
         """For how many of them something had to be put in the place of what was asked."""
 
-    def of(self, trial: int, params: Mapping[str, Any] | None) -> Course:
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> LearningCurve:
         """Return the course of a trial of these parameters; without a searcher there are none."""
 
 
 class Task(Protocol):
     """A kind of training."""
 
-    def courses(self, seed: int) -> Courses:
-        """Return the courses of the study with this seed."""
+    def learning_curves(self, seed: int) -> LearningCurves:
+        """Return the learning curves of the study with this seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class Parametric:
         if not (self.epoch_seconds > 0 and math.isfinite(self.epoch_seconds)):
             raise EngineError(f"Parametric.epoch_seconds: got {self.epoch_seconds!r}; allowed: a number > 0")
 
-    def courses(self, seed: int) -> Courses:
+    def learning_curves(self, seed: int) -> LearningCurves:
         """Return curves that depend on the seed, the trial's number and the epoch alone."""
         return _Curves(self, seed)
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from trainwright.engine.simulated.task import Course
+from trainwright.engine.simulated.task import LearningCurve
 
 __all__ = ["SimulatedTrial"]
 
@@ -13,7 +13,7 @@ class SimulatedTrial:
     """Its state between two events."""
 
     number: int
-    course: Course
+    course: LearningCurve
     started: bool = False
     trains: bool = False  # or restarts; else it has ended, waits, or is held at a checkpoint
     runs: int = 0  # how often it was started

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from trainwright.schedule import Action, Block, Desk, Go, Move, Rest, Start
 
-__all__ = ["Launch", "Seats"]
+__all__ = ["Allocator", "Launch"]
 
 
 class Launch(NamedTuple):
@@ -20,7 +20,7 @@ _HOLD_SECONDS = 900.0
 """For which a trial is held at most: its other ranks wait beside it, and would give up after twice as long."""
 
 
-class Seats:
+class Allocator:
     """Tells the desk what happens to trials, and collects what is to be started, for when the engine is at leisure.
 
     A trial moves in two steps, each a record: its run ends at a report, after its checkpoint; it starts on the block

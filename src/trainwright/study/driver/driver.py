@@ -1,4 +1,4 @@
-"""The loop that joins searcher, scheduler and engine over the book: of one `study.run`, or of one worker of a team."""
+"""The loop that joins searcher, scheduler and engine over the log: of one `study.run`, or of one worker of a team."""
 
 import math
 import time
@@ -12,21 +12,21 @@ from trainwright.errors import EngineError, LedgerError, SchedulerStalled, Train
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
 from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Stop, Verdict
-from trainwright.study.driver.allocator import Seats
+from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
-from trainwright.study.driver.gc_freeze import frozen_heap
-from trainwright.study.driver.heartbeat import Heart
+from trainwright.study.driver.gc_freeze import gc_frozen
+from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.leaving import Leaving
 from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.proposals import Proposals
 from trainwright.study.driver.repeats import Repeats
-from trainwright.study.driver.team import Member
-from trainwright.study.driver.trial_outcomes import NO_ROOM, ending, preempted
-from trainwright.study.driver.trial_queue import Works
-from trainwright.study.projections import RuleFollower
-from trainwright.study.retry import Patience
-from trainwright.study.study_log import Book
+from trainwright.study.driver.team import TeamSettings
+from trainwright.study.driver.trial_outcomes import NO_ROOM, end_record, preemption_record
+from trainwright.study.driver.trial_queue import TrialQueue
+from trainwright.study.projections import RuleProjection
+from trainwright.study.retry import RetryOnFullDisk
+from trainwright.study.study_log import StudyLog
 from trainwright.train import Assignment
 
 __all__ = ["Driver"]
@@ -57,39 +57,39 @@ class Driver:
 
     def __init__(
         self,
-        book: Book,
-        rule: RuleFollower,
+        log: StudyLog,
+        rule: RuleProjection,
         proposals: Proposals,
-        heart: Heart,
+        heartbeat: Heartbeat,
         *,
         scheduler: Scheduler,
         engine: Engine,
         budget: Budget,
         progress: Progress,
-        member: Member | None = None,
+        team: TeamSettings | None = None,
     ) -> None:
-        self.book = book
+        self.log = log
         self.rule = rule
         self.proposals = proposals
-        self.heart = heart
+        self.heartbeat = heartbeat
         self.scheduler = scheduler
         self.engine = engine
         self.budget = budget
         self.progress = progress
-        self.member = member
+        self.team = team
         self._running: dict[int, _Running] = {}
         self._watched = time.monotonic()
-        self.leaving = Leaving(book, budget, self._running, progress.say)
-        self.works = Works(
-            book, rule, proposals, budget=budget, running=self._running, progress=progress, fits=self.leaving.time.fits
+        self.leaving = Leaving(log, budget, self._running, progress.say)
+        self.trial_queue = TrialQueue(
+            log, rule, proposals, budget=budget, running=self._running, progress=progress, fits=self.leaving.time.fits
         )
-        self._directory = None if book.directory is None else str(book.directory.resolve())
+        self._directory = None if log.directory is None else str(log.directory.resolve())
         self._left_out: set[int] = set()  # the first slots of nodes that the engine has lost
-        self._failed_before = failed_numbers(book.state)  # in earlier runs: they say nothing of this one
+        self._failed_before = failed_numbers(log.state)  # in earlier runs: they say nothing of this one
         self._rejected = 0  # trials that a verdict never let start
-        self._repeats = Repeats(book.directory, progress.say)
-        self._room = Patience(0.0 if member is None else member.give_up_seconds, progress.say)  # for checkpoints
-        self._room.told = book.patience.told = lambda: self.leaving.told
+        self._repeats = Repeats(log.directory, progress.say)
+        self._room = RetryOnFullDisk(0.0 if team is None else team.give_up_seconds, progress.say)  # for checkpoints
+        self._room.told = log.retry.told = lambda: self.leaving.told
 
     def run(self, train: TrainFunction) -> None:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens.
@@ -98,22 +98,22 @@ class Driver:
         After a signal it raises KeyboardInterrupt when all is written.
         """
         rule = self.scheduler.rule
-        rule.check(len(self.book.objectives), self.budget.trials)
+        rule.check(len(self.log.objectives), self.budget.trials)
         policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
         if notice := policy.check(slots, per_node, rule):
             self.progress.say(notice)
         if getattr(rule, "rungs", None) == ():
             name, length = type(rule).__name__, rule.max_epochs
             self.progress.say(f"{name}: there are no rungs below max_epochs={length}: every trial trains to its end")
-        self.engine.open(train, self.book.directory)
+        self.engine.open(train, self.log.directory)
         room = policy.room(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
-        survival, left = self.works.survival, partial(self.leaving.time_left, slots)
-        self.desk = Desk(policy, self.works, room, slots=slots, rungs=rungs, survival=survival, left=left)
-        self.seats = Seats(self.desk, self.works.kept, holds=self.engine.holds)
-        self.book.followers.append(self.works)
-        with frozen_heap(), self.leaving.signals:
+        survival, left = self.trial_queue.survival, partial(self.leaving.time_left, slots)
+        self.desk = Desk(policy, self.trial_queue, room, slots=slots, rungs=rungs, survival=survival, left=left)
+        self.allocator = Allocator(self.desk, self.trial_queue.kept, holds=self.engine.holds)
+        self.log.projections.append(self.trial_queue)
+        with gc_frozen(), self.leaving.signals:
             try:
                 self._work()
             except KeyboardInterrupt:
@@ -126,7 +126,7 @@ class Driver:
                 try:
                     self.engine.close()
                 finally:
-                    self._preempt_all(self.works.let_go())
+                    self._preempt_all(self.trial_queue.release())
         if self.leaving.told:
             raise KeyboardInterrupt
 
@@ -134,12 +134,12 @@ class Driver:
         """Work until the budget is used, nothing is left to do, or it is time to leave."""
         self.leaving.limit()
         try:
-            self.works.adopt(self.book.state.open)
+            self.trial_queue.take_over(self.log.state.open)
             while not (why := self.leaving.due()):
                 if self._step():
-                    self.progress.say_if(self.works.shortfall())
+                    self.progress.say_if(self.trial_queue.shortfall())
                     return
-                self.heart.check()
+                self.heartbeat.check()
         except KeyboardInterrupt:  # a further signal, or a handler of the program's own
             if not self.leaving.cut_short():
                 self._leave("interrupted")
@@ -149,41 +149,41 @@ class Driver:
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
         self._launch()  # what was planned while trials reported
-        self.works.granted, self.works.asked = 0, False
-        self.book.keep_up()
+        self.trial_queue.granted, self.trial_queue.asked = 0, False
+        self.log.keep_up()
         self._leave_out_gone()
-        allowed = self.works.allowed()
-        self.seats.plan()
+        allowed = self.trial_queue.allowed()
+        self.allocator.plan()
         self._launch()
-        self.works.write_fresh()
+        self.trial_queue.write_fresh()
         if self._running:
             self.proposals.prepare()
             self.engine.poll(self, _POLL_SECONDS)
-        elif not self.works.granted:  # else another driver was faster: look again
+        elif not self.trial_queue.granted:  # else another driver was faster: look again
             if self._done(allowed):
                 return True
             self._await_news()
         self._watch()
-        self.progress.tick(self.book.state, len(self._running))
+        self.progress.tick(self.log.state, len(self._running))
         return False
 
     def _done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
-        works = self.works
-        if works.ask_at is not None or self.seats.moving or self.desk.wake_at is not None:
+        trial_queue = self.trial_queue
+        if trial_queue.ask_at is not None or self.allocator.moving or self.desk.wake_at is not None:
             return False
         if self.desk.resting:  # with all devices free
             trial, seat = min(self.desk.resting.items())
             raise SchedulerStalled.of(trial, wanted=seat.wanted, devices=self.engine.slots)
-        if not works.asked:  # with all devices free
+        if not trial_queue.asked:  # with all devices free
             policy = type(self.scheduler.policy).__name__
             self.progress.say(f"{policy} starts no more trials: what its settings allow is used")
             return True
-        if works.outdated:
+        if trial_queue.outdated:
             return False
-        if works.enough() and not works.contested:
+        if trial_queue.enough() and not trial_queue.contested:
             return True
-        return not (works.news or works.allowed() != allowed or self._expects_news())
+        return not (trial_queue.news or trial_queue.allowed() != allowed or self._expects_news())
 
     def _leave_out_gone(self) -> None:
         """Give nothing out any more on nodes that the engine has lost, once what ran there has ended."""
@@ -205,7 +205,7 @@ class Driver:
         self.leaving.begin(why)
         if not self._running:
             return
-        for number in self.seats.held:
+        for number in self.allocator.held:
             self._running[number].preempted = True
             self.engine.answer(number, False)
         trials = "1 trial has" if len(self._running) == 1 else f"{len(self._running)} trials have"
@@ -216,30 +216,30 @@ class Driver:
     # Starting and ending.
 
     def _launch(self) -> None:
-        for number, block, before in self.seats.take():
+        for number, block, before in self.allocator.take():
             self._start(number, block, before)
-        for number, goes_on in self.seats.answers():
+        for number, goes_on in self.allocator.answers():
             running = self._running[number]
             running.leaves = not goes_on
             self.engine.answer(number, goes_on and not running.superseded)
 
     def _start(self, number: int, block: Block, before: int | None) -> None:
         lease = self._begun(number, block)
-        self.works.kept.discard(number)
+        self.trial_queue.kept.discard(number)
         if lease is None:
-            self.works.contest(number)
-            self.seats.gone(number)
+            self.trial_queue.contest(number)
+            self.allocator.gone(number)
             return
-        trial = self.book.state.trials[number]
+        trial = self.log.state.trials[number]
         self._repeats.starts(trial)
         self._running[number] = _Running(lease=lease, block=block, since=time.monotonic(), before=before)
         assignment = Assignment(
             trial=number,
             lease=lease,
             params=trial.params,
-            seed=int(rng(self.book.state.seed, "trial", number).integers(2**63)),
+            seed=int(rng(self.log.state.seed, "trial", number).integers(2**63)),
             max_epochs=self.scheduler.rule.max_epochs,
-            metrics=tuple(objective.metric for objective in self.book.objectives),
+            metrics=tuple(objective.metric for objective in self.log.objectives),
             directory=self._directory,
             reported_epoch=trial.epoch,
             saved_step=max((lease.step for lease in trial.leases.values()), default=0),
@@ -257,20 +257,20 @@ class Driver:
 
         What was proposed just now is written in one record with its start: others read half as many.
         """
-        proposal, lease = self.works.claimed(number)
+        proposal, lease = self.trial_queue.claimed(number)
         if lease is None:
             return None
-        trial = self.book.state.trials.get(number)
+        trial = self.log.state.trials.get(number)
         known = max(trial.checkpoints, default=0) if trial is not None else 0
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
-        self.book.append(start if proposal is None else facts.begun(proposal, start))
-        self.works.started(number)
+        self.log.append(start if proposal is None else facts.begun(proposal, start))
+        self.trial_queue.started(number)
         return lease
 
     def _slot(self, block: Block) -> str:
         slots = "+".join(map(str, block))
-        return slots if self.member is None else f"{self.member.slot}:{slots}"
+        return slots if self.team is None else f"{self.team.slot}:{slots}"
 
     def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
         """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
@@ -280,7 +280,7 @@ class Driver:
         trouble: LedgerError | None = None
         for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:
-                self.book.append(preempted(self.book.state.trials[number], lease, seconds, why=self.leaving.why))
+                self.log.append(preemption_record(self.log.state.trials[number], lease, seconds, why=self.leaving.why))
             except LedgerError as error:  # the next may be written all the same
                 trouble = error
         if trouble is not None:
@@ -294,13 +294,13 @@ class Driver:
         ends = isinstance(running.verdict, Stop | Pause) or running.refusal is not None
         if ends or running.leaves or running.preempted:
             return False  # it was told to end already
-        self.book.append(*records)
-        self.book.keep_up()  # the rule compares with what others have reported
+        self.log.append(*records)
+        self.log.keep_up()  # the rule compares with what others have reported
         self._notice(trial, running)
         if running.superseded:
             return False
         if self.leaving.why:  # whoever goes on with it judges it
-            running.preempted = not self._is_last(self.book.state.trials[trial].epoch)
+            running.preempted = not self._is_last(self.log.state.trials[trial].epoch)
             return not running.preempted
         stays: bool | None = True
         for record in records:
@@ -316,20 +316,20 @@ class Driver:
         running.before = None
         if running.refusal is not None:
             return False
-        epoch, first = report.body["epoch"], self.book.objectives[0]
+        epoch, first = report.body["epoch"], self.log.objectives[0]
         loss = first.loss(float(report.body["metrics"][first.metric]))
-        self.seats.reported(number, epoch, loss, report.body["wall_seconds"])
+        self.allocator.reported(number, epoch, loss, report.body["wall_seconds"])
         if not isinstance(running.verdict, Continue):
-            self.seats.ends()
+            self.allocator.ends()
             return False
         if self._is_last(epoch):
-            self.seats.ends()
+            self.allocator.ends()
             return True
         if not self.leaving.time.fits(number):  # the next epoch
             running.preempted = True
-            self.seats.ends()
+            self.allocator.ends()
             return False
-        stays = self.seats.stays(number)
+        stays = self.allocator.stays(number)
         running.leaves = stays is False
         return stays
 
@@ -337,17 +337,17 @@ class Driver:
         return epoch >= (self.scheduler.rule.max_epochs or math.inf)
 
     def _notice(self, number: int, running: _Running) -> None:
-        trial = self.book.state.trials[number]
+        trial = self.log.state.trials[number]
         running.superseded = trial.lease > running.lease or trial.status.ended
 
     def _judge(self, number: int, running: _Running, epoch: int, metrics: Mapping[str, float]) -> None:
-        running.refusal = refusal(self.book.state.outcomes, metrics, f"at epoch {epoch}")
+        running.refusal = refusal(self.log.state.outcomes, metrics, f"at epoch {epoch}")
         if running.refusal is not None:
             return
-        running.verdict = self.rule.verdict(self.book.state.trials[number], self.works.view(), epoch)
+        running.verdict = self.rule.verdict(self.log.state.trials[number], self.trial_queue.view(), epoch)
         reason = running.verdict.reason
         if reason is not None:
-            self.book.append(
+            self.log.append(
                 facts.decided(
                     number,
                     epoch=reason.epoch,
@@ -363,20 +363,20 @@ class Driver:
         running = self._running.pop(trial)
         self.rule.forget(trial)
         self._notice(trial, running)
-        state, outcomes = self.book.state.trials[trial], self.book.state.outcomes
+        state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
         leaving = self.leaving.why or ("too little time for an epoch" if running.preempted else "")
-        self.book.append(*outcome.records, ending(state, running, outcome, outcomes, leaving=leaving))
+        self.log.append(*outcome.records, end_record(state, running, outcome, outcomes, leaving=leaving))
         before = running.before if isinstance(outcome, Died) else None
         if state.resizing:
-            self.seats.left(trial)
-        elif before is not None and not leaving and self.seats.falls_back(trial, before):
-            self.book.append(facts.note("rolled back", {"from": len(running.block), "to": before}, trial))
+            self.allocator.left(trial)
+        elif before is not None and not leaving and self.allocator.falls_back(trial, before):
+            self.log.append(facts.note("rolled back", {"from": len(running.block), "to": before}, trial))
             self.progress.say(f"trial {trial} did not start on {len(running.block)} devices: back to {before}")
         else:
-            self.seats.gone(trial)
+            self.allocator.gone(trial)
         if not leaving:
-            self.works.add(trial)
-        self.progress.ended(self.book.state, state)
+            self.trial_queue.add(trial)
+        self.progress.ended(self.log.state, state)
         self._repeats.paused(state)
         if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
             self._room.wait(TrainwrightError(outcome.message))
@@ -385,7 +385,7 @@ class Driver:
     def _give_up_if_hopeless(self, trial: TrialState) -> None:
         if not gave_up(trial):
             return
-        state, counts = self.book.state, self.book.state.counts
+        state, counts = self.log.state, self.log.state.counts
         self._rejected += trial.failure is not None and trial.failure.kind == REJECTED
         failed = counts[Status.FAILED] + counts[Status.ABANDONED]
         broken = failed - len(self._failed_before) - self._rejected  # that a trial does not fit says nothing of others
@@ -393,9 +393,9 @@ class Driver:
         if not state.results:
             same = alike(state, trial, self._failed_before)
             if broken >= _HOPELESS or len(same) >= _ALIKE:
-                self.book.refresh()  # others may have had success since we read
+                self.log.refresh()  # others may have had success since we read
         most = self.budget.max_failures
-        why = sentence_of(trial, self.book.directory)
+        why = sentence_of(trial, self.log.directory)
         if trial.failure is not None and trial.failure.kind == MISUSE:
             raise StudyFailed(why)
         if len(same) >= _ALIKE and most is None and not state.results:
@@ -413,29 +413,29 @@ class Driver:
         if (now := time.monotonic()) - self._watched < _WATCH_SECONDS:
             return
         self._watched = now
-        if dead := self.book.claims.newly_dead():
-            trials = self.book.state.trials
-            self.works.adopt([number for number in self.book.state.open if trials[number].holder in dead])
-        self.works.retry()
+        if dead := self.log.claims.newly_dead():
+            trials = self.log.state.trials
+            self.trial_queue.take_over([number for number in self.log.state.open if trials[number].holder in dead])
+        self.trial_queue.retry()
         for number, running in self._running.items():
             self._notice(number, running)
 
     def _expects_news(self) -> bool:
         """Whether to stay though there is nothing to do: others may die, or are not known to live."""
-        limit = self.works.allowed()
-        if self.member is not None and self.member.wait:
-            counts = self.book.state.counts
+        limit = self.trial_queue.allowed()
+        if self.team is not None and self.team.wait:
+            counts = self.log.state.counts
             if counts[Status.PROPOSED] + counts[Status.RUNNING] + counts[Status.LOST]:
                 return True
-            if any(self.book.state.trials[number].resizing for number in self.book.state.open):
+            if any(self.log.state.trials[number].resizing for number in self.log.state.open):
                 return True
-            if self.works.contested or (not self.proposals.exhausted and self.book.claims.waited_for(limit)):
+            if self.trial_queue.contested or (not self.proposals.exhausted and self.log.claims.waited_for(limit)):
                 return True
-        return self.book.claims.undecided(limit)
+        return self.log.claims.undecided(limit)
 
     def _await_news(self) -> None:
         """Wait for what others do, and take over what they left if they are gone."""
-        at = self.works.ask_at
+        at = self.trial_queue.ask_at
         time.sleep(_POLL_SECONDS if at is None else min(_POLL_SECONDS, max(0.0, at - self.rule.seconds)))
-        self.book.refresh()
-        self.works.adopt(self.book.state.open)
+        self.log.refresh()
+        self.trial_queue.take_over(self.log.state.open)

@@ -4,11 +4,11 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["frozen_heap"]
+__all__ = ["gc_frozen"]
 
 
 @contextmanager
-def frozen_heap() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Let the garbage collector pass over all that is there now, unless somebody has told it so already.
 
     What others write becomes objects that stay, and for so many new ones the collector looks through everything that

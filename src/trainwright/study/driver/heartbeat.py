@@ -1,4 +1,4 @@
-"""The heart of a driver: it beats in a thread of its own, since trials may run in this process and take long."""
+"""The heartbeat of a driver: it beats in a thread of its own, since trials may run in this process and take long."""
 
 import threading
 from contextlib import suppress
@@ -7,12 +7,12 @@ from typing import Self
 from trainwright.errors import LedgerFull
 from trainwright.ledger import Ledger
 
-__all__ = ["Heart"]
+__all__ = ["Heartbeat"]
 
 _BEATS = 12  # in the time after which a silent writer is held dead
 
 
-class Heart:
+class Heartbeat:
     """Beats in a ledger while it is entered; `check` raises what a beat could not do."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -35,7 +35,7 @@ class Heart:
             try:
                 self._ledger.beat()
             except LedgerFull:
-                continue  # what is written next tells it to whoever has the patience
+                continue  # what is written next tells it to whoever retries
             except Exception as error:  # noqa: BLE001 -- whatever it is: without beats others hold us dead
                 self._trouble = error  # told by the driver, that knows what to do with it; the next beat may succeed
 

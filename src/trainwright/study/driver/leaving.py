@@ -12,8 +12,8 @@ from trainwright.schedule.time_left import seconds_left
 from trainwright.signals import StopSignals
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.time_left import TimeLeft
-from trainwright.study.projections import SpentFollower
-from trainwright.study.study_log import Book
+from trainwright.study.projections import DeviceSecondsProjection
+from trainwright.study.study_log import StudyLog
 
 __all__ = ["Leaving"]
 
@@ -33,25 +33,25 @@ class Leaving:
 
     def __init__(
         self,
-        book: Book,
+        log: StudyLog,
         budget: Budget,
         running: Mapping[int, _Running],
         say: Callable[[str], None],
     ) -> None:
         self.signals = StopSignals(budget.grace_seconds)
-        self.time = TimeLeft(budget.wall_seconds, budget.grace_seconds, book.state.trials)
+        self.time = TimeLeft(budget.wall_seconds, budget.grace_seconds, log.state.trials)
         self.begun = ""
         """Why the driver leaves, once it does."""
-        self._book = book
+        self._log = log
         self._budget = budget
         self._running = running
         self._say = say
         self._until = float("inf")
-        self._spent = None if budget.device_seconds is None else SpentFollower(book.state)
+        self._spent = None if budget.device_seconds is None else DeviceSecondsProjection(log.state)
         if self._spent is not None:
-            book.followers.append(self._spent)
+            log.projections.append(self._spent)
         if budget.wall_seconds is not None:
-            book.followers.append(self.time)
+            log.projections.append(self.time)
 
     @property
     def why(self) -> str:
@@ -116,5 +116,5 @@ class Leaving:
 
     def _unrecorded(self, number: int, now: float) -> float:
         """Return the device seconds of a running trial beyond those that its reports have recorded."""
-        lease = self._book.state.trials[number].leases[self._running[number].lease]
+        lease = self._log.state.trials[number].leases[self._running[number].lease]
         return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))

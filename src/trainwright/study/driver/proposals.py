@@ -6,7 +6,7 @@ from trainwright.errors import SpaceExhausted
 from trainwright.search import ExpectedGain, Learner, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration
-from trainwright.study.study_log import Book
+from trainwright.study.study_log import StudyLog
 
 __all__ = ["Proposals"]
 
@@ -20,7 +20,7 @@ class Proposals:
 
     def __init__(
         self,
-        book: Book,
+        log: StudyLog,
         view: SearchView,
         searcher: Searcher,
         *,
@@ -31,7 +31,7 @@ class Proposals:
         self.exhausted = False  # nothing new will be proposed any more
         self._stop_when = stop_when
         self._asked = 0  # the last step at which the rule to stop was asked
-        self._book = book
+        self._log = log
         self._view = view
         self._searcher = searcher
         self._worker = worker
@@ -46,7 +46,7 @@ class Proposals:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
         if self._stopped():
             return None
-        claims = self._book.claims
+        claims = self._log.claims
         number = claims.number(limit, team=self._worker)
         if number is None:
             return None

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Member", "Share"]
+__all__ = ["TeamSettings", "WorkerResult"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+class TeamSettings:
     """A worker has a slot of its own; it waits for what others run, to take it over if they die.
 
     A full ledger ends it after `give_up_seconds`.
@@ -18,7 +18,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class WorkerResult:
     """How many results are this member's, and whether its wall time was over before the study had all its trials."""
 
     results: int

@@ -18,7 +18,7 @@ _KNOWN = 3
 
 
 class TimeLeft:
-    """The wall time of one run, and how long epochs take: a follower of reports.
+    """The wall time of one run, and how long epochs take: a projection of reports.
 
     A trial's next epoch is expected to take the median of its last three and a tenth. Of a trial without a report only
     a bound is known: the shortest epoch of the study.
@@ -52,7 +52,7 @@ class TimeLeft:
         seconds = (1 + _SPARE_SHARE) * statistics.median(known) if known else self._shortest
         return time.monotonic() + seconds <= self.end
 
-    def follow(self, record: Record, trial: TrialState | None) -> None:
+    def fold(self, record: Record, trial: TrialState | None) -> None:
         """Measure the epoch that has ended with a report."""
         if trial is not None:
             self._add(trial.number, record.lease or 1, record.body["wall_seconds"])

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Protocol
 
-from trainwright.engine import Died, Outcome, Quiet, Raised, Returned
+from trainwright.engine import Died, Outcome, Raised, Returned, StoppedEarly
 from trainwright.ledger import Objective, Record, TrialState, facts, refusal
 from trainwright.ledger import Outcome as Judged
 from trainwright.schedule import Continue, Pause, Stop, Verdict
 
-__all__ = ["NO_ROOM", "Run", "ending", "preempted"]
+__all__ = ["NO_ROOM", "TrialRun", "end_record", "preemption_record"]
 
 NO_ROOM = "no_room"
 """The failure of a run whose checkpoint found no room: no fault of the trial, so it is only paused."""
 
 
-class Run(Protocol):
+class TrialRun(Protocol):
     """What a driver knows of a trial that it runs."""
 
     lease: int
@@ -37,26 +37,28 @@ _DISTURBED = frozenset({"exception", "killed"})
 """Failures that a signal to all processes of a job causes, by what it does to processes that the trial has started."""
 
 
-def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, ...], *, leaving: str = "") -> Record:
+def end_record(
+    trial: TrialState, run: TrialRun, outcome: Outcome, judged: tuple[Judged, ...], *, leaving: str = ""
+) -> Record:
     """Return the record of the end of this run of `trial`; `leaving` says why its driver leaves, if it does.
 
     While it leaves, a death or an exception is a preemption: the trial fails again elsewhere if it is its own fault.
     """
     number, lease, seconds = trial.number, run.lease, outcome.seconds
-    if isinstance(outcome, Quiet) and run.superseded:
+    if isinstance(outcome, StoppedEarly) and run.superseded:
         return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
-    goes_on = isinstance(outcome, Quiet) and isinstance(run.verdict, Continue) and run.refusal is None
+    goes_on = isinstance(outcome, StoppedEarly) and isinstance(run.verdict, Continue) and run.refusal is None
     if goes_on and run.leaves and not leaving:
-        return preempted(trial, lease, seconds, reason="resized")
+        return preemption_record(trial, lease, seconds, reason="resized")
     if goes_on and (run.preempted or run.leaves):
-        return preempted(trial, lease, max(seconds, time.monotonic() - run.since), why=leaving)
+        return preemption_record(trial, lease, max(seconds, time.monotonic() - run.since), why=leaving)
     if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
-        return preempted(trial, lease, seconds, why="no room for its checkpoint")
+        return preemption_record(trial, lease, seconds, why="no room for its checkpoint")
     if run.refusal is not None:
         return facts.failed(number, lease, failure="bad_objective", message=run.refusal, wall_seconds=seconds)
     if leaving and (isinstance(outcome, Died) or (isinstance(outcome, Raised) and outcome.failure in _DISTURBED)):
         what = outcome.why if isinstance(outcome, Died) else outcome.message
-        return preempted(trial, lease, seconds, why=f"{leaving}; {what}")
+        return preemption_record(trial, lease, seconds, why=f"{leaving}; {what}")
     if isinstance(outcome, Died):
         return facts.lost(number, lease, why=outcome.why, blame=outcome.blame)
     if isinstance(run.verdict, Pause):
@@ -84,13 +86,15 @@ def ending(trial: TrialState, run: Run, outcome: Outcome, judged: tuple[Judged, 
     return facts.finished(number, lease, reason="completed", values=values, wall_seconds=seconds)
 
 
-def preempted(trial: TrialState, lease: int, seconds: float, reason: str = "preempted", why: str = "") -> Record:
+def preemption_record(
+    trial: TrialState, lease: int, seconds: float, reason: str = "preempted", why: str = ""
+) -> Record:
     """Return the record of a run that was interrupted: whoever has room goes on from its last checkpoint."""
     epoch = max((checkpoint.epoch for checkpoint in trial.checkpoints.values()), default=0)
     return facts.paused(trial.number, lease, reason=reason, epoch=epoch, values={}, wall_seconds=seconds, why=why)
 
 
-def _values(outcome: Returned | Quiet, judged: tuple[Judged, ...]) -> tuple[Mapping[str, float], str | None]:
+def _values(outcome: Returned | StoppedEarly, judged: tuple[Judged, ...]) -> tuple[Mapping[str, float], str | None]:
     """Return the final metrics: the last reported, overridden by what the function returned.
 
     A trial that nobody stopped ends quietly when it reports beyond its full length: it is complete.

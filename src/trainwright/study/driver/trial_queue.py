@@ -10,13 +10,13 @@ from trainwright.space import Configuration
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.proposals import Proposals
-from trainwright.study.projections import RuleFollower
-from trainwright.study.study_log import Book
+from trainwright.study.projections import RuleProjection
+from trainwright.study.study_log import StudyLog
 
-__all__ = ["Works"]
+__all__ = ["TrialQueue"]
 
 
-class Works:
+class TrialQueue:
     """A driver's source of work, which it takes over, claims and makes. `running` are the trials that the driver runs.
 
     A promotion is a lease: whoever claims a paused trial's next one records that it is promoted, and starts it. What
@@ -25,8 +25,8 @@ class Works:
 
     def __init__(
         self,
-        book: Book,
-        rule: RuleFollower,
+        log: StudyLog,
+        rule: RuleProjection,
         proposals: Proposals,
         *,
         budget: Budget,
@@ -39,7 +39,7 @@ class Works:
         self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
         self._asked = 0  # how many events the rule had heard of when it was asked last
         self.kept: set[int] = set()  # trials of ours on their way to other devices
-        self._book = book
+        self._log = log
         self._rule = rule
         self._proposals = proposals
         self._budget = budget
@@ -67,11 +67,11 @@ class Works:
         if number is None:
             return None
         self.granted += 1
-        trial = self._book.state.trials.get(number)
+        trial = self._log.state.trials.get(number)
         return Work(number, trial.epoch if trial is not None else 0)
 
     def _interrupted(self) -> int | None:
-        trials = self._book.state.trials
+        trials = self._log.state.trials
         while self._waiting:
             number = self._waiting[0]
             done = not self._open(number) or self._settled(trials[number])
@@ -106,40 +106,40 @@ class Works:
 
     def _promote(self, answer: Promote) -> bool:
         """Make a promotion ours and record it; False if it is another's, or if the trial does not wait any more."""
-        number, trial = answer.trial, self._book.state.trials[answer.trial]
+        number, trial = answer.trial, self._log.state.trials[answer.trial]
         if not trial.at_rung:
             return False  # it was judged, and its run is about to end
         paused = trial.lease
-        lease = self._book.claims.lease(number)
+        lease = self._log.claims.lease(number)
         if lease is None:
             self._contested.add(number)
-            self._book.refresh()
+            self._log.refresh()
             return False
         if trial.lease == paused and trial.at_rung:
-            self._book.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
+            self._log.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
             self._promoted[number] = lease
             return True
         if trial.at_rung:  # somebody who has died since had run it on to the next rung: the lease is given back
             pause = facts.paused(number, lease, reason="rung", epoch=trial.epoch, values=trial.values, wall_seconds=0.0)
-            self._book.append(pause)
+            self._log.append(pause)
         return False
 
     def write_fresh(self) -> None:
         """Write proposals that were not started at once."""
         for number, configuration in list(self._fresh.items()):
-            self._book.append(self._book.proposal(number, configuration))
+            self._log.append(self._log.proposal(number, configuration))
             del self._fresh[number]
 
     # The budget.
 
     def enough(self) -> bool:
         """Whether all results that the budget allows are there, or would be if every running trial gives one."""
-        expected = self._book.state.results + len(self._running) + self.granted
+        expected = self._log.state.results + len(self._running) + self.granted
         return self._budget.trials is not None and expected >= self._budget.trials
 
     def shortfall(self) -> str | None:
         """Return why a run that is done ends with fewer results than its budget, or None if it has them."""
-        trials, state = self._budget.trials, self._book.state
+        trials, state = self._budget.trials, self._log.state
         if trials is None or state.results >= trials:
             return None
         reasons = []
@@ -150,7 +150,7 @@ class Works:
         missing = sum(number not in state.trials for number in range(self.allowed() or 0))
         if missing and not self._proposals.exhausted:
             reasons.append(f"{missing} numbers of trials are claimed of which nothing was read")
-        if damaged := sum(not each.torn for each in self._book.ledger.dropped()):
+        if damaged := sum(not each.torn for each in self._log.ledger.dropped()):
             reasons.append(f"{damaged} places of the ledger are damaged")
         why = "; ".join(reasons) or "the rule starts no more"
         return f"the run ends with {state.results} of {trials} results: {why}"
@@ -158,15 +158,15 @@ class Works:
     def allowed(self) -> int | None:
         """Return how many numbers the budget allows, None if any."""
         trials = self._budget.trials
-        return None if trials is None else self._book.state.allowed(trials)
+        return None if trials is None else self._log.state.allowed(trials)
 
     def view(self) -> RuleView:
         """Return the study as its rule sees it."""
         allowed = self.allowed()
-        remaining = 2**62 if allowed is None else max(0, allowed - len(self._book.state.trials))
+        remaining = 2**62 if allowed is None else max(0, allowed - len(self._log.state.trials))
         if self._proposals.exhausted:
             remaining = 0
-        return RuleView(remaining=remaining, seed=self._book.state.seed, at_seconds=self._rule.seconds)
+        return RuleView(remaining=remaining, seed=self._log.state.seed, at_seconds=self._rule.seconds)
 
     def survival(self, seat: Seat) -> tuple[float, ...]:
         """Return the chances of the trial of a seat to reach the later rungs."""
@@ -177,11 +177,11 @@ class Works:
     kinds = frozenset({"lost", "paused", "proposed"})
     """The records that it is told of."""
 
-    def follow(self, record: Record, trial: TrialState | None) -> None:
+    def fold(self, record: Record, trial: TrialState | None) -> None:
         """Take note of trials that other writers lost, let go of or enqueued."""
-        if trial is None or self._book.ours(record.writer):
+        if trial is None or self._log.ours(record.writer):
             return
-        if not trial.resizing and (record.kind != "proposed" or self._book.offered(trial)):
+        if not trial.resizing and (record.kind != "proposed" or self._log.offered(trial)):
             self.add(trial.number)
 
     def add(self, number: int) -> None:
@@ -189,22 +189,22 @@ class Works:
         if self._open(number) and not self._busy(number):
             self._waiting.append(number)
 
-    def adopt(self, numbers: Iterable[int]) -> None:
+    def take_over(self, numbers: Iterable[int]) -> None:
         """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
         for number in sorted(numbers):
-            trial = self._book.state.trials[number]
+            trial = self._log.state.trials[number]
             if trial.status.ended or self._busy(number):
                 continue
             held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
-            if held and not self._book.orphaned(trial):
+            if held and not self._log.orphaned(trial):
                 continue
             if not trial.key:  # its proposal is damaged: nobody knows what to run
-                self._book.append(
+                self._log.append(
                     facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
                 )
                 continue
             if trial.status is Status.RUNNING:
-                self._book.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
+                self._log.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
             self.add(number)
 
     def contest(self, number: int) -> None:
@@ -234,7 +234,7 @@ class Works:
 
     def _open(self, number: int) -> bool:
         """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
-        trial = self._book.state.trials[number]
+        trial = self._log.state.trials[number]
         return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
 
     def _busy(self, number: int) -> bool:
@@ -253,8 +253,8 @@ class Works:
             end = facts.finished(number, lease, reason="stopped", values=values, wall_seconds=0.0)
         else:
             end = facts.paused(number, lease, reason="rung", epoch=epoch, values=values, wall_seconds=0.0)
-        self._book.append(end)
-        self._progress.ended(self._book.state, trial)
+        self._log.append(end)
+        self._progress.ended(self._log.state, trial)
         return True
 
     # What is started.
@@ -262,10 +262,10 @@ class Works:
     def claimed(self, number: int) -> tuple[Record | None, int | None]:
         """Return the proposal of a trial if it is to be written with its start, and its lease: None if another's."""
         fresh, promised = self._fresh.get(number), self._promoted.get(number)
-        proposal = None if fresh is None else self._book.proposal(number, fresh)
-        lease = self._book.claims.lease(number) if promised is None else promised
+        proposal = None if fresh is None else self._log.proposal(number, fresh)
+        lease = self._log.claims.lease(number) if promised is None else promised
         if proposal is None and lease is not None:
-            trial = self._book.state.trials[number]
+            trial = self._log.state.trials[number]
             still = self._open(number) if promised is None else (trial.lease == promised and not trial.status.ended)
             lease = lease if still else None  # on the way we may have read its end
         if lease is None:
@@ -277,7 +277,7 @@ class Works:
         self._fresh.pop(number, None)
         self._promoted.pop(number, None)
 
-    def let_go(self) -> list[tuple[int, int]]:
+    def release(self) -> list[tuple[int, int]]:
         """Release numbers that were not proposed; return promoted trials that were not started, and their leases."""
-        self._book.claims.release(list(self._fresh))
+        self._log.claims.release(list(self._fresh))
         return list(self._promoted.items())

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from trainwright.engine.simulated.config import Simulated
-from trainwright.engine.simulated.limits import Limits
-from trainwright.engine.simulated.record import Run
+from trainwright.engine.simulated.limits import SimulationLimits
+from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import EngineError, StudyError, TrainwrightError
 from trainwright.schedule import BestStatic, Scheduler
@@ -23,7 +23,7 @@ from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.projections import rungs_of
 
-__all__ = ["Asking", "Forecast", "Spread", "forecasts", "serve"]
+__all__ = ["Forecast", "SearchSetup", "Spread", "forecasts", "serve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +67,10 @@ class Forecast:
     failed: Spread
     stalls: int
     substitutions: int
-    runs: tuple[Run, ...]
+    runs: tuple[SimulatedStudy, ...]
 
     @classmethod
-    def of(cls, scheduler: Scheduler, runs: Sequence[Run]) -> "Forecast":
+    def of(cls, scheduler: Scheduler, runs: Sequence[SimulatedStudy]) -> "Forecast":
         """Return what some runs come to."""
         same = (
             "makespan_seconds",
@@ -95,7 +95,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asking:
+class SearchSetup:
     """A searcher that simulated studies ask for the parameters of their trials."""
 
     searcher: Searcher
@@ -108,9 +108,9 @@ class Asking:
 class _Case:
     scheduler: Scheduler
     engine: Simulated
-    limits: Limits
+    limits: SimulationLimits
     seed: int
-    asking: Asking | None
+    search: SearchSetup | None
     gantt: bool
 
 
@@ -123,7 +123,7 @@ def forecasts(
     device_seconds: float | None = None,
     seeds: int = 30,
     first_seed: int = 0,
-    asking: Asking | None = None,
+    search: SearchSetup | None = None,
     processes: int = 1,
     gantt: bool = False,
 ) -> dict[str, Forecast]:
@@ -131,7 +131,7 @@ def forecasts(
 
     Raises `InputError` for settings that cannot be simulated.
     """
-    limits = Limits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+    limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
     for name, value in (("seeds", seeds), ("processes", processes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise StudyError(f"simulate: {name}: got {value!r}; allowed: a whole number >= 1")
@@ -151,7 +151,7 @@ def forecasts(
             engine=engine,
             limits=limits,
             seed=seed,
-            asking=asking,
+            search=search,
             gantt=gantt and seed == first_seed,
         )
         for each in choices.values()
@@ -177,7 +177,7 @@ def _choices(scheduler: Scheduler, engine: Simulated) -> list[Scheduler]:
     return found
 
 
-def _all(cases: Sequence[_Case], processes: int) -> list[Run]:
+def _all(cases: Sequence[_Case], processes: int) -> list[SimulatedStudy]:
     processes = min(processes, len(cases))
     if processes == 1:
         return [_run(case) for case in cases]
@@ -186,7 +186,7 @@ def _all(cases: Sequence[_Case], processes: int) -> list[Run]:
     return [shares[place % processes][place // processes] for place in range(len(cases))]
 
 
-def _elsewhere(cases: Sequence[_Case]) -> list[Run]:
+def _elsewhere(cases: Sequence[_Case]) -> list[SimulatedStudy]:
     """Simulate in a process of its own, which does not run the main script again as multiprocessing's would."""
     done = subprocess.run(
         [sys.executable, "-c", "from trainwright.study.forecast.forecast import serve; serve()"],
@@ -201,7 +201,7 @@ def _elsewhere(cases: Sequence[_Case]) -> list[Run]:
             f"simulate: another process cannot simulate this ({why[0]}); define classes of your own in a module, "
             "or use processes=1"
         )
-    found: list[Run] | TrainwrightError = pickle.loads(done.stdout)  # noqa: S301 -- our own
+    found: list[SimulatedStudy] | TrainwrightError = pickle.loads(done.stdout)  # noqa: S301 -- our own
     if isinstance(found, TrainwrightError):
         raise found
     return found
@@ -210,7 +210,7 @@ def _elsewhere(cases: Sequence[_Case]) -> list[Run]:
 def serve() -> None:
     """Be that process: read cases, write their runs, or the error that refused one."""
     cases: list[_Case] = pickle.load(sys.stdin.buffer)  # noqa: S301 -- our own
-    found: list[Run] | TrainwrightError
+    found: list[SimulatedStudy] | TrainwrightError
     try:
         found = [_run(case) for case in cases]
     except TrainwrightError as error:
@@ -218,31 +218,31 @@ def serve() -> None:
     sys.stdout.buffer.write(pickle.dumps(found))
 
 
-def _run(case: _Case) -> Run:
+def _run(case: _Case) -> SimulatedStudy:
     searching: dict[str, Any] = {}
-    if case.asking is not None:
-        asked = _Asked(case, case.asking)
+    if case.search is not None:
+        asked = _SearcherRun(case, case.search)
         searching = {"configure": asked.configure, "told": asked.told, "tells": asked.view.ladder}
-        searching["objectives"] = case.asking.objectives
+        searching["objectives"] = case.search.objectives
     limits = asdict(case.limits)
     return simulate(case.scheduler, case.engine, **limits, seed=case.seed, gantt=case.gantt, **searching)
 
 
-class _Asked:
+class _SearcherRun:
     """A searcher at work in one simulated study: what it sees, and what it proposed."""
 
-    def __init__(self, case: _Case, asking: Asking) -> None:
-        self._searcher = asking.searcher
+    def __init__(self, case: _Case, search: SearchSetup) -> None:
+        self._searcher = search.searcher
         rule = case.scheduler.rule
         self._length = rule.max_epochs
         self.view = SearchView(
-            asking.space,
+            search.space,
             case.seed,
-            asking.objectives,
+            search.objectives,
             case.limits.trials,
             epochs=self._length,
             rungs=rungs_of(rule),
-            bounds=asking.bounds,
+            bounds=search.bounds,
         )
         self._proposed: dict[int, Configuration] = {}
         self._resting: set[int] = set()

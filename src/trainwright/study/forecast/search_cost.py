@@ -10,7 +10,7 @@ import numpy as np
 
 from trainwright.engine.simulated.config import Simulated
 from trainwright.engine.simulated.scaling import Scaling
-from trainwright.engine.simulated.task import Course, Courses, Parametric
+from trainwright.engine.simulated.task import LearningCurve, LearningCurves, Parametric
 from trainwright.errors import StudyError
 from trainwright.plan import Oracle, judge
 from trainwright.plan.precisions import Profiles
@@ -18,7 +18,7 @@ from trainwright.randomness import rng
 from trainwright.schedule import Scheduler
 from trainwright.search import RandomSearcher, Searcher
 from trainwright.space import Space
-from trainwright.study.forecast.forecast import Asking, Forecast, forecasts
+from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
 
 __all__ = ["Predicted", "ProfileOf", "SearchCost", "search_cost"]
 
@@ -62,8 +62,8 @@ class Predicted:
     losses: Parametric = field(default_factory=Parametric)
     asked: dict[tuple[tuple[str, str], ...], float | None] = field(default_factory=dict)
 
-    def courses(self, seed: int) -> Courses:
-        """Return the courses of the study with this seed."""
+    def learning_curves(self, seed: int) -> LearningCurves:
+        """Return the learning curves of the study with this seed."""
         return _Courses(self, seed)
 
     def epoch_seconds(self, params: Mapping[str, Any]) -> float | None:
@@ -81,9 +81,9 @@ class _Courses:
     substitutions = 0
 
     def __init__(self, task: Predicted, seed: int) -> None:
-        self._task, self._parametric = task, task.losses.courses(seed)
+        self._task, self._parametric = task, task.losses.learning_curves(seed)
 
-    def of(self, trial: int, params: Mapping[str, Any] | None) -> Course:
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> LearningCurve:
         if params is None:
             raise StudyError("search_cost: trials have no parameters; give a searcher")
         return _Course(self._parametric.of(trial, params), self._task.epoch_seconds(params))
@@ -91,7 +91,7 @@ class _Courses:
 
 @dataclass(slots=True)
 class _Course:
-    parametric: Course
+    parametric: LearningCurve
     epoch_seconds: float | None
 
     def losses(self, epoch: int) -> tuple[float, ...]:
@@ -122,14 +122,14 @@ def search_cost(
     max_memory_bytes. The searcher proposes as in a study (default: at random), but is told of losses that mean nothing.
     """
     task = Predicted(oracle=oracle, profile_of=profile_of, samples=samples, devices=devices, settings=settings)
-    asking = Asking(searcher=searcher or RandomSearcher(), space=space)
+    search = SearchSetup(searcher=searcher or RandomSearcher(), space=space)
     engine = Simulated(
         cluster=oracle.cluster,
         task=task,
         task_devices=devices,
         scaling=_scaling(oracle, profile_of, space, devices=devices, sizes=sizes, settings=settings),
     )
-    forecast = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, asking=asking)[""]
+    forecast = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, search=search)[""]
     hours = [run.device_seconds / 3600 for run in forecast.runs]
     walls = [run.makespan_seconds for run in forecast.runs]
     looked_at = list(task.asked.values())
