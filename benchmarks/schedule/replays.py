@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.config import Simulated
 from trainwright.engine.simulated.record import Run
+from trainwright.engine.simulated.settings import Simulated
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.engine.simulated.table import Table, tables
 from trainwright.engine.simulated.task import Task

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from trainwright.engine import Local
     from trainwright.engine.pycompss import PyCOMPSs
     from trainwright.engine.ray.engine import Ray
-    from trainwright.engine.simulated.config import Simulated
-    from trainwright.engine.simulated.scaling import Scaling
+    from trainwright.engine.simulated.settings import Scaling, Simulated
     from trainwright.engine.simulated.table import tables
     from trainwright.engine.simulated.task import Parametric
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
@@ -126,9 +125,9 @@ _HOME = {
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
     "Ray": "engine.ray.engine",
-    "Scaling": "engine.simulated.scaling",
+    "Scaling": "engine.simulated.settings",
     "Scheduler": "schedule",
-    "Simulated": "engine.simulated.config",
+    "Simulated": "engine.simulated.settings",
     "Space": "space",
     "Study": "study",
     "StudyFailed": "study",

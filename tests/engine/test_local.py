@@ -301,8 +301,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"workers": -1}, "Local.workers: got -1; allowed: a whole number >= 0 (0 runs in this process)"),
-            ({"workers": "2"}, "Local.workers: got '2'; allowed: a whole number >= 0 (0 runs in this process)"),
+            ({"workers": -1}, "Local.workers: got -1; allowed: a whole number >= 0"),
+            ({"workers": "2"}, "Local.workers: got '2'; allowed: a whole number >= 0"),
             ({"timeout_seconds": 0}, "Local.timeout_seconds: got 0; allowed: a number > 0, or None for no limit"),
             ({"timeout_seconds": "9"}, "Local.timeout_seconds: got '9'; allowed: a number > 0, or None for no limit"),
             ({"memory_bytes": -1}, "Local.memory_bytes: got -1; allowed: a number > 0, or None for no limit"),

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.config import Simulated
-from trainwright.engine.simulated.scaling import Scaling
+from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import EngineError

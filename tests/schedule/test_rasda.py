@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.settings import Simulated
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import ScheduleError

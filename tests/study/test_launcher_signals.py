@@ -16,8 +16,8 @@ from trainwright.engine import Died, Raised, Returned, StoppedEarly
 from trainwright.ledger import TrialState, parse_objectives
 from trainwright.ledger.trials import Report
 from trainwright.schedule import CONTINUE, Pause, Reason, Stop
-from trainwright.study.driver.driver import _Running
 from trainwright.study.driver.trial_outcomes import end_record
+from trainwright.study.driver.trial_run import TrialRun
 
 SCRIPT = Path(__file__).with_name("signalled.py")
 LONG = 600.0
@@ -156,7 +156,7 @@ def test_no_death_while_leaving_is_the_trials_fault(outcome, verdict, preempted,
     """Every end of a run, whatever was decided: lost only if the driver stays, failed only by what nobody disturbs."""
     report = Report(epoch=1, step=None, metrics={"loss": 1.0}, wall_seconds=1.0, lease=1, at=0.0)
     trial = TrialState(0, epoch=1, reports={1: report})
-    run = _Running(lease=1, block=(0,), since=0.0, verdict=verdict, preempted=preempted)
+    run = TrialRun(lease=1, block=(0,), since=0.0, verdict=verdict, preempted=preempted)
     record = end_record(trial, run, outcome, parse_objectives("min loss"), leaving=leaving)
     what = record.kind, record.body.get("reason")
     if isinstance(outcome, Died):

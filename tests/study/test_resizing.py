@@ -300,17 +300,18 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
     monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
     desk = Desk(EAGER, Source([0, 1]), EAGER.room(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,))
-    allocator = Allocator(desk, set(), holds=True)
+    allocator = Allocator()
+    allocator.open(desk, holds=True)
     allocator.plan()
     now[0] = 30.0
-    allocator.reported(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
+    allocator.note_report(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
     assert restarts == [(1, 6.0)]
     assert desk.seats[0].epoch_seconds == 24.0
-    allocator.reported(1, 1, 0.5, 24.0)
-    allocator.gone(1)  # its first report was its last
+    allocator.note_report(1, 1, 0.5, 24.0)
+    allocator.release(1)  # its first report was its last
     assert restarts == [(1, 6.0)] * 2
     now[0] = 50.0
-    allocator.reported(0, 2, 0.5, 44.0)
+    allocator.note_report(0, 2, 0.5, 44.0)
     assert restarts == [(1, 6.0), (1, 6.0), (1, 10.0)]
     assert desk.seats[0].epoch_seconds == 20.0
 
@@ -321,16 +322,17 @@ def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
     monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
     desk = Desk(EAGER, Source([0]), EAGER.room(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,))
-    allocator = Allocator(desk, set(), holds=True)
+    allocator = Allocator()
+    allocator.open(desk, holds=True)
     allocator.plan()
     for epoch in (1, 2):
         now[0] += 10.0
-        allocator.reported(0, epoch, 0.5, now[0])
-    assert allocator.stays(0) is False
-    allocator.left(0)
+        allocator.note_report(0, epoch, 0.5, now[0])
+    assert allocator.decide(0) is False
+    allocator.depart(0)
     for epoch, at in ((1, 33.0), (2, 39.0), (3, 45.0)):
         now[0] = at
-        allocator.reported(0, epoch, 0.4, at - 27.0)
+        allocator.note_report(0, epoch, 0.4, at - 27.0)
     assert restarts[-1] == (2, 7.0)
     assert desk.seats[0].epoch_seconds == 6.0
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.config import Simulated
-from trainwright.engine.simulated.scaling import Scaling
+from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.table import tables
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import InputError

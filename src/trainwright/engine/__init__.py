@@ -10,7 +10,6 @@ from trainwright.engine.function_reference import (
 )
 from trainwright.engine.launcher import local_rank, local_size, rank
 from trainwright.engine.local import Local
-from trainwright.engine.process.in_process import InProcess
 from trainwright.engine.protocol import (
     Block,
     Died,
@@ -30,7 +29,6 @@ __all__ = [
     "Engine",
     "FunctionReference",
     "Handler",
-    "InProcess",
     "Local",
     "Outcome",
     "Raised",

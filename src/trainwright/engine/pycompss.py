@@ -19,6 +19,7 @@ from trainwright.errors import EngineError, MissingExtra
 from trainwright.ledger import Record
 from trainwright.schedule import AllocationPolicy, Fixed, FixedEpochs, PromotionRule, Scheduler
 from trainwright.train import Assignment
+from trainwright.validators import check, integer
 
 __all__ = ["PyCOMPSs"]
 
@@ -55,8 +56,7 @@ class PyCOMPSs:
         gpus: int = 0,
     ) -> None:
         for name, value, least in (("slots", slots, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise EngineError(f"PyCOMPSs.{name}: got {value!r}; allowed: a whole number >= {least}")
+            check(value, integer(minimum=least), f"PyCOMPSs.{name}", EngineError)
         if find_spec("pycompss") is None:
             raise MissingExtra(
                 "tw.PyCOMPSs needs pycompss, which needs Java and compiles its runtime: pip install pycompss; "

@@ -8,7 +8,7 @@ from typing import Protocol, overload
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.settings import Simulated
 from trainwright.engine.simulated.table import Table
 from trainwright.errors import StudyError
 from trainwright.ledger import Objective, State, TrialState, losses_of

@@ -29,7 +29,6 @@ from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.failures import StudyFailed, hide_our_frames
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
-from trainwright.study.driver.proposals import Proposals
 from trainwright.study.driver.team import TeamSettings, WorkerResult
 from trainwright.study.inspecting import Inspecting
 from trainwright.study.job import JobNote
@@ -40,6 +39,7 @@ from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.searcher_choice import Searching
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, StudyLog
+from trainwright.validators import check, instance_of, integer, optional
 
 __all__ = ["Study"]
 
@@ -65,12 +65,10 @@ class Study(Inspecting, Simulating):
         seed: int = 0,
         searcher: Searcher | None = None,
     ) -> None:
-        if not isinstance(space, Space):
-            raise StudyError(f"space: got {space!r}; allowed: tw.Space(lr=tw.Float(...), ...)")
+        check(space, instance_of(Space, words="tw.Space(lr=tw.Float(...), ...)"), "space", StudyError)
         goals = parse_objectives(objectives)
         limits = parse_constraints(constraints, goals)
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise StudyError(f"seed: got {seed!r}; allowed: a whole number >= 0")
+        check(seed, integer(minimum=0), "seed", StudyError)
         self.directory = None if directory is None else Path(directory)
         log = StudyLog(made_ledger(self.directory, ledger), self.directory)
         self.resumed = log.state.space is not None
@@ -113,8 +111,7 @@ class Study(Inspecting, Simulating):
 
         What was enqueued, or left by a dead process, comes first. Raises `SpaceExhausted` if nothing new is left.
         """
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise StudyError(f"ask: count must be >= 1, got {count!r}")
+        check(count, optional(integer(minimum=1)), "ask: count", StudyError)
         view = self._searching()
         searcher = self.searching.choose(None, "Study.open(..., searcher=...)")
         wanted = count or 1
@@ -201,13 +198,10 @@ class Study(Inspecting, Simulating):
         if self._view is None:
             state = self._log.state
             self._view = SearchView(self.space, state.seed, len(self.objectives), bounds=state.limits)
-            self._follow(self._view)
+            projection = SearchProjection(self._view, state.outcomes)
+            projection.catch_up(state.trials)
+            self._log.add_projection(projection)
         return self._view
-
-    def _follow(self, view: SearchView) -> None:
-        projection = SearchProjection(view, self._log.state.outcomes)
-        projection.catch_up(self._log.state.trials)
-        self._log.projections.append(projection)
 
     # Run.
 
@@ -311,45 +305,39 @@ class Study(Inspecting, Simulating):
         if JobNote.last(self._log.state) != job and (team is None or JobNote.last(self._log.state) is None):
             self._log.append(facts.note(*job.note(self._log.state.sessions)))
         self.searching.note(searcher, again=team is None)
-        projections = list(self._log.projections)
-        self._log.projections.append(rule)
-        self._follow(view)
+        seen = SearchProjection(view, self._log.state.outcomes)
+        seen.catch_up(self._log.state.trials)
         with Progress(budget.trials, shown=progress) as shown:
-            if team is not None:
-                self._log.retry = RetryOnFullDisk(team.give_up_seconds, shown.say)
-            if (made_by := self._log.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
-                shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
-            shown.warn_of(self._log.ledger.dropped())
-            if self._log.state.trials:
-                shown.resume(self._log.state)
-                shown.say(f"{self.directory or 'this study'}: resuming with {self._log.state.results} results")
-            driver = Driver(
-                self._log,
-                rule,
-                Proposals(
+            retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
+            with self._log.running(rule, seen, retry=retry):
+                self._greet(shown)
+                driver = Driver(
                     self._log,
+                    rule,
                     view,
                     searcher,
-                    worker=team is not None,
-                    say=shown.say,
-                    stop_when=budget.stop_when,
-                ),
-                heartbeat,
-                scheduler=scheduler,
-                engine=engine if engine is not None else Local(),
-                budget=budget,
-                progress=shown,
-                team=team,
-            )
-            try:
-                driver.run(train)
-            except StudyFailed:
-                hide_our_frames()
-                raise
-            finally:
-                self._log.projections = projections
-                self._log.retry = RetryOnFullDisk()
-            return driver.leaving.out_of_time
+                    heartbeat,
+                    scheduler=scheduler,
+                    engine=engine if engine is not None else Local(),
+                    budget=budget,
+                    progress=shown,
+                    team=team,
+                )
+                try:
+                    driver.run(train)
+                except StudyFailed:
+                    hide_our_frames()
+                    raise
+                return driver.leaving.out_of_time
+
+    def _greet(self, shown: Progress) -> None:
+        """Say what a person should know of a study that is resumed."""
+        if (made_by := self._log.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
+            shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
+        shown.warn_of(self._log.ledger.dropped())
+        if self._log.state.trials:
+            shown.resume(self._log.state)
+            shown.say(f"{self.directory or 'this study'}: resuming with {self._log.state.results} results")
 
     def refresh(self) -> None:
         """Read what other processes appended since."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +42,7 @@ class StudyLog:
         self.ledger = ledger
         self.directory = directory
         self.state = State()
-        self.projections: list[Projection] = []
+        self._projections: list[Projection] = []
         self._cursor: object = None
         self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
@@ -59,6 +59,22 @@ class StudyLog:
         self._refereed = False  # whether the reference point is fixed
         self._next_referee = 0.0
         self.refresh()
+
+    def add_projection(self, projection: Projection) -> None:
+        """Have a projection see each record of its kinds from now on."""
+        self._projections.append(projection)
+
+    @contextmanager
+    def running(self, *projections: Projection, retry: RetryOnFullDisk | None = None) -> Iterator[None]:
+        """Have projections see the records of one run, with its way to retry; those added meanwhile end with it."""
+        before = list(self._projections)
+        self._projections += projections
+        if retry is not None:
+            self.retry = retry
+        try:
+            yield
+        finally:
+            self._projections, self.retry = before, RetryOnFullDisk()
 
     def replay(self, kinds: Collection[str]) -> list[Record]:
         """Return the records of some kinds that are in the state, as they came: by time, each writer's in order.
@@ -132,7 +148,7 @@ class StudyLog:
 
     def _fold(self, records: Sequence[Record]) -> None:
         told: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}  # who is told of a kind
-        for projection in self.projections:
+        for projection in self._projections:
             for kind in projection.kinds:
                 told.setdefault(kind, []).append(projection.fold)
         apply, trials = self.state.apply, self.state.trials

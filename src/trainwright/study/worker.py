@@ -5,22 +5,25 @@ Asynchronous decentralised Bayesian optimisation (Égelé et al., arXiv 2207.004
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from trainwright.engine import Engine, Local, TrainFunction, load_function, rank, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
+from trainwright.settings import Settings
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.team import TeamSettings, WorkerResult
 from trainwright.study.job import JobNote
 from trainwright.study.searcher_choice import SearcherNote
 from trainwright.study.study import Study
+from trainwright.validators import flag, integer, number, optional
 
 __all__ = ["Worker"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worker:
+class Worker(Settings, error=StudyError):
     """Join the study in `where` and work on it until its budget is used.
 
     What is left out (`train`, `searcher`, `scheduler`) is what the study was last run with. Workers may come and go at
@@ -38,19 +41,11 @@ class Worker:
     searcher: Searcher | None = None
     scheduler: Scheduler | PromotionRule | AllocationPolicy | None = None
     engine: Engine | None = None
-    rank: int | None = None
-    wait: bool = True
-    grace_seconds: float = 25.0
-    give_up_seconds: float = 600.0
-    other_job: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rank is not None and (isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 0):
-            raise StudyError(f"Worker.rank: got {self.rank!r}; allowed: a whole number >= 0, or None")
-        for name in ("grace_seconds", "give_up_seconds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise StudyError(f"Worker.{name}: got {value!r}; allowed: a number >= 0")
+    rank: Annotated[int | None, optional(integer(minimum=0)), "worker slot to try first"] = None
+    wait: Annotated[bool, flag(), "wait for trials of other workers"] = True
+    grace_seconds: Annotated[float, number(minimum=0), "seconds for the epoch in work at the end"] = 25.0
+    give_up_seconds: Annotated[float, number(minimum=0), "seconds to retry a full ledger"] = 600.0
+    other_job: Annotated[bool, flag(), "join with another training function, searcher or rule"] = False
 
     def run(
         self,

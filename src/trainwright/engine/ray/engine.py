@@ -16,9 +16,9 @@ from trainwright.engine.ray.cluster import SlotMap, check_cluster, connect, livi
 from trainwright.engine.ray.host import DeviceHost, WorkerOrder
 from trainwright.engine.ray.placement_groups import PlacementGroups
 from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
-from trainwright.engine.ray.settings import check_number, check_whole
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
+from trainwright.validators import check, integer, number, optional, text
 
 __all__ = ["Grant", "Ray"]
 
@@ -74,16 +74,19 @@ class Ray:
         start_seconds: float = 120.0,
         sweep_seconds: float = 60.0,
     ) -> None:
-        check_whole("workers", workers, least=1, none="all that the cluster has")
-        check_whole("gpus_per_node", gpus_per_node, least=0, none="all that a node has")
-        check_whole("cpus_per_device", cpus_per_device, least=1)
-        check_number("timeout_seconds", timeout_seconds, none="no limit")
-        check_number("memory_bytes", memory_bytes, none="no limit")
-        check_number("grace_seconds", grace_seconds, zero=True)
-        check_number("start_seconds", start_seconds)
-        check_number("sweep_seconds", sweep_seconds)
-        if address is not None and (not isinstance(address, str) or not address):
-            raise EngineError(f"Ray.address: got {address!r}; allowed: 'HOST:PORT', 'auto', 'local', or None")
+        limit = optional(number(above=0), words="None for no limit")
+        for name, value, validator in (
+            ("workers", workers, optional(integer(minimum=1), words="None for all that the cluster has")),
+            ("gpus_per_node", gpus_per_node, optional(integer(minimum=0), words="None for all that a node has")),
+            ("cpus_per_device", cpus_per_device, integer(minimum=1)),
+            ("address", address, optional(text("'HOST:PORT', 'auto', 'local'"))),
+            ("timeout_seconds", timeout_seconds, limit),
+            ("memory_bytes", memory_bytes, limit),
+            ("grace_seconds", grace_seconds, number(minimum=0)),
+            ("start_seconds", start_seconds, number(above=0)),
+            ("sweep_seconds", sweep_seconds, number(above=0)),
+        ):
+            check(value, validator, f"Ray.{name}", EngineError)
         self.workers = workers
         self.gpus_per_node = gpus_per_node
         self.cpus_per_device = cpus_per_device
@@ -268,7 +271,7 @@ class Ray:
             return worker
         if worker is not None:  # it went away while it waited: not this trial's doing
             worker.outcome()  # whether its actor still lives
-            self._let_go(worker)
+            self._release(worker)
         placement_groups, listener = _opened(self._placement_groups), _opened(self._listener)
         if slot not in self._actors:
             if self._nodes_doubtful:
@@ -344,9 +347,9 @@ class Ray:
             if reuse and worker.connected and not worker.ended:
                 self._idle[worker.slot] = worker
             else:
-                self._let_go(worker)
+                self._release(worker)
 
-    def _let_go(self, worker: RemoteWorker) -> None:
+    def _release(self, worker: RemoteWorker) -> None:
         """End a worker process, and its actor if that is lost or has never shown a process."""
         worker.close(kill=True)
         if worker.actor_lost or not worker.connected:
@@ -367,7 +370,7 @@ class Ray:
         for slot in [slot for slot, worker in self._idle.items() if worker.ended]:
             worker = self._idle.pop(slot)
             worker.outcome()  # whether its actor still lives
-            self._let_go(worker)
+            self._release(worker)
         for grant in list(self._grants.values()):
             if grant.gang is not None:
                 grant.gang.watch(
@@ -393,7 +396,7 @@ class Ray:
                 outcome = worker.outcome()
                 grant.trouble = outcome.why if isinstance(outcome, Died) else ""
                 del self._seats[worker]
-                self._let_go(worker)
+                self._release(worker)
                 grant.workers[part] = another = self._worker(worker.slot)
                 self._seats[another] = grant, list(grant.workers).index(part)
         if missing and now - grant.since > self.start_seconds:
@@ -420,7 +423,7 @@ class Ray:
             worker = self._idle.pop(slot, None)
             if worker is not None:
                 worker.actor_lost = True
-                self._let_go(worker)
+                self._release(worker)
         for grant in list(self._grants.values()):
             if grant.gang is None and placement_groups.gone.intersection(grant.block):
                 self._fail(grant, Died(why="its node is gone", blame=False))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.settings import Simulated
 from trainwright.schedule import Block
 
 __all__ = ["DeviceHold", "SimulatedStudy", "Stall", "StudyRecorder"]

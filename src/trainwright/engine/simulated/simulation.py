@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from trainwright.engine.simulated.callbacks import Configure, Told
-from trainwright.engine.simulated.config import Simulated
 from trainwright.engine.simulated.draws import Draws
 from trainwright.engine.simulated.event_queue import NANO, Event, EventKind, EventQueue
-from trainwright.engine.simulated.limits import SimulationLimits
 from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
+from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.trial import SimulatedTrial
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from trainwright.engine.simulated.draws import Draws
 from trainwright.errors import EngineError
+from trainwright.settings import Settings
+from trainwright.validators import number
 
 __all__ = ["LearningCurve", "LearningCurves", "Parametric", "Task"]
 
@@ -40,28 +42,20 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parametric:
+class Parametric(Settings, error=EngineError):
     """Loss = quality + amplitude * epoch^-decay + noise; qualities are drawn from a normal distribution.
 
     An epoch takes `epoch_seconds`, times a factor of the trial's own (lognormal, `speed_jitter` its spread). What the
     loss is at the same epoch on other devices is not modelled: it is the same.
     """
 
-    epoch_seconds: float = 60.0
-    quality_mean: float = 0.5
-    quality_spread: float = 0.1
-    amplitude: float = 1.0
-    decay: float = 0.5
-    noise: float = 0.03
-    speed_jitter: float = 0.05
-
-    def __post_init__(self) -> None:
-        for name in ("quality_spread", "amplitude", "decay", "noise", "speed_jitter"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-                raise EngineError(f"Parametric.{name}: got {value!r}; allowed: a number >= 0")
-        if not (self.epoch_seconds > 0 and math.isfinite(self.epoch_seconds)):
-            raise EngineError(f"Parametric.epoch_seconds: got {self.epoch_seconds!r}; allowed: a number > 0")
+    epoch_seconds: Annotated[float, number(above=0), "mean seconds of an epoch"] = 60.0
+    quality_mean: Annotated[float, number(), "mean of the loss that a trial approaches"] = 0.5
+    quality_spread: Annotated[float, number(minimum=0), "its spread over trials"] = 0.1
+    amplitude: Annotated[float, number(minimum=0), "loss of the first epoch above it"] = 1.0
+    decay: Annotated[float, number(minimum=0), "exponent of the epoch"] = 0.5
+    noise: Annotated[float, number(minimum=0), "spread of each report"] = 0.03
+    speed_jitter: Annotated[float, number(minimum=0), "spread of the seconds of an epoch over trials"] = 0.05
 
     def learning_curves(self, seed: int) -> LearningCurves:
         """Return curves that depend on the seed, the trial's number and the epoch alone."""

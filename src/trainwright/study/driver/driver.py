@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
@@ -11,7 +10,9 @@ from trainwright.engine.admission import REJECTED
 from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
-from trainwright.schedule import CONTINUE, Block, Continue, Desk, Pause, Scheduler, Stop, Verdict
+from trainwright.schedule import Block, Continue, Desk, Pause, Scheduler, Stop
+from trainwright.search import Searcher
+from trainwright.search import View as SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
@@ -19,11 +20,11 @@ from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.leaving import Leaving
 from trainwright.study.driver.progress import Progress
-from trainwright.study.driver.proposals import Proposals
 from trainwright.study.driver.repeats import Repeats
 from trainwright.study.driver.team import TeamSettings
 from trainwright.study.driver.trial_outcomes import NO_ROOM, end_record, preemption_record
 from trainwright.study.driver.trial_queue import TrialQueue
+from trainwright.study.driver.trial_run import TrialRun
 from trainwright.study.projections import RuleProjection
 from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.study_log import StudyLog
@@ -39,27 +40,18 @@ _MOST_FAILURES = 100
 """So many failures end a run that was told no other limit, or as many as trials run if that is more."""
 
 
-@dataclass(slots=True)
-class _Running:
-    lease: int
-    block: Block
-    since: float
-    verdict: Verdict = CONTINUE
-    refusal: str | None = None  # why its last report fails it
-    before: int | None = None  # how many devices it had, until its first report on these
-    leaves: bool = False  # it was told to go on with other devices
-    preempted: bool = False  # it is to end with its epoch, for others to go on with it
-    superseded: bool = False  # another holder has a higher lease, or has ended it
-
-
 class Driver:
-    """Runs a study on an engine until its budget is used. Also the engine's handler."""
+    """Runs a study on an engine until its budget is used. Also the engine's handler.
+
+    The log knows what has happened, the queue which trials wait, the allocator which run and on what.
+    """
 
     def __init__(
         self,
         log: StudyLog,
         rule: RuleProjection,
-        proposals: Proposals,
+        view: SearchView,
+        searcher: Searcher,
         heartbeat: Heartbeat,
         *,
         scheduler: Scheduler,
@@ -70,26 +62,32 @@ class Driver:
     ) -> None:
         self.log = log
         self.rule = rule
-        self.proposals = proposals
         self.heartbeat = heartbeat
         self.scheduler = scheduler
         self.engine = engine
         self.budget = budget
         self.progress = progress
         self.team = team
-        self._running: dict[int, _Running] = {}
-        self._watched = time.monotonic()
-        self.leaving = Leaving(log, budget, self._running, progress.say)
-        self.trial_queue = TrialQueue(
-            log, rule, proposals, budget=budget, running=self._running, progress=progress, fits=self.leaving.time.fits
+        self.allocator = Allocator()
+        self.leaving = Leaving(log, budget, self.allocator.runs, progress.say)
+        self.queue = TrialQueue(
+            log,
+            rule,
+            view,
+            searcher,
+            allocator=self.allocator,
+            budget=budget,
+            progress=progress,
+            fits=self.leaving.time.fits,
+            team=team is not None,
         )
+        self._watched_at = time.monotonic()
         self._directory = None if log.directory is None else str(log.directory.resolve())
-        self._left_out: set[int] = set()  # the first slots of nodes that the engine has lost
         self._failed_before = failed_numbers(log.state)  # in earlier runs: they say nothing of this one
         self._rejected = 0  # trials that a verdict never let start
         self._repeats = Repeats(log.directory, progress.say)
-        self._room = RetryOnFullDisk(0.0 if team is None else team.give_up_seconds, progress.say)  # for checkpoints
-        self._room.told = log.retry.told = lambda: self.leaving.told
+        self._checkpoint_retry = RetryOnFullDisk(0.0 if team is None else team.give_up_seconds, progress.say)
+        self._checkpoint_retry.told = log.retry.told = lambda: self.leaving.told
 
     def run(self, train: TrainFunction) -> None:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens.
@@ -109,10 +107,10 @@ class Driver:
         room = policy.room(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
-        survival, left = self.trial_queue.survival, partial(self.leaving.time_left, slots)
-        self.desk = Desk(policy, self.trial_queue, room, slots=slots, rungs=rungs, survival=survival, left=left)
-        self.allocator = Allocator(self.desk, self.trial_queue.kept, holds=self.engine.holds)
-        self.log.projections.append(self.trial_queue)
+        survival, left = self.queue.survival, partial(self.leaving.time_left, slots)
+        desk = Desk(policy, self.queue, room, slots=slots, rungs=rungs, survival=survival, left=left)
+        self.allocator.open(desk, holds=self.engine.holds)
+        self.log.add_projection(self.queue)
         with gc_frozen(), self.leaving.signals:
             try:
                 self._work()
@@ -126,7 +124,7 @@ class Driver:
                 try:
                     self.engine.close()
                 finally:
-                    self._preempt_all(self.trial_queue.release())
+                    self._preempt_all(self.queue.release())
         if self.leaving.told:
             raise KeyboardInterrupt
 
@@ -134,10 +132,10 @@ class Driver:
         """Work until the budget is used, nothing is left to do, or it is time to leave."""
         self.leaving.limit()
         try:
-            self.trial_queue.take_over(self.log.state.open)
+            self.queue.take_over(self.log.state.open)
             while not (why := self.leaving.due()):
                 if self._step():
-                    self.progress.say_if(self.trial_queue.shortfall())
+                    self.progress.say_if(self.queue.shortfall())
                     return
                 self.heartbeat.check()
         except KeyboardInterrupt:  # a further signal, or a handler of the program's own
@@ -149,52 +147,46 @@ class Driver:
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
         self._launch()  # what was planned while trials reported
-        self.trial_queue.granted, self.trial_queue.asked = 0, False
+        self.queue.granted, self.queue.was_asked = 0, False
         self.log.keep_up()
-        self._leave_out_gone()
-        allowed = self.trial_queue.allowed()
+        self._withdraw_lost_nodes()
+        allowed = self.queue.allowed()
         self.allocator.plan()
         self._launch()
-        self.trial_queue.write_fresh()
-        if self._running:
-            self.proposals.prepare()
+        self.queue.write_fresh()
+        if self.allocator.runs:
+            self.queue.learn()
             self.engine.poll(self, _POLL_SECONDS)
-        elif not self.trial_queue.granted:  # else another driver was faster: look again
+        elif not self.queue.granted:  # else another driver was faster: look again
             if self._done(allowed):
                 return True
             self._await_news()
         self._watch()
-        self.progress.tick(self.log.state, len(self._running))
+        self.progress.tick(self.log.state, len(self.allocator.runs))
         return False
 
     def _done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
-        trial_queue = self.trial_queue
-        if trial_queue.ask_at is not None or self.allocator.moving or self.desk.wake_at is not None:
+        queue, desk = self.queue, self.allocator.desk
+        if queue.ask_at is not None or self.allocator.moving or desk.wake_at is not None:
             return False
-        if self.desk.resting:  # with all devices free
-            trial, seat = min(self.desk.resting.items())
+        if desk.resting:  # with all devices free
+            trial, seat = min(desk.resting.items())
             raise SchedulerStalled.of(trial, wanted=seat.wanted, devices=self.engine.slots)
-        if not trial_queue.asked:  # with all devices free
+        if not queue.was_asked:  # with all devices free
             policy = type(self.scheduler.policy).__name__
             self.progress.say(f"{policy} starts no more trials: what its settings allow is used")
             return True
-        if trial_queue.outdated:
+        if queue.outdated:
             return False
-        if trial_queue.enough() and not trial_queue.contested:
+        if queue.enough() and not queue.contested:
             return True
-        return not (trial_queue.news or trial_queue.allowed() != allowed or self._expects_news())
+        return not (queue.news or queue.allowed() != allowed or self._expects_news())
 
-    def _leave_out_gone(self) -> None:
-        """Give nothing out any more on nodes that the engine has lost, once what ran there has ended."""
-        per_node = self.engine.slots_per_node
-        for first in {slot // per_node * per_node for slot in self.engine.gone} - self._left_out:
-            node = range(first, first + per_node)
-            held = (slot for seat in self.desk.seats.values() for slot in (*seat.block, *(seat.target or ())))
-            if not any(slot in node for slot in held):
-                self.desk.room.withdraw(node)
-                self._left_out.add(first)
-        if self._left_out and not self._running and self.desk.free < self.scheduler.policy.start:
+    def _withdraw_lost_nodes(self) -> None:
+        """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
+        lost = self.allocator.withdraw(self.engine.gone, self.engine.slots_per_node)
+        if lost and not self.allocator.runs and self.allocator.desk.free < self.scheduler.policy.start:
             raise EngineError(
                 f"engine: {len(self.engine.gone)} of its {self.engine.slots} slots are gone, too few are left for a "
                 f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it goes on"
@@ -203,36 +195,36 @@ class Driver:
     def _leave(self, why: str) -> None:
         """Give running trials time to end their epoch, after which others go on with them."""
         self.leaving.begin(why)
-        if not self._running:
+        if not self.allocator.runs:
             return
         for number in self.allocator.held:
-            self._running[number].preempted = True
+            self.allocator.runs[number].preempted = True
             self.engine.answer(number, False)
-        trials = "1 trial has" if len(self._running) == 1 else f"{len(self._running)} trials have"
+        trials = "1 trial has" if len(self.allocator.runs) == 1 else f"{len(self.allocator.runs)} trials have"
         self.progress.say(f"leaving ({why}): {trials} {self.leaving.seconds:.3g} s for the epoch in work")
-        while self._running and (left := self.leaving.seconds) > 0:
+        while self.allocator.runs and (left := self.leaving.seconds) > 0:
             self.engine.poll(self, min(_POLL_SECONDS, left))
 
     # Starting and ending.
 
     def _launch(self) -> None:
-        for number, block, before in self.allocator.take():
+        for number, block, before in self.allocator.take_launches():
             self._start(number, block, before)
-        for number, goes_on in self.allocator.answers():
-            running = self._running[number]
-            running.leaves = not goes_on
-            self.engine.answer(number, goes_on and not running.superseded)
+        for number, goes_on in self.allocator.take_answers():
+            run = self.allocator.runs[number]
+            run.leaves = not goes_on
+            self.engine.answer(number, goes_on and not run.superseded)
 
     def _start(self, number: int, block: Block, before: int | None) -> None:
-        lease = self._begun(number, block)
-        self.trial_queue.kept.discard(number)
+        lease = self._write_start(number, block)
+        self.allocator.arrive(number)
         if lease is None:
-            self.trial_queue.contest(number)
-            self.allocator.gone(number)
+            self.queue.contest(number)
+            self.allocator.release(number)
             return
         trial = self.log.state.trials[number]
         self._repeats.starts(trial)
-        self._running[number] = _Running(lease=lease, block=block, since=time.monotonic(), before=before)
+        self.allocator.begin(number, TrialRun(lease=lease, block=block, since=time.monotonic(), before=before))
         assignment = Assignment(
             trial=number,
             lease=lease,
@@ -252,12 +244,12 @@ class Driver:
                 raise
             self.exited(number, Died(why=str(error), blame=False))
 
-    def _begun(self, number: int, block: Block) -> int | None:
+    def _write_start(self, number: int, block: Block) -> int | None:
         """Write that a trial starts and return its lease, None if that is another's.
 
         What was proposed just now is written in one record with its start: others read half as many.
         """
-        proposal, lease = self.trial_queue.claimed(number)
+        proposal, lease = self.queue.claimed(number)
         if lease is None:
             return None
         trial = self.log.state.trials.get(number)
@@ -265,7 +257,7 @@ class Driver:
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
         self.log.append(start if proposal is None else facts.begun(proposal, start))
-        self.trial_queue.started(number)
+        self.queue.started(number)
         return lease
 
     def _slot(self, block: Block) -> str:
@@ -275,8 +267,7 @@ class Driver:
     def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
         """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
         now = time.monotonic()
-        held = [(n, running.lease, now - running.since) for n, running in self._running.items()]
-        self._running.clear()
+        held = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
         trouble: LedgerError | None = None
         for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:
@@ -290,69 +281,69 @@ class Driver:
 
     def facts(self, trial: int, records: list[Record]) -> bool | None:
         """Write a trial's records and let the rule judge its report; None: the policy holds it there."""
-        running = self._running[trial]
-        ends = isinstance(running.verdict, Stop | Pause) or running.refusal is not None
-        if ends or running.leaves or running.preempted:
+        run = self.allocator.runs[trial]
+        ends = isinstance(run.verdict, Stop | Pause) or run.refusal is not None
+        if ends or run.leaves or run.preempted:
             return False  # it was told to end already
         self.log.append(*records)
         self.log.keep_up()  # the rule compares with what others have reported
-        self._notice(trial, running)
-        if running.superseded:
+        self._notice(trial, run)
+        if run.superseded:
             return False
         if self.leaving.why:  # whoever goes on with it judges it
-            running.preempted = not self._is_last(self.log.state.trials[trial].epoch)
-            return not running.preempted
+            run.preempted = not self._is_last(self.log.state.trials[trial].epoch)
+            return not run.preempted
         stays: bool | None = True
         for record in records:
             if record.kind == "checkpointed":
-                self._room.found_room()
+                self._checkpoint_retry.found_room()
             if record.kind == "reported":
-                self._judge(trial, running, record.body["epoch"], record.body["metrics"])
-                stays = self._seat(trial, running, record)
+                self._judge(trial, run, record.body["epoch"], record.body["metrics"])
+                stays = self._seat(trial, run, record)
         return stays
 
-    def _seat(self, number: int, running: _Running, report: Record) -> bool | None:
+    def _seat(self, number: int, run: TrialRun, report: Record) -> bool | None:
         """Let the policy know of a report; return whether the trial trains on where it is, None if it waits there."""
-        running.before = None
-        if running.refusal is not None:
+        run.before = None
+        if run.refusal is not None:
             return False
         epoch, first = report.body["epoch"], self.log.objectives[0]
         loss = first.loss(float(report.body["metrics"][first.metric]))
-        self.allocator.reported(number, epoch, loss, report.body["wall_seconds"])
-        if not isinstance(running.verdict, Continue):
-            self.allocator.ends()
+        self.allocator.note_report(number, epoch, loss, report.body["wall_seconds"])
+        if not isinstance(run.verdict, Continue):
+            self.allocator.note_last_report()
             return False
         if self._is_last(epoch):
-            self.allocator.ends()
+            self.allocator.note_last_report()
             return True
         if not self.leaving.time.fits(number):  # the next epoch
-            running.preempted = True
-            self.allocator.ends()
+            run.preempted = True
+            self.allocator.note_last_report()
             return False
-        stays = self.allocator.stays(number)
-        running.leaves = stays is False
+        stays = self.allocator.decide(number)
+        run.leaves = stays is False
         return stays
 
     def _is_last(self, epoch: int) -> bool:
         return epoch >= (self.scheduler.rule.max_epochs or math.inf)
 
-    def _notice(self, number: int, running: _Running) -> None:
+    def _notice(self, number: int, run: TrialRun) -> None:
         trial = self.log.state.trials[number]
-        running.superseded = trial.lease > running.lease or trial.status.ended
+        run.superseded = trial.lease > run.lease or trial.status.ended
 
-    def _judge(self, number: int, running: _Running, epoch: int, metrics: Mapping[str, float]) -> None:
-        running.refusal = refusal(self.log.state.outcomes, metrics, f"at epoch {epoch}")
-        if running.refusal is not None:
+    def _judge(self, number: int, run: TrialRun, epoch: int, metrics: Mapping[str, float]) -> None:
+        run.refusal = refusal(self.log.state.outcomes, metrics, f"at epoch {epoch}")
+        if run.refusal is not None:
             return
-        running.verdict = self.rule.verdict(self.log.state.trials[number], self.trial_queue.view(), epoch)
-        reason = running.verdict.reason
+        run.verdict = self.rule.verdict(self.log.state.trials[number], self.queue.view(), epoch)
+        reason = run.verdict.reason
         if reason is not None:
             self.log.append(
                 facts.decided(
                     number,
                     epoch=reason.epoch,
                     rule=reason.rule,
-                    verdict=type(running.verdict).__name__.lower(),
+                    verdict=type(run.verdict).__name__.lower(),
                     value=reason.value,
                     threshold=reason.threshold,
                 )
@@ -360,26 +351,26 @@ class Driver:
 
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
-        running = self._running.pop(trial)
+        run = self.allocator.end(trial)
         self.rule.forget(trial)
-        self._notice(trial, running)
+        self._notice(trial, run)
         state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
-        leaving = self.leaving.why or ("too little time for an epoch" if running.preempted else "")
-        self.log.append(*outcome.records, end_record(state, running, outcome, outcomes, leaving=leaving))
-        before = running.before if isinstance(outcome, Died) else None
+        leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")
+        self.log.append(*outcome.records, end_record(state, run, outcome, outcomes, leaving=leaving))
+        before = run.before if isinstance(outcome, Died) else None
         if state.resizing:
-            self.allocator.left(trial)
-        elif before is not None and not leaving and self.allocator.falls_back(trial, before):
-            self.log.append(facts.note("rolled back", {"from": len(running.block), "to": before}, trial))
-            self.progress.say(f"trial {trial} did not start on {len(running.block)} devices: back to {before}")
+            self.allocator.depart(trial)
+        elif before is not None and not leaving and self.allocator.fall_back(trial, before):
+            self.log.append(facts.note("rolled back", {"from": len(run.block), "to": before}, trial))
+            self.progress.say(f"trial {trial} did not start on {len(run.block)} devices: back to {before}")
         else:
-            self.allocator.gone(trial)
+            self.allocator.release(trial)
         if not leaving:
-            self.trial_queue.add(trial)
+            self.queue.add(trial)
         self.progress.ended(self.log.state, state)
         self._repeats.paused(state)
         if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
-            self._room.wait(TrainwrightError(outcome.message))
+            self._checkpoint_retry.wait(TrainwrightError(outcome.message))
         self._give_up_if_hopeless(state)
 
     def _give_up_if_hopeless(self, trial: TrialState) -> None:
@@ -410,32 +401,32 @@ class Driver:
 
     def _watch(self) -> None:
         """Take over from writers that have died since the last look."""
-        if (now := time.monotonic()) - self._watched < _WATCH_SECONDS:
+        if (now := time.monotonic()) - self._watched_at < _WATCH_SECONDS:
             return
-        self._watched = now
+        self._watched_at = now
         if dead := self.log.claims.newly_dead():
             trials = self.log.state.trials
-            self.trial_queue.take_over([number for number in self.log.state.open if trials[number].holder in dead])
-        self.trial_queue.retry()
-        for number, running in self._running.items():
-            self._notice(number, running)
+            self.queue.take_over([number for number in self.log.state.open if trials[number].holder in dead])
+        self.queue.retry()
+        for number, run in self.allocator.runs.items():
+            self._notice(number, run)
 
     def _expects_news(self) -> bool:
         """Whether to stay though there is nothing to do: others may die, or are not known to live."""
-        limit = self.trial_queue.allowed()
+        limit = self.queue.allowed()
         if self.team is not None and self.team.wait:
             counts = self.log.state.counts
             if counts[Status.PROPOSED] + counts[Status.RUNNING] + counts[Status.LOST]:
                 return True
             if any(self.log.state.trials[number].resizing for number in self.log.state.open):
                 return True
-            if self.trial_queue.contested or (not self.proposals.exhausted and self.log.claims.waited_for(limit)):
+            if self.queue.contested or (not self.queue.exhausted and self.log.claims.waited_for(limit)):
                 return True
         return self.log.claims.undecided(limit)
 
     def _await_news(self) -> None:
         """Wait for what others do, and take over what they left if they are gone."""
-        at = self.trial_queue.ask_at
+        at = self.queue.ask_at
         time.sleep(_POLL_SECONDS if at is None else min(_POLL_SECONDS, max(0.0, at - self.rule.seconds)))
         self.log.refresh()
-        self.trial_queue.take_over(self.log.state.open)
+        self.queue.take_over(self.log.state.open)

@@ -6,12 +6,12 @@ A further signal ends the driver at once.
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from trainwright.schedule.time_left import seconds_left
 from trainwright.signals import StopSignals
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.time_left import TimeLeft
+from trainwright.study.driver.trial_run import TrialRun
 from trainwright.study.projections import DeviceSecondsProjection
 from trainwright.study.study_log import StudyLog
 
@@ -23,11 +23,6 @@ _LATE_SECONDS = 1.0
 """For which a driver may look late at its clock before it is interrupted."""
 
 
-class _Running(Protocol):
-    lease: int
-    since: float
-
-
 class Leaving:
     """Watches signals and budgets of time for a driver whose trials are `running`; entered while it works."""
 
@@ -35,7 +30,7 @@ class Leaving:
         self,
         log: StudyLog,
         budget: Budget,
-        running: Mapping[int, _Running],
+        running: Mapping[int, TrialRun],
         say: Callable[[str], None],
     ) -> None:
         self.signals = StopSignals(budget.grace_seconds)
@@ -49,9 +44,9 @@ class Leaving:
         self._until = float("inf")
         self._spent = None if budget.device_seconds is None else DeviceSecondsProjection(log.state)
         if self._spent is not None:
-            log.projections.append(self._spent)
+            log.add_projection(self._spent)
         if budget.wall_seconds is not None:
-            log.projections.append(self.time)
+            log.add_projection(self.time)
 
     @property
     def why(self) -> str:

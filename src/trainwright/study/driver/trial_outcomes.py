@@ -1,36 +1,19 @@
-"""How a run of a trial ended: the record that says so, from what the engine saw and what the driver had decided."""
+"""Turn the end of a run into a record, from what the engine saw and what the driver had decided."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Protocol
 
 from trainwright.engine import Died, Outcome, Raised, Returned, StoppedEarly
 from trainwright.ledger import Objective, Record, TrialState, facts, refusal
 from trainwright.ledger import Outcome as Judged
-from trainwright.schedule import Continue, Pause, Stop, Verdict
+from trainwright.schedule import Continue, Pause, Stop
+from trainwright.study.driver.trial_run import TrialRun
 
-__all__ = ["NO_ROOM", "TrialRun", "end_record", "preemption_record"]
+__all__ = ["NO_ROOM", "end_record", "preemption_record"]
 
 NO_ROOM = "no_room"
 """The failure of a run whose checkpoint found no room: no fault of the trial, so it is only paused."""
-
-
-class TrialRun(Protocol):
-    """What a driver knows of a trial that it runs."""
-
-    lease: int
-    since: float
-    """When it was launched, by the monotonic clock."""
-    verdict: Verdict
-    refusal: str | None
-    """Why its last report fails it."""
-    leaves: bool
-    """Whether it was told to go on with other devices."""
-    preempted: bool
-    """Whether it was told to end, for others to go on with it."""
-    superseded: bool
-    """Whether another holder has a higher lease, or has ended it."""
 
 
 _DISTURBED = frozenset({"exception", "killed"})

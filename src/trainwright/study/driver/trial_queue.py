@@ -1,15 +1,18 @@
-"""What waits for devices: interrupted trials before promoted ones before new ones."""
+"""What waits for devices: interrupted trials before promoted ones before new ones, which the searcher proposes."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
+from trainwright.errors import SpaceExhausted
 from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.schedule import New, Pause, Promote, Seat, Stop, Wait, Work
 from trainwright.schedule import View as RuleView
+from trainwright.search import Learner, Searcher
+from trainwright.search import View as SearchView
 from trainwright.space import Configuration
+from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.progress import Progress
-from trainwright.study.driver.proposals import Proposals
 from trainwright.study.projections import RuleProjection
 from trainwright.study.study_log import StudyLog
 
@@ -17,36 +20,43 @@ __all__ = ["TrialQueue"]
 
 
 class TrialQueue:
-    """A driver's source of work, which it takes over, claims and makes. `running` are the trials that the driver runs.
+    """Owns the trials that wait: those to resume, those that this process has promoted, and new ones not yet written.
 
     A promotion is a lease: whoever claims a paused trial's next one records that it is promoted, and starts it. What
-    dies in between leaves a claim, or a lease, that is taken over as those of running trials are.
+    dies in between leaves a claim, or a lease, that is taken over as those of running trials are. A proposal is made
+    when it is needed and not while another trial runs: by then about as many results as there are workers would have
+    come, and it would be made again. `team` says whether this process is one of several workers.
     """
 
     def __init__(
         self,
         log: StudyLog,
         rule: RuleProjection,
-        proposals: Proposals,
+        view: SearchView,
+        searcher: Searcher,
         *,
+        allocator: Allocator,
         budget: Budget,
-        running: Collection[int],
         progress: Progress,
         fits: Callable[[int | None], bool],
+        team: bool,
     ) -> None:
         self.granted = 0  # trials handed out in the present plan
-        self.asked = False  # whether the policy wanted any in it
+        self.was_asked = False  # whether the policy wanted any in it
         self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
-        self._asked = 0  # how many events the rule had heard of when it was asked last
-        self.kept: set[int] = set()  # trials of ours on their way to other devices
+        self.exhausted = False  # nothing new will be proposed any more
+        self._events_at_ask = 0  # how many events the rule had folded when it was asked last
+        self._step_at_stop = 0  # the searcher's step at which the rule to stop was asked last
         self._log = log
         self._rule = rule
-        self._proposals = proposals
+        self._view = view
+        self._searcher = searcher
+        self._allocator = allocator
         self._budget = budget
-        self._running = running
         self._progress = progress
         self._fits = fits  # whether there is time for an epoch of a trial, or of a new one
-        self._waiting: deque[int] = deque()  # to go on with: interrupted, lost, proposed by a dead writer
+        self._team = team
+        self._waiting: deque[int] = deque()  # to resume: interrupted, lost, proposed by a dead writer
         self._contested: set[int] = set()  # that another was quicker to claim, but has not started yet
         self._promoted: dict[int, int] = {}  # that we promoted and did not start yet, and under which lease
         self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
@@ -55,11 +65,11 @@ class TrialQueue:
 
     def waits(self) -> bool:
         """Whether there would be a new trial to start."""
-        return not (self.enough() or self._proposals.exhausted) and isinstance(self._rule.on_free(self.view()), New)
+        return not (self.enough() or self.exhausted) and isinstance(self._rule.on_free(self.view()), New)
 
     def next_work(self, *, new: bool = True) -> Work | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
-        self.ask_at, self.asked = None, True
+        self.ask_at, self.was_asked = None, True
         number = self._interrupted()
         if number is None:
             self.write_fresh()  # the searcher is to know of them
@@ -85,7 +95,7 @@ class TrialQueue:
     def _promoted_or_new(self, *, new: bool) -> int | None:
         refused: Promote | New | None = None
         while True:
-            self._asked = self._rule.events
+            self._events_at_ask = self._rule.events
             answer = self._rule.on_free(self.view())
             if isinstance(answer, Wait):
                 self.ask_at = answer.until_seconds
@@ -97,9 +107,9 @@ class TrialQueue:
             if isinstance(answer, Promote):
                 if self._promote(answer):
                     return answer.trial
-            elif not new or self.enough() or self._proposals.exhausted:
+            elif not new or self.enough() or self.exhausted:
                 return None
-            elif (proposal := self._proposals.next(self.allowed())) is not None:
+            elif (proposal := self._propose(self.allowed())) is not None:
                 self._fresh[proposal[0]] = proposal[1]
                 return proposal[0]
             refused = answer
@@ -130,11 +140,50 @@ class TrialQueue:
             self._log.append(self._log.proposal(number, configuration))
             del self._fresh[number]
 
+    # New trials.
+
+    def learn(self) -> None:
+        """Let the searcher learn what has come, as long as there is time for it."""
+        if isinstance(self._searcher, Learner):
+            self._searcher.learn(self._view)
+
+    def _propose(self, limit: int | None) -> tuple[int, Configuration] | None:
+        """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
+        if self._is_search_over():
+            return None
+        claims = self._log.claims
+        number = claims.number(limit, team=self._team)
+        if number is None:
+            return None
+        try:
+            (configuration,) = self._searcher.ask(self._view, [number])
+        except SpaceExhausted as end:
+            claims.release([number])
+            self.exhausted = True
+            self._progress.say(f"every configuration of the space has been tried: {end}")
+            return None
+        except BaseException:  # Ctrl-C, too: a number that nobody proposes is missing in the end
+            claims.release([number])
+            raise
+        return number, configuration
+
+    def _is_search_over(self) -> bool:
+        stop = self._budget.stop_when
+        if stop is None or (step := stop.step(self._view)) == self._step_at_stop:
+            return self.exhausted
+        self._step_at_stop = step
+        gain = stop.gain(self._view)
+        if gain < stop.least:
+            self.exhausted = True
+            text = f"another trial would gain about {gain:.2g}, less than {stop.least:g}: the search ends"
+            self._progress.say(text)
+        return self.exhausted
+
     # The budget.
 
     def enough(self) -> bool:
         """Whether all results that the budget allows are there, or would be if every running trial gives one."""
-        expected = self._log.state.results + len(self._running) + self.granted
+        expected = self._log.state.results + len(self._allocator.runs) + self.granted
         return self._budget.trials is not None and expected >= self._budget.trials
 
     def shortfall(self) -> str | None:
@@ -143,12 +192,12 @@ class TrialQueue:
         if trials is None or state.results >= trials:
             return None
         reasons = []
-        if self._proposals.exhausted:
+        if self.exhausted:
             reasons.append("nothing new is proposed any more")
         if held := [number for number in state.open if not state.trials[number].at_rung]:
             reasons.append(f"{len(held)} trials wait, or are held by others")
         missing = sum(number not in state.trials for number in range(self.allowed() or 0))
-        if missing and not self._proposals.exhausted:
+        if missing and not self.exhausted:
             reasons.append(f"{missing} numbers of trials are claimed of which nothing was read")
         if damaged := sum(not each.torn for each in self._log.ledger.dropped()):
             reasons.append(f"{damaged} places of the ledger are damaged")
@@ -164,7 +213,7 @@ class TrialQueue:
         """Return the study as its rule sees it."""
         allowed = self.allowed()
         remaining = 2**62 if allowed is None else max(0, allowed - len(self._log.state.trials))
-        if self._proposals.exhausted:
+        if self.exhausted:
             remaining = 0
         return RuleView(remaining=remaining, seed=self._log.state.seed, at_seconds=self._rule.seconds)
 
@@ -225,7 +274,7 @@ class TrialQueue:
     @property
     def outdated(self) -> bool:
         """Whether the rule has heard of more since it was asked, so that it might answer otherwise."""
-        return self._rule.events != self._asked
+        return self._rule.events != self._events_at_ask
 
     @property
     def contested(self) -> bool:
@@ -239,7 +288,7 @@ class TrialQueue:
 
     def _busy(self, number: int) -> bool:
         """Whether we are at it already."""
-        return any(number in those for those in (self._running, self._waiting, self._promoted, self.kept))
+        return self._allocator.has(number) or number in self._waiting or number in self._promoted
 
     def _settled(self, trial: TrialState) -> bool:
         """End or pause a trial that was judged before its driver died, but of which that was not written."""

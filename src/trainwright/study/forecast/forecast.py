@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.engine.simulated.config import Simulated
-from trainwright.engine.simulated.limits import SimulationLimits
 from trainwright.engine.simulated.record import SimulatedStudy
+from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import EngineError, StudyError, TrainwrightError
 from trainwright.schedule import BestStatic, Scheduler
@@ -22,6 +21,7 @@ from trainwright.search import Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.projections import rungs_of
+from trainwright.validators import check, instance_of, integer
 
 __all__ = ["Forecast", "SearchSetup", "Spread", "forecasts", "serve"]
 
@@ -132,11 +132,13 @@ def forecasts(
     Raises `InputError` for settings that cannot be simulated.
     """
     limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
-    for name, value in (("seeds", seeds), ("processes", processes)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise StudyError(f"simulate: {name}: got {value!r}; allowed: a whole number >= 1")
-    if not isinstance(engine, Simulated):
-        raise StudyError(f"simulate: engine: got {engine!r}; allowed: tw.Simulated(cluster=tw.Cluster(...), ...)")
+    a_simulated_engine = instance_of(Simulated, words="tw.Simulated(cluster=tw.Cluster(...), ...)")
+    for name, value, validator in (
+        ("seeds", seeds, integer(minimum=1)),
+        ("processes", processes, integer(minimum=1)),
+        ("engine", engine, a_simulated_engine),
+    ):
+        check(value, validator, f"simulate: {name}", StudyError)
     if not schedulers:
         raise StudyError("simulate: got no scheduler; give one, or several by name")
     # Every choice of a BestStatic is one more scheduler; the choices are merged when all have been simulated.

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.engine.simulated.config import Simulated
-from trainwright.engine.simulated.scaling import Scaling
+from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.task import LearningCurve, LearningCurves, Parametric
 from trainwright.errors import StudyError
 from trainwright.plan import Oracle, judge

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 import trainwright as tw
-from trainwright.engine import AdmissionControl, Died, InProcess, Raised
+from trainwright.engine import AdmissionControl, Died, Raised
 from trainwright.study import StudyFailed
 from trainwright.testing.engine import EngineConformance, OutcomeRecorder
 from trainwright.train import Assignment
@@ -24,7 +24,7 @@ class TestWithAYesMan(EngineConformance):
     processes = False
 
     def make_engine(self):
-        return AdmissionControl(InProcess(), lambda params, devices: Said(True))
+        return AdmissionControl(tw.Local(workers=0), lambda params, devices: Said(True))
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_what_does_not_fit_never_starts():
         train(trial)
 
     study = tw.Study(SPACE, objectives="min loss")
-    engine = AdmissionControl(InProcess(), width_below(2))
+    engine = AdmissionControl(tw.Local(workers=0), width_below(2))
     study.run(watched, searcher=tw.GridSearcher(), engine=engine, progress=False)
     assert sorted(ran) == [1, 2]
     rejected = [trial for trial in study.trials if trial.failure is not None]
@@ -65,7 +65,7 @@ def test_many_that_do_not_fit_are_no_reason_to_give_up_early():
     """Ten failures without a success would be; rejections end a run at its limit of failures alone."""
     space, searcher, asked = tw.Space(width=tw.Int(1, 1000)), tw.RandomSearcher(), count()
     study = tw.Study(space, objectives="min loss")
-    engine = AdmissionControl(InProcess(), lambda params, devices: Said(next(asked) >= 20))
+    engine = AdmissionControl(tw.Local(workers=0), lambda params, devices: Said(next(asked) >= 20))
     study.run(train, trials=1, searcher=searcher, engine=engine, progress=False)
     assert len(study.trials) == 21
     with pytest.raises(StudyFailed, match="30 trials have failed, 0 have a result; the last: does not fit"):
@@ -74,14 +74,14 @@ def test_many_that_do_not_fit_are_no_reason_to_give_up_early():
             trials=1,
             searcher=searcher,
             max_failures=30,
-            engine=AdmissionControl(InProcess(), lambda params, devices: Said(False)),
+            engine=AdmissionControl(tw.Local(workers=0), lambda params, devices: Said(False)),
             progress=False,
         )
 
 
 def test_one_that_ran_is_not_failed_on_other_devices(tmp_path):
     """It is lost there, so that the study goes back to the devices that it had."""
-    engine, handler = AdmissionControl(InProcess(), width_below(2)), OutcomeRecorder()
+    engine, handler = AdmissionControl(tw.Local(workers=0), width_below(2)), OutcomeRecorder()
     engine.open(train, tmp_path)
     wide = {
         "trial": 0,
