@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from trainwright.engine.simulated.task import Parametric
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
+    from trainwright.model.profile import Profile
     from trainwright.plan import Oracle
-    from trainwright.profile import Profile
     from trainwright.schedule import (
         ASHA,
         PASHA,
@@ -120,7 +120,7 @@ _HOME = {
     "Parametric": "engine.simulated.task",
     "Patience": "schedule",
     "Plateau": "schedule",
-    "Profile": "profile",
+    "Profile": "model.profile",
     "PyCOMPSs": "engine.pycompss",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainwright.cluster.granted import granted_cores, granted_memory_bytes
+from trainwright.cluster.cgroup_limits import granted_cores, granted_memory_bytes
 from trainwright.engine.doctor.finding import Area, Finding, Grade
 from trainwright.engine.doctor.machine import Machine
 
