@@ -11,6 +11,7 @@ from trainwright.search import View
 from trainwright.search.conformance import play
 from trainwright.search.estimate import Estimate
 from trainwright.study import Budget
+from trainwright.study.job import JobNote
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))
 
