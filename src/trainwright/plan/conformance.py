@@ -7,7 +7,7 @@ import numpy as np
 from trainwright.plan.parallel.mesh import Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.registry import AXES
-from trainwright.plan.parallel.strategies.strategy import Load, Strategy
+from trainwright.plan.parallel.strategies.strategy import ParallelStrategy, StageLoad
 
 __all__ = ["StrategyConformance"]
 
@@ -17,7 +17,7 @@ class StrategyConformance:
 
     batch = 64
 
-    def make_strategy(self) -> Strategy:
+    def make_strategy(self) -> ParallelStrategy:
         """Return the strategy."""
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ class StrategyConformance:
         degree = mesh.axis(strategy.axis.name)
         weights = np.tile(arrays.per_block(arrays.weights), (mesh.rows, 1))
         runs = np.tile(arrays.counts.astype(np.float64), (mesh.rows, 1))
-        load = Load(
+        load = StageLoad(
             runs=runs,
             weights=weights,
             trained=weights,

@@ -21,7 +21,7 @@ from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.recomputation import choices_of
-from trainwright.plan.parallel.search import Found, search
+from trainwright.plan.parallel.search import FamilyBest, search
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.parallel.strategies.tensor import falls_evenly
 from trainwright.plan.plan_query import PlanQuery
@@ -240,11 +240,11 @@ class Oracle:
         return Oracle(cluster, assumptions=self.assumptions)
 
 
-def _name(found: Found) -> str:
+def _name(found: FamilyBest) -> str:
     return "+".join([*([found.mode] if found.mode else []), *found.axes]) or "serial"
 
 
-def _refused(found: Found, query: PlanQuery) -> Rejection:
+def _refused(found: FamilyBest, query: PlanQuery) -> Rejection:
     wanted, allowed = distinct_sizes(found.least_bytes, query.memory_bytes)
     return Rejection(
         strategy=_name(found),

@@ -23,7 +23,7 @@ from trainwright.train.parallel.convolution.spatial import SpatialParallel
 from trainwright.train.parallel.layers import LAYERS, marked, replace_layers
 from trainwright.train.parallel.mesh import mesh_of
 from trainwright.train.parallel.model import Loss, Parallel, Setup
-from trainwright.train.parallel.pipeline.runner import Pipeline
+from trainwright.train.parallel.pipeline.runner import PipelineRunner
 from trainwright.train.parallel.strategies.context import divide_sequence
 from trainwright.train.parallel.strategies.fully_sharded import shard, shard_each
 from trainwright.train.parallel.strategies.gradient_averaging import Averaging
@@ -263,7 +263,7 @@ def _tensor(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
 def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     if plan.degrees.tensor > 1:
         divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
-    stages = Pipeline(model, plan, mesh)
+    stages = PipelineRunner(model, plan, mesh)
     averaging = None
     if plan.zero:
         names = tuple(name for name in mesh.mesh_dim_names or () if name not in {"tensor", "pipeline"})

@@ -17,15 +17,15 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from trainwright.errors import UnsupportedPlan
 from trainwright.memory.execute.measure import untouched
 from trainwright.plan import Layout
-from trainwright.train.batch_slicing import cut, samples_in
+from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
 
-__all__ = ["Pipeline"]
+__all__ = ["PipelineRunner"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
-class Pipeline(nn.Module):
+class PipelineRunner(nn.Module):
     """This rank's stages. Forward and backward passes come in one: `backward(loss, batch)`.
 
     The model is cut where the plan says; `loss(model, batch)` is to call the model once, with tensors whose first
@@ -136,7 +136,7 @@ class Pipeline(nn.Module):
                 self._plan.strategy,
                 f"{size} samples cannot be cut into {count} equal micro-batches; give drop_last=True",
             )
-        self._loss, self._parts = loss, cut(batch, size // count)
+        self._loss, self._parts = loss, slice_batch(batch, size // count)
         inputs = _inputs_of(loss, batch)
         device = inputs[0].device
         shapes = tuple(each.shape for each in inputs)
