@@ -62,7 +62,7 @@ class StrategyConformance:
         """What doubling the degree leaves of any layer is no larger."""
         strategy, arrays, mesh = self.make_strategy(), self.make_work(), self.meshes()
         degrees = mesh.axis(strategy.axis.name).tolist()
-        pairs = [(degrees.index(each), degrees.index(2 * each)) for each in degrees if 2 * each in degrees]
+        pairs = [(degrees.index(degree), degrees.index(2 * degree)) for degree in degrees if 2 * degree in degrees]
         assert pairs
         for share in (strategy.compute(arrays, mesh), *strategy.memory(arrays, mesh)):
             for few, many in pairs:

@@ -257,7 +257,7 @@ class Run:
 
         from trainwright.memory.execute.budgeted import Budgeted
 
-        trained = sum(each.nbytes for each in self._bare.parameters() if each.requires_grad)
+        trained = sum(parameter.nbytes for parameter in self._bare.parameters() if parameter.requires_grad)
         return Budgeted(
             self._bare,
             memory,
@@ -286,7 +286,9 @@ class Run:
     def _refuse_unused(self) -> None:
         """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
         exchanged, self._exchanged = self._exchanged, 0
-        if not self._unused and exchanged < sum(each.numel() for each in self.model.parameters() if each.requires_grad):
+        if not self._unused and exchanged < sum(
+            parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad
+        ):
             raise TrialError(
                 "run.step: some parameters of the model had no part in the loss of this step, and other ranks wait for "
                 "their gradients; give trial.prepare(..., unused_parameters=True), or freeze them before prepare"

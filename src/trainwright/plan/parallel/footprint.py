@@ -32,7 +32,7 @@ class MemoryFootprint:
     @classmethod
     def join(cls, parts: "Sequence[tuple[Ints, MemoryFootprint]]", rows: int) -> "MemoryFootprint":
         """Return those of parts of the candidates in the order of all."""
-        columns = {each.name: np.zeros(rows) for each in fields(cls)}
+        columns = {item.name: np.zeros(rows) for item in fields(cls)}
         for places, part in parts:
             for name, column in columns.items():
                 column[places] = getattr(part, name)

@@ -113,7 +113,9 @@ class Mesh:
     def take(self, rows: Ints | Bools) -> "Mesh":
         """Return some of the candidates."""
         columns = {
-            each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name not in {"batch", "axes"}
+            column.name: getattr(self, column.name)[rows]
+            for column in fields(self)
+            if column.name not in {"batch", "axes"}
         }
         return Mesh(batch=self.batch, axes=self.axes, **columns)
 

@@ -102,12 +102,12 @@ class Prices:
     def all_exchanges(self, row: int) -> list[tuple[Exchange, float]]:
         """Return the exchanges of a device of one candidate's heaviest stage, and how often an iteration has each."""
         place, slots = int(self.place[row]), float(self.mesh.microbatches_of(row))
-        inside = [each.at(place) for each in self.costs.exchanges] + [each.at(row) for each in self.exchanges]
+        inside = [exchange.at(place) for exchange in self.costs.exchanges] + [entry.at(row) for entry in self.exchanges]
         found = []
-        for each in inside:
-            runs = 1.0 if each.block is None else slots * float(self.load.runs[row, each.block])
-            if each.count[0] * runs > 0 and each.ranks[0] > 1:
-                found.append((each, float(each.count[0]) * runs))
+        for item in inside:
+            runs = 1.0 if item.block is None else slots * float(self.load.runs[row, item.block])
+            if item.count[0] * runs > 0 and item.ranks[0] > 1:
+                found.append((item, float(item.count[0]) * runs))
         return found
 
     def balance(self, row: int, counts: Ints) -> tuple[float, float]:

@@ -93,10 +93,10 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]
                 found = FamilyBest(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
                 families.append(_Family(found, some, best, bound))
     width = _FIRST_ROUND
-    while any(len(each.left) for each in families):
+    while any(len(item.left) for item in families):
         _round(pricer, mesh, families, query, choices=bounds.choices, width=width)
         width *= 4
-    return [each.found for each in families]
+    return [family.found for family in families]
 
 
 def _round(
@@ -154,7 +154,7 @@ def _order(prices: Prices, row: int) -> tuple[int, ...]:
         int(mesh.recompute[row]),
         int(mesh.sequence[row]),
         int(mesh.chunks[row]),
-        *(int(each) for each in mesh.degrees[row]),
+        *(int(item) for item in mesh.degrees[row]),
         -int(mesh.micro[row]),
     )
 
