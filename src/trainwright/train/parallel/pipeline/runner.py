@@ -16,12 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from trainwright.errors import UnsupportedModel, UnsupportedPlan
-from trainwright.memory.execute.measure import untouched
-from trainwright.memory.execute.stages import cut_at
-from trainwright.memory.execute.tracing import above
 from trainwright.plan import ParallelPlan
 from trainwright.train.batch_slicing import cut, samples_in
 from trainwright.train.parallel.blocks import blocks_of, chain_of
+from trainwright.train.parallel.recompute.measure import untouched
+from trainwright.train.parallel.recompute.stages import cut_at
+from trainwright.train.parallel.recompute.tracing import above
 
 __all__ = ["Pipeline", "cuts_of", "uncut_of"]
 
