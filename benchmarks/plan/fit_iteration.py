@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trainwright.cluster import Cluster, Tier, collective_candidates, contention
 from trainwright.errors import InputError
-from trainwright.plan.collective import Operation
+from trainwright.plan.parallel.collective import Operation
 
 __all__ = ["Exchange", "Iteration", "Machine", "Terms", "iteration_terms"]
 

@@ -25,7 +25,7 @@ from trainwright.cluster import Cluster, Device, Tier
 from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.model.profile import Profile
-from trainwright.plan import Degrees, Oracle, ParallelPlan
+from trainwright.plan import Degrees, Forecast, Oracle
 
 __all__ = ["Golden", "calculon", "calculon_seconds", "megatron"]
 
@@ -133,7 +133,7 @@ class _NotDescribedError(Exception):
     """A row whose options do not say what ran."""
 
 
-def _published(setting: Mapping[str, Any], shape: Mapping[str, int], recompute: str) -> ParallelPlan:
+def _published(setting: Mapping[str, Any], shape: Mapping[str, int], recompute: str) -> Forecast:
     profile = _described(shape, vocabulary=1)
     blocks = tuple(block for block in profile.blocks if block.transformer is not None)
     return _planned(_cluster(setting["num_procs"]), replace(profile, blocks=blocks), setting, recompute)
@@ -150,7 +150,7 @@ def _described(shape: Mapping[str, int], *, vocabulary: int) -> Profile:
     )
 
 
-def _planned(cluster: Cluster, profile: Profile, setting: Mapping[str, Any], recompute: str) -> ParallelPlan:
+def _planned(cluster: Cluster, profile: Profile, setting: Mapping[str, Any], recompute: str) -> Forecast:
     return Oracle(cluster).estimate(
         profile,
         batch=setting["batch_size"],

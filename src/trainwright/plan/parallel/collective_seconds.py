@@ -6,7 +6,7 @@ import numpy as np
 
 from trainwright.cluster import OPERATIONS, Cluster, collective_times, contention
 from trainwright.plan.parallel.mesh import Floats, numbered
-from trainwright.plan.parallel.strategies.registry import Exchange
+from trainwright.plan.parallel.strategies.strategy import Exchange
 
 __all__ = ["all_seconds"]
 
@@ -36,13 +36,13 @@ def all_seconds(cluster: Cluster, exchanges: Sequence[Exchange]) -> list[Floats]
     for places in np.split(active[order], starts):
         if not len(places):
             continue
-        operation, among, apart = (int(column[places[0]]) for column in (operations, ranks, stride))
+        operation, among, stride = (int(column[places[0]]) for column in (operations, ranks, stride))
         seconds[places] = collective_times(
             cluster,
             OPERATIONS[operation],
             size[places],
             ranks=among,
-            stride=apart,
-            flows=contention(cluster, ranks=among, stride=apart),
+            stride=stride,
+            flows=contention(cluster, ranks=among, stride=stride),
         )
     return np.split(seconds, np.cumsum(rows)[:-1])
