@@ -20,7 +20,7 @@ FLOORS = {
     "study": 5,
     "ensemble": 6,
     **dict.fromkeys(("report", "serve"), 7),
-    "ui": 8,
+    **dict.fromkeys(("ui", "integrations"), 8),
     "cli": 9,  # a command above the page that it starts
 }
 BELOW_ALL = (
