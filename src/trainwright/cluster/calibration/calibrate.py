@@ -12,7 +12,7 @@ import torch
 from trainwright.cluster.calibration import compute
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
 from trainwright.cluster.calibration.links import measure_links
-from trainwright.cluster.calibration.ranks import RankPlace, joined
+from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
 from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
 from trainwright.cluster.calibration.storage import measure_storage
 from trainwright.cluster.cgroup_limits import host_memory_bytes
@@ -68,7 +68,7 @@ def calibrate(
                 _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
             )
         )
-    with joined(here, "gloo" if devices == "cpu" else "nccl"):
+    with join_process_group(here, "gloo" if devices == "cpu" else "nccl"):
         found = _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
         return Cluster(**fit_fields(found)) if here.rank == 0 else None
 
@@ -92,11 +92,11 @@ def _measure_all(
     load = _load_average()
     report_phase("compute and memory")
     # A training step ends when its slowest rank is done: of each time the slowest rank's counts.
-    products = {each: _take_slowest(here, compute.products(timer, each)) for each in compute.precisions(device)}
-    convolutions = _take_slowest(here, compute.convolutions(timer))
-    copies = _take_slowest(here, compute.copies(timer))
-    host_copies = _take_slowest(here, compute.host_copies(timer))
-    launch = _take_slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
+    products = {each: _take_slowest(here, compute.time_products(timer, each)) for each in compute.precisions_of(device)}
+    convolutions = _take_slowest(here, compute.time_convolutions(timer))
+    copies = _take_slowest(here, compute.time_copies(timer))
+    host_copies = _take_slowest(here, compute.time_host_copies(timer))
+    launch = _take_slowest(here, [(1.0, compute.time_launch(timer))])[0][1]
     if here.world > 1:
         report_phase(f"exchanges between {here.world} ranks")
     # Links need at least two ranks, as does everything below.

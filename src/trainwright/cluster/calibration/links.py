@@ -1,6 +1,5 @@
 """Links: seconds of every collective by message size, in groups of every size inside a node and across nodes."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel
-from trainwright.cluster.calibration.least_squares import median
 from trainwright.cluster.calibration.ranks import RankPlace
+from trainwright.cluster.calibration.timing import median_time, synchronized_clock
 from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 
 __all__ = ["group_sizes", "measure_links", "message_sizes"]
@@ -123,6 +122,7 @@ def _time_sizes(
     # Untimed first calls: connections and buffers are made at first use.
     for work in works:
         work()
+    clock = synchronized_clock(group.device)
     times: list[list[float]] = [[] for _ in works]
     # Sizes take turns, so that a disturbance falls on all sizes and not on one.
     for _ in range(repeats):
@@ -130,18 +130,8 @@ def _time_sizes(
             dist.barrier(
                 among or group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None
             )
-            series.append(_time_once(work, group.device) / work.runs)
+            series.append(clock(work) / work.runs)
     return times
-
-
-def _time_once(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begun = time.perf_counter_ns()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter_ns() - begun) / 1e9
 
 
 def _gather_times(times: list[list[float]] | None) -> list[list[list[float]]]:
@@ -153,7 +143,7 @@ def _gather_times(times: list[list[float]] | None) -> list[list[list[float]]]:
 
 def _slowest_medians(series: list[list[list[float]]]) -> tuple[float, ...]:
     """Return for each size the median repeat of the rank that takes longest."""
-    return tuple(max(median(each) for each in ranks) for ranks in zip(*series, strict=True))
+    return tuple(max(median_time(each) for each in ranks) for ranks in zip(*series, strict=True))
 
 
 def _round_to_ranks(size: int, ranks: int) -> int:

@@ -3,7 +3,6 @@
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -15,8 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.cluster.calibration.least_squares import median, middle, spread
-from trainwright.cluster.calibration.timing import fastest
+from trainwright.cluster.calibration.timing import (
+    fastest,
+    mean_of_middle,
+    median_time,
+    spread_of_middle,
+    synchronized_clock,
+)
 from trainwright.cluster.network import FSDP_UNIT, ExchangeTimes
 
 __all__ = ["fit_rising", "measure_overlap", "measure_runtime", "measure_units"]
@@ -70,7 +74,7 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
             lambda: timers(lambda: products(number), exchange, both), device, repeats
         )
     )
-    return whole, spread(moments)
+    return whole, spread_of_middle(moments)
 
 
 def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTimes, float]:
@@ -102,7 +106,7 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     sizes = tuple(4 * (width + 1) * width for width in widths)
     units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
     # How far moments lie apart, relative to their size, as a root mean square over all widths.
-    apart = [spread(times) / middle(times) for times in zip(*every[1:], strict=True)]
+    apart = [spread_of_middle(times) / mean_of_middle(times) for times in zip(*every[1:], strict=True)]
     return units, math.sqrt(statistics.fmean(each**2 for each in apart))
 
 
@@ -158,7 +162,7 @@ def measure_runtime(
     # The first entry is over all moments; the others tell how far they lie apart.
     (own, longer), *moments = found
     every = [list(itertools.chain(*each)) for _, each in moments]
-    apart = math.hypot(*(spread(times) for times in zip(*every, strict=True)))
+    apart = math.hypot(*(spread_of_middle(times) for times in zip(*every, strict=True)))
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
     # A cluster's `pass_seconds` must rise.
     order = sorted(range(len(own)), key=own.__getitem__)
@@ -192,7 +196,7 @@ def _measure_moments(make: Callable[[], list[Timer]], device: torch.device, repe
     slowest = torch.tensor(moments, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     found: list[list[float]] = slowest.tolist()
-    return [[middle(each) for each in zip(*found, strict=True)], *found]
+    return [[mean_of_middle(each) for each in zip(*found, strict=True)], *found]
 
 
 def _time_alone(work: Work) -> Timer:
@@ -202,25 +206,17 @@ def _time_alone(work: Work) -> Timer:
 
 def _time_together(work: Work, device: torch.device) -> Timer:
     """Time work that all ranks start together: the median of several, one after the other as in a training."""
+    clock = synchronized_clock(device)
 
     def timed() -> float:
         series = []
         # A barrier before each repeat: ranks that start apart would wait inside the exchange.
         for _ in range(_WARM + _IN_A_MOMENT):
             dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
-            _synchronize(device)
-            begun = time.perf_counter_ns()
-            work()
-            _synchronize(device)
-            series.append((time.perf_counter_ns() - begun) / 1e9)
-        return median(series[_WARM:])
+            series.append(clock(work))
+        return median_time(series[_WARM:])
 
     return timed
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _make_layers(width: int) -> nn.Sequential:

@@ -19,7 +19,7 @@ from trainwright.model.layer import Layer, Stage
 from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.trace.recorder import TracedOperation
 from trainwright.model.trace.recording import Recording
-from trainwright.model.trace.step import Step
+from trainwright.model.trace.step import TrainingStep
 
 __all__ = ["CutRecording", "batch_size", "make_profile"]
 
@@ -322,7 +322,7 @@ class _StorageLives:
 
 
 def make_profile(
-    step: Step,
+    step: TrainingStep,
     recording: Recording,
     *,
     name: str,

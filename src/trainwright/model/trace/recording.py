@@ -12,7 +12,7 @@ from torch._subclasses import fake_tensor
 
 from trainwright.model.trace.failures import explain_error
 from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
-from trainwright.model.trace.step import Step
+from trainwright.model.trace.step import TrainingStep
 
 __all__ = ["Recording", "record_step"]
 
@@ -52,7 +52,7 @@ class Recording:
     uncounted: tuple[str, ...]
 
 
-def record_step(step: Step, *, granule_bytes: int) -> Recording:
+def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
     """Run one steady step (the optimizer's state is there already) and a plain forward pass, and write them down.
 
     Raises ProfileError, of the kind Untraceable where fake tensors were not enough.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainwright.errors import ProfileError, closest
 from trainwright.model.trace.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call_model", "prepare_step"]
+__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "TrainingStep", "call_model", "prepare_step"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 @dataclass
-class Step:
+class TrainingStep:
     """A model, a sample and an optimizer made ready; `forward`, `backward` and `update` are the parts of a step.
 
     `result` is what the forward pass returned: the loss, or the outputs, which then all get gradients of one.
@@ -165,7 +165,7 @@ def prepare_step(
     device: torch.device | None = None,
     fake: bool = True,
     lean: bool = False,
-) -> Step:
+) -> TrainingStep:
     """Copy a model and a sample to `device`, as fake tensors or as real ones; the model given stays as it is.
 
     Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
@@ -203,7 +203,7 @@ def prepare_step(
             state = {id(p): _make_state(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
         made = [make(run) for run in runs] if make is not None else []
-    return Step(
+    return TrainingStep(
         model=copied,
         sample=moved,
         loss=loss,
