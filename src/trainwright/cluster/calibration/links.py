@@ -1,4 +1,4 @@
-"""Links: seconds of every collective by message size, in groups of every size inside a node and across nodes."""
+"""Measures links: seconds of every collective by message size, in groups of every size, in a node and across nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,11 +46,10 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
 
     All ranks must call it.
 
-    Every size of message is timed in turn, `repeats` times over, so that what disturbs a machine for a while does not
-    fall on one size; of each the median counts, on the rank that takes longest: how ranks find each other changes from
-    one exchange to the next, and the shortest is luck that a training's many do not have. A time is that of several
-    exchanges one after the other, each of its own memory, as a training has them: one alone finds its message in the
-    caches and ends before the other rank's has.
+    Every size of message is timed in turn, `repeats` times, so that a disturbance does not fall on one size. The median
+    on the slowest rank counts: how ranks meet changes from one exchange to the next, and the shortest time is luck that
+    a training does not have. A time is that of several exchanges in a row, each of its own memory, as in a training: a
+    single one would find its message in the caches.
     """
     levels = []
     inside = [(ranks, 1) for ranks in group_sizes(here.on_node)]

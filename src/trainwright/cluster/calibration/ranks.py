@@ -1,4 +1,4 @@
-"""Ranks: which process this is of those that a launcher started, and the process group that they form."""
+"""Which rank this process is among those that a launcher started, and the process group that they form."""
 
 import os
 import re
@@ -34,7 +34,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The variables in which a launcher tells a process its place, the first that is set; and how it is called."""
+    """Environment variables in which a launcher passes the rank (the first that is set counts), and its command."""
 
     rank: tuple[str, ...]
     world: tuple[str, ...]
@@ -63,7 +63,7 @@ LAUNCHERS = tuple(_LAUNCHERS)
 
 
 def find_rank_place(launcher: str | None = None, environment: Mapping[str, str] = os.environ) -> RankPlace:
-    """Return the place of this process; without a launcher that of torchrun if its variables are set, else alone.
+    """Return the rank of this process; without a launcher that of torchrun if its variables are set, else a single one.
 
     Raises `InputError` if the launcher is unknown, did not start this process, or did so unevenly.
     """

@@ -1,4 +1,4 @@
-"""Storage of a folder: one large file written and read, many small files read, none from the host's cache."""
+"""Measures the storage of a folder: a large file written and read, small files read, none from the host's cache."""
 
 import os
 import statistics
@@ -25,7 +25,7 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
     try:
         with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
             large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
-            # The small files are written once; each repeat reads them anew.
+            # The small files are written once and read in each repeat.
             for path in small:
                 _write_synced(path, os.urandom(_SMALL_BYTES))
             content = os.urandom(size)

@@ -34,7 +34,7 @@ def wall_clock(run: Callable[[], Any]) -> float:
     """Return the seconds that a call takes on the processor."""
     before = time.perf_counter_ns()
     run()
-    return (time.perf_counter_ns() - before) * 1e-9
+    return (time.perf_counter_ns() - before) / 1e9
 
 
 def cuda_clock(run: Callable[[], Any]) -> float:
@@ -62,8 +62,12 @@ def synchronized_clock(device: Any) -> Clock:
     import torch
 
     def clock(run: Callable[[], Any]) -> float:
+        def run_and_wait() -> None:
+            run()
+            torch.cuda.synchronize(device)
+
         torch.cuda.synchronize(device)
-        return wall_clock(lambda: (run(), torch.cuda.synchronize(device)))
+        return wall_clock(run_and_wait)
 
     return clock
 

@@ -1,4 +1,4 @@
-"""Profiles of models: traced without running them, or recorded and timed while they run."""
+"""Makes profiles: traced without running a kernel, or with every operation timed on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ _HALVINGS = 6  # of the batch, each of which is measured too
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """What to profile: a model, a sample, and how it is trained."""
+    """A model, a sample, and how the model is trained."""
 
     model: nn.Module
     sample: Any
@@ -56,7 +56,7 @@ class TraceOptions:
         return 512 if self.place.type == "cuda" else 64
 
     def step(self, *, fake: bool, lean: bool = False) -> TrainingStep:
-        """Return the step made ready."""
+        """Return the prepared step."""
         return prepare_step(
             self.model,
             self.sample,
@@ -71,7 +71,7 @@ class TraceOptions:
     def profile(
         self, step: TrainingStep, recording: Recording, seconds: dict[int, float] | None = None
     ) -> ProfileFields:
-        """Return the profile that a recording gives."""
+        """Return the profile of a recording."""
         profile = make_profile(
             step,
             recording,
@@ -97,7 +97,7 @@ def trace_model(request: TraceOptions) -> ProfileFields:
 
 
 def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) -> ProfileFields:
-    """Return the profile of a step whose operations are timed one by one, and the whole step beside them."""
+    """Return the profile of a step with the seconds of each operation, and of the whole step."""
     for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ProfileError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
