@@ -87,8 +87,8 @@ class Stage:
     """The part between two neighbouring cuts of the graph: the finest chain that memory planning can use.
 
     A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to
-    the rest, and is not written any more. As in memory planning, `saved_bytes` (w_ā) is everything that autograd holds for
-    the stage, with its output and without its input and the parameters.
+    the rest, and is not written any more. As in memory planning, `saved_bytes` (w_ā) is everything that autograd holds
+    for the stage, with its output and without its input and the parameters.
     """
 
     name: str

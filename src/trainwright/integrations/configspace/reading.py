@@ -34,7 +34,7 @@ Literal = tuple[str, str, str]  # left side, sign, right side
 
 
 def read_configspace(space: Any) -> tuple[dict[str, Parameter], list[Requirement]]:
-    """Return the parameters and requirements of a ConfigurationSpace, or raise `SpaceError` naming the unsupported part.
+    """Return the parameters and requirements of a ConfigurationSpace, or raise `SpaceError` for unsupported ones.
 
     All parameters come with defaults, for ConfigSpace gives one to each.
     """
