@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from trainwright.schedule.time_left import seconds_left
+from trainwright.schedule.allocator.time_left import seconds_left
 from trainwright.signals import StopSignals
 from trainwright.study.book import Book
 from trainwright.study.budget import Budget

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainwright.errors import EngineError
-from trainwright.schedule.estimates import interpolated
+from trainwright.schedule.allocator.estimates import interpolated
 
 __all__ = ["Scaling"]
 
