@@ -4,7 +4,6 @@ import pytest
 from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.conformance import StrategyConformance
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.strategies.channel import ChannelStrategy
@@ -16,6 +15,7 @@ from trainwright.plan.parallel.strategies.pipeline import PipelineStrategy
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
 from trainwright.plan.parallel.strategies.spatial import SpatialStrategy, halo_elements
 from trainwright.plan.parallel.strategies.tensor import TensorStrategy
+from trainwright.testing.strategy import StrategyConformance
 
 FP32 = precision_of("fp32")
 
