@@ -51,7 +51,7 @@ def calibrate_cluster(
     if len(runs) <= len(constants):
         names = ", ".join(constant.name for constant in constants)
         raise InputError(f"runs: got {len(runs)}; allowed: more than the {len(constants)} figures to fit ({names})")
-    fit = fit_constants(constants, predict_all, seconds, starts=2)
+    fit = fit_constants(constants, predict_all, seconds, starts=1)
     # Each fitted figure takes one degree of freedom from the residuals.
     error = math.sqrt(float(np.square(fit.residuals).sum()) / (len(runs) - len(constants)))
     parts = ("compute", "framework", *(tier.name for tier in cluster.tiers))
