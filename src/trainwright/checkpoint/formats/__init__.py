@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from trainwright.checkpoint.formats.dcp import Dcp
 from trainwright.checkpoint.formats.hdf5 import Hdf5
@@ -11,6 +10,7 @@ from trainwright.checkpoint.formats.protocol import Capabilities, Format, Slices
 from trainwright.checkpoint.formats.safetensors import SafeTensors
 from trainwright.checkpoint.formats.torch_zip import TorchZip
 from trainwright.errors import CheckpointFormatError, CheckpointNotFoundError, closest
+from trainwright.plugins import Registry
 
 __all__ = [
     "FORMATS",
@@ -28,9 +28,7 @@ __all__ = [
     "format_of",
 ]
 
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {one.name: one for one in (TorchZip(), SafeTensors(), Dcp(), Hdf5(), Npz())}
-)
+FORMATS: Mapping[str, Format] = Registry("format", CheckpointFormatError)
 """Every format by name, with its default settings."""
 
 

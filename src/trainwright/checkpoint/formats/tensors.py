@@ -8,6 +8,7 @@ import numpy as np
 
 from trainwright.checkpoint.formats.protocol import Capabilities, Stored, TensorInfo
 from trainwright.errors import CheckpointFormatError
+from trainwright.plugins import Registry
 
 if TYPE_CHECKING:
     import torch
@@ -145,9 +146,8 @@ def _looked_at(tensors: "Mapping[str, Tensor]") -> Iterator[tuple[str, TensorInf
 
 
 def _no_such_dtype(name: str, dtype: str, format_name: str) -> str:
-    from trainwright.checkpoint.formats import FORMATS
-
-    able = [other.name for other in FORMATS.values() if dtype in other.capabilities.dtypes]
+    formats = Registry("format", CheckpointFormatError)
+    able = [other.name for other in formats.values() if dtype in other.capabilities.dtypes]
     allowed = f"one of the formats {', '.join(able)}" if able else "dense dtypes without quantisation parameters"
     return f"write, {name!r}: got dtype {dtype}, which the format {format_name!r} cannot hold; allowed: {allowed}"
 
