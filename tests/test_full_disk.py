@@ -59,7 +59,7 @@ def csv(directory, folder):
 
 
 def optuna_journal(directory, folder):
-    from trainwright.report.optuna_journal import export_optuna_journal
+    from trainwright.integrations.optuna.journal import export_optuna_journal
 
     export_optuna_journal(directory, folder / "optuna.log")
 

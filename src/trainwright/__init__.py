@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trainwright.engine.simulated.task import Parametric
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
+    from trainwright.integrations.optuna.sampler import TrainwrightSampler
+    from trainwright.integrations.optuna.searcher import OptunaSearcher
     from trainwright.model.profile import Profile
     from trainwright.plan import Oracle
     from trainwright.schedule import (
@@ -48,11 +50,9 @@ if TYPE_CHECKING:
         ForestSearcher,
         GaussianProcessSearcher,
         GridSearcher,
-        OptunaSearcher,
         QuasiRandomSearcher,
         RandomSearcher,
     )
-    from trainwright.search.sampler import TrainwrightSampler
     from trainwright.serve import Deployment
     from trainwright.space import (
         Beta,
@@ -113,7 +113,7 @@ _HOME = {
     "Median": "schedule",
     "MultiObjectiveASHA": "schedule",
     "Normal": "space",
-    "OptunaSearcher": "search",
+    "OptunaSearcher": "integrations.optuna.searcher",
     "Oracle": "plan",
     "PASHA": "schedule",
     "RASDA": "schedule",
@@ -133,7 +133,7 @@ _HOME = {
     "StudyFailed": "study",
     "SuccessiveHalving": "schedule",
     "TrainwrightError": "errors",
-    "TrainwrightSampler": "search.sampler",
+    "TrainwrightSampler": "integrations.optuna.sampler",
     "Trial": "train",
     "Worker": "study",
     "all_of": "space",

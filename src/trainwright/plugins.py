@@ -48,11 +48,14 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
         "searcher": _Kind(
             group="trainwright.searchers",
-            built_in=_listed(
-                "trainwright.search",
-                "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher OptunaSearcher "
-                "QuasiRandomSearcher RandomSearcher",
-            ),
+            built_in={
+                **_listed(
+                    "trainwright.search",
+                    "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher "
+                    "QuasiRandomSearcher RandomSearcher",
+                ),
+                **_listed("trainwright.integrations.optuna.searcher", "OptunaSearcher"),
+            },
         ),
         "rule": _Kind(
             group="trainwright.rules",

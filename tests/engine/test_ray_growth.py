@@ -10,7 +10,7 @@ import trainwright as tw
 from eager import Eager
 from trainwright.engine.ray.engine import Ray
 from trainwright.schedule import Seat
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule.policies.resizing import Resizing
 
 pytestmark = [
     pytest.mark.slow,

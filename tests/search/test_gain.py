@@ -8,10 +8,10 @@ import pytest
 import trainwright as tw
 from trainwright.errors import InputError, SearchError
 from trainwright.search import View
-from trainwright.search.conformance import play
-from trainwright.search.estimate import Estimate
+from trainwright.search.bayes.estimate import Estimate
 from trainwright.study import Budget
 from trainwright.study.job import JobNote
+from trainwright.testing.searcher import play
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))
 

@@ -10,10 +10,10 @@ import trainwright as tw
 from trainwright.errors import SearchError, StudyError
 from trainwright.ledger import facts
 from trainwright.search import View
-from trainwright.search._mixture import Mixture
-from trainwright.search.conformance import play
+from trainwright.search.bayes.mixture import Mixture
 from trainwright.search.transfer import Experience, Recalled
 from trainwright.space import Choice, Float, Int, Space, equals, require
+from trainwright.testing.searcher import play
 
 WAYS = ("surrogate", "generative", "priors")
 OLD = Space(

@@ -17,7 +17,7 @@ from trainwright.engine import Died, Returned, StoppedEarly
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
 from trainwright.schedule import Desk, Doubling, DoublingAsPublished, Estimates, MarginalGain, Work
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule.policies.resizing import Resizing
 from trainwright.study.claims import Claims
 from trainwright.study.driver.allocator import Allocator
 

@@ -158,7 +158,7 @@ def recommended(state: State, space: Space, by: By) -> TrialState:
     best = results.best()  # refuses what has none
     if by == "observed":
         return best
-    from trainwright.search.estimate import Estimate
+    from trainwright.search.bayes.estimate import Estimate
 
     view = View(space, state.seed, bounds=state.limits)
     SearchProjection(view, state.outcomes).catch_up(state.trials)

@@ -139,6 +139,6 @@ class Planning:
         return {"plan": {"configurations": content["configurations"], "cost": content["cost"]}}
 
     def _room(self) -> int:
-        from trainwright.memory.budget import read_size
+        from trainwright.plan.memory.budget import read_size
 
         return read_size(self.max_memory, f"{_WHERE} max_memory")

@@ -38,7 +38,7 @@ from trainwright.schedule import (
     Work,
 )
 from trainwright.schedule import Event as RuleEvent
-from trainwright.schedule.time_left import seconds_left
+from trainwright.schedule.allocator.time_left import seconds_left
 
 __all__ = ["simulate"]
 
