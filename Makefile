@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all servers lint format docs bench peers clean
+.PHONY: help demo test test-all reach servers lint format docs bench peers clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -30,6 +30,14 @@ test: $(VENV)/.dev servers  ## Run the fast tests
 test-all: $(VENV)/.dev servers  ## Run all tests, the slow ones too
 	@echo "== test-all: everything, several minutes more than \`make test\`"
 	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+reach: $(VENV)/.dev  ## Measure which functions the demo, the examples and the guides run; the share by package is printed
+	rm -rf runs/reach .coverage .coverage.*
+	$(BIN)/python -m coverage run -m trainwright run examples/projects/images/digits.toml --directory runs/reach
+	$(BIN)/python -m coverage run -m pytest -q -p no:cacheprovider tests/test_examples.py tests/test_projects.py tests/docs/test_code_blocks.py
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage json --quiet -o runs/reach/coverage.json
+	$(BIN)/python benchmarks/reach.py runs/reach/coverage.json
 
 servers:  ## Install Redis and Chromium, which tests talk to, by apt where that is allowed; else say what is left out
 	@missing=""; command -v redis-server >/dev/null || missing="redis-server"; \

@@ -98,7 +98,7 @@ def checkpoint(folder, size):
 
 
 def member(folder, size):
-    from trainwright.ensemble.entry import write_folder
+    from trainwright.ensemble.library.member import write_folder
 
     return lambda: write_folder(folder / "library", "member", {"a": b"x" * size, "b/c": b"x"})
 

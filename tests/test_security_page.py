@@ -82,12 +82,12 @@ def test_text_is_executed_where_it_is_the_users_script():
 def test_torch_reads_programs_only_with_trust():
     """Its reader runs what it finds; ours is used unless the caller has said `trust`, which nothing does by itself."""
     found = {name for name, path in NAMES.items() for called, _ in calls(path) if called == "torch.export.load"}
-    assert found == {"ensemble/program.py"}
-    text = (ROOT / "ensemble/program.py").read_text(encoding="utf-8")
+    assert found == {"ensemble/export/program.py"}
+    text = (ROOT / "ensemble/export/program.py").read_text(encoding="utf-8")
     assert text.count("_loaded(") == 2  # its definition, and the call behind the flag
     assert "if not trust:\n            raise\n    return _loaded(" in text
     from trainwright.ensemble import Ensemble, Library
-    from trainwright.ensemble.program import network_of
+    from trainwright.ensemble.export.program import network_of
 
     for function in (Ensemble.load, Library.open, Library.of, network_of):
         assert inspect.signature(function).parameters["trust"].default is False
@@ -100,12 +100,12 @@ def test_torch_reads_programs_only_with_trust():
         if word.arg == "trust" and ast.unparse(word.value) == "True"
     }
     # A program that was just written here is compared with its network; a workflow loads what it exported itself.
-    assert trusting == {"ensemble/program.py", "cli/stages/allocation.py", "cli/stages/deployment.py"}
+    assert trusting == {"ensemble/export/program.py", "cli/stages/allocation.py", "cli/stages/deployment.py"}
 
 
 def test_programs_are_bounded_as_the_page_says():
     pytest.importorskip("torch")
-    from trainwright.ensemble import program_graph
+    from trainwright.ensemble.export import program_graph
 
     assert f"{program_graph._ROW_BYTES >> 30} GiB at once" in PAGE
 

@@ -81,8 +81,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 def _speed() -> tuple[float, int]:
     """Processor seconds (median of 9) of 50 greedy steps, and the peak of resident memory."""
     from trainwright.ensemble import BudgetedGreedy
-    from trainwright.ensemble.candidates import Candidates, scorer_of
     from trainwright.ensemble.metrics import METRICS
+    from trainwright.ensemble.selection.candidates import Candidates, scorer_of
 
     draws = np.random.default_rng(0)
     true = draws.random((300, 10_000), dtype=np.float32)

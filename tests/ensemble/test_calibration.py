@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble import Mixture, calibrate, combine, expected_calibration_error, judged, reliability
-from trainwright.ensemble.calibration import Calibration
-from trainwright.ensemble.coverage import auroc, coverage, crps, mixture_quantiles, risk_coverage
+from trainwright.ensemble.combine.calibration import Calibration
+from trainwright.ensemble.combine.coverage import auroc, coverage, crps, mixture_quantiles, risk_coverage
 from trainwright.ensemble.metrics import cross_entropy, normal_nll
 from trainwright.errors import EnsembleError
 

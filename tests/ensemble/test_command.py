@@ -34,7 +34,6 @@ def test_table_page_and_json(filled, trainwright, tmp_path):
     assert told["front"][0]["loss"] == pytest.approx(front.points[0].loss)
     assert told["front"][0]["corrected_loss"] > told["front"][0]["loss"]
     assert told["pick"]["losses"]["test"] == pytest.approx(front.pick().score("test", "cross_entropy"), abs=1e-3)
-    assert told["least_possible_loss"] <= told["front"][0]["loss"]
     assert set(told["cross_validated"]) == {"single best", "top-k"}  # 60 rows are too few for more
     assert "only 60 rows to select on" in told["warnings"][0]
     for text in (

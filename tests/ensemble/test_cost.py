@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import leave
-from trainwright.ensemble.cost import measure
+from trainwright.ensemble.library.cost import measure
 from trainwright.errors import EnsembleError
 
 torch = pytest.importorskip("torch")

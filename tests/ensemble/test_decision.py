@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble import decide
-from trainwright.ensemble.decision import MEASURES
+from trainwright.ensemble.combine.decision import MEASURES
 from trainwright.errors import EnsembleError
 
 

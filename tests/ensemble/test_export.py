@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import METRICS, BudgetedGreedy, Ensemble, Library, leave, risk_coverage, uncertainty_of
-from trainwright.ensemble.export import manifest_digest
+from trainwright.ensemble.export.folder import manifest_digest
 from trainwright.errors import EnsembleError, ExportError
 
 torch = pytest.importorskip("torch")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import BudgetedGreedy, Front, Point, leave
-from trainwright.ensemble.candidates import scorer_of
 from trainwright.ensemble.metrics import METRICS
+from trainwright.ensemble.selection.candidates import scorer_of
 from trainwright.errors import EnsembleError
 
 

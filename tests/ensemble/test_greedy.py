@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble.candidates import Candidates, RowScorer, TrueClassScorer, scorer_of
-from trainwright.ensemble.greedy import BudgetedGreedy
 from trainwright.ensemble.metrics import METRICS
+from trainwright.ensemble.selection.candidates import Candidates, RowScorer, TrueClassScorer, scorer_of
+from trainwright.ensemble.selection.greedy import BudgetedGreedy
 from trainwright.errors import EnsembleError
 
 METRIC_NAMES = sorted(name for name, metric in METRICS.items() if "classes" in metric.outputs)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.entry import Member
-from trainwright.ensemble.export import MANIFEST_FILE, manifest_digest
+from trainwright.ensemble.export.folder import MANIFEST_FILE, manifest_digest
+from trainwright.ensemble.library.member import Member
 from trainwright.errors import EnsembleError, ExportError
 
 torch = pytest.importorskip("torch")
@@ -25,7 +25,7 @@ import programs_for_tests as made  # noqa: E402
 import served_networks as networks  # noqa: E402
 from programs_for_tests import MODEL, WEIGHTS, node, packed, tensor  # noqa: E402
 
-from trainwright.ensemble.program import network_of, refuse_unknown  # noqa: E402
+from trainwright.ensemble.export.program import network_of, refuse_unknown  # noqa: E402
 
 DRAWS = np.random.default_rng(0)
 WEIGHT, BIAS = DRAWS.normal(size=(3, 4)).astype("f4"), DRAWS.normal(size=3).astype("f4")

@@ -174,7 +174,7 @@ class TestSelect:
 
     def test_costs_of_different_devices(self, study):
         pytest.importorskip("torch")
-        from trainwright.ensemble.cost import Cost
+        from trainwright.ensemble.library.cost import Cost
 
         for number, device in enumerate(("cpu", "NVIDIA H100")):
             cost = Cost(parameter_count=1, weight_bytes=4, device=device, threads=1, dtype="float32", seconds=0.1)
@@ -188,7 +188,7 @@ class TestSelect:
         torch = pytest.importorskip("torch")
         from networks_for_tests import linear
 
-        from trainwright.ensemble.cost import Cost
+        from trainwright.ensemble.library.cost import Cost
 
         for number, (device, shape) in enumerate((("cpu", (3,)), ("NVIDIA H100", (3,)), ("cpu", (3,)))):
             network = linear({"outputs": 4}) if number < 2 else object()
@@ -225,7 +225,7 @@ class TestSelect:
             study.library().measured()
 
     def test_a_member_without_cost_among_others(self, study):
-        from trainwright.ensemble.cost import Cost
+        from trainwright.ensemble.library.cost import Cost
 
         cost = Cost(parameter_count=1, weight_bytes=4, device="cpu", threads=1, dtype="float32", seconds=0.1)
         trial = study.trial(0, scratch={"ensemble.cost": cost})

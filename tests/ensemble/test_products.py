@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble.products import TERMS, log_sums
+from trainwright.ensemble.selection.log_sums import TERMS, log_sums
 
 
 @settings(max_examples=25)

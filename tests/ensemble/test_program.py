@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import networks_for_tests  # noqa: E402
 from honest_networks import NETWORKS  # noqa: E402
 
-from trainwright.ensemble.program import exported, network_of  # noqa: E402
+from trainwright.ensemble.export.program import exported, network_of  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
 

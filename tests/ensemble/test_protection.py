@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import BudgetedGreedy
-from trainwright.ensemble.candidates import Candidates, scorer_of
 from trainwright.ensemble.metrics import METRICS
-from trainwright.ensemble.protection import cross_validated, protect
+from trainwright.ensemble.selection.candidates import Candidates, scorer_of
+from trainwright.ensemble.selection.protection import cross_validated, protect
 
 CE = METRICS["cross_entropy"]
 

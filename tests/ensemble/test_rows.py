@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble import BudgetedGreedy, Library, Member, Retention, Split, leave
-from trainwright.ensemble.candidates import scorer_of
+from trainwright.ensemble.library.retention import Standing
 from trainwright.ensemble.metrics import METRICS
-from trainwright.ensemble.retention import Standing
+from trainwright.ensemble.selection.candidates import scorer_of
 from trainwright.errors import EnsembleError, MixedSplitsError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import RULES, BudgetedGreedy, Ensemble, EnsembleSettings, combine, leave
-from trainwright.ensemble.rules import default_rule
+from trainwright.ensemble.combine.rules import default_rule
 from trainwright.errors import EnsembleError
 
 ROWS = 30

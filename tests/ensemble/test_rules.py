@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble import Geometric, Mean, Median, Mixture, Slots, Stacking, Vote, Weighted, combine, rule_of
+from trainwright.ensemble.combine.rules import RULES
 from trainwright.ensemble.conformance import RuleConformance
-from trainwright.ensemble.rules import RULES
 from trainwright.errors import EnsembleError
 
 

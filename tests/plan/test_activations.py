@@ -6,8 +6,8 @@ import pytest
 from oracle_cases import make_cluster, make_convolutions
 
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.state import precision_of
-from trainwright.plan.work import Work
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.precision import precision_of
 from trainwright.profile import describe_transformer
 
 GIB = 2**30

@@ -12,8 +12,8 @@ from torch import nn
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
+from trainwright.plan.parallel.pipeline_stages import cuts
 from trainwright.plan.plan_file import load, save
-from trainwright.plan.stages import cuts
 from trainwright.profile import Profile
 
 

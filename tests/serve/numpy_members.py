@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.entry import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
+from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
 from trainwright.serve import Deployment, Plan, Unit, parse_devices
 from trainwright.serve.matrix import digest_of
 

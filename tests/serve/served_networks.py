@@ -9,9 +9,16 @@ import torch
 from torch import nn
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.entry import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
-from trainwright.ensemble.rules import rule_of
-from trainwright.ensemble.weights import weights_of
+from trainwright.ensemble.combine.rules import rule_of
+from trainwright.ensemble.library.member import (
+    MEMBER_FILE,
+    PROGRAM_FILE,
+    SCHEMA,
+    WEIGHTS_FILE,
+    read_member,
+    write_folder,
+)
+from trainwright.ensemble.library.weights import weights_of
 
 INPUTS = 5
 

@@ -81,7 +81,7 @@ def folder(tmp_path_factory):
             "member.json": Member.digest_of(content),
             "weights.safetensors": Member.digest_of(weights),
         }
-        from trainwright.ensemble.entry import read_member
+        from trainwright.ensemble.library.member import read_member
 
         members.append(read_member(place, digests, trial=trial))
     Ensemble(members=tuple(members), weights=(0.5, 0.3, 0.2)).save(root / "out")

@@ -16,7 +16,7 @@ __all__ = ["cluster_of", "devices_of", "input_of", "profile_of"]
 
 def profile_of(model: str, sample: str | None, *, precision: str, optimizer: str) -> "Profile":
     """Return the profile in a .json file, or that of a factory, traced on its sample without running it."""
-    from trainwright.plan.state import optimizer_of
+    from trainwright.plan.parallel.precision import optimizer_of
     from trainwright.profile import Profile
 
     if model.endswith(".json"):

@@ -116,15 +116,9 @@ def ensemble(
 
 def _content(choice: "ChosenEnsemble") -> dict[str, Any]:
     """Return what the command says, as JSON."""
-    from trainwright.ensemble import convex_bound
-
     front, report, settings = choice.front, choice.report, choice.settings
     points = [{"corrected_loss": front.corrected(point), **_point(point)} for point in front.thinned()]
     protection = front.protection
-    candidates = front.candidates
-    bound = None
-    if front.metric == "cross_entropy" and candidates is not None and candidates.true is not None:
-        bound = convex_bound(candidates.true).least
     single = front.single_best
     test = report.rows if report.rows in single.members[0].splits else None
     return {
@@ -159,7 +153,6 @@ def _content(choice: "ChosenEnsemble") -> dict[str, Any]:
             for name, one in protection.checked.items()
         },
         "fallback": {"choice": protection.chosen, "reason": protection.reason},
-        "least_possible_loss": bound,
         "warnings": [*protection.warnings, *_warnings(choice.library)],
     }
 

@@ -144,7 +144,7 @@ def _content(plan: "ParallelPlan", samples: int | None) -> dict[str, Any]:
 
 def _speeds(plan: "ParallelPlan", profile: "Profile", machine: "Cluster") -> list[str]:
     """Return samples a second, and the model's operations a second on a device with their share of what it can."""
-    from trainwright.plan.state import precision_of
+    from trainwright.plan.parallel.precision import precision_of
 
     rate = plan.batch / plan.seconds_per_iteration
     work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch

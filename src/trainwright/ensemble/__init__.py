@@ -1,8 +1,6 @@
 """Ensembles: what trials leave behind, selection of members under budgets, and held-out scores."""
 
-from trainwright.ensemble.bagging import Bagged
-from trainwright.ensemble.bound import Bound, convex_bound
-from trainwright.ensemble.calibration import (
+from trainwright.ensemble.combine.calibration import (
     Calibration,
     Judged,
     Reliability,
@@ -11,36 +9,31 @@ from trainwright.ensemble.calibration import (
     judged,
     reliability,
 )
-from trainwright.ensemble.combine import Combined, Rule, Slots, combine
-from trainwright.ensemble.cost import Cost
-from trainwright.ensemble.coverage import Coverage, RiskCoverage, auroc, coverage, crps, risk_coverage
-from trainwright.ensemble.decision import Decision, decide
+from trainwright.ensemble.combine.coverage import Coverage, RiskCoverage, auroc, coverage, crps, risk_coverage
+from trainwright.ensemble.combine.decision import Decision, decide
+from trainwright.ensemble.combine.means import Geometric, Mean, Vote, Weighted
+from trainwright.ensemble.combine.median import Median
+from trainwright.ensemble.combine.mixture import Mixture
+from trainwright.ensemble.combine.rule import Combined, Rule, Slots, combine
+from trainwright.ensemble.combine.rules import RULES, rule_of
+from trainwright.ensemble.combine.stacking import Stacking
+from trainwright.ensemble.combine.uncertainty import Uncertainty, uncertainty_of
 from trainwright.ensemble.ensemble import Ensemble
+from trainwright.ensemble.ensemble_report import Report
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, KeptSettings
-from trainwright.ensemble.entry import Member, Split
-from trainwright.ensemble.exhaustive import Beam, Exact
-from trainwright.ensemble.front import Front, Point, Strategy
-from trainwright.ensemble.greedy import BudgetedGreedy, Selection, Step
-from trainwright.ensemble.library import Library
-from trainwright.ensemble.means import Geometric, Mean, Vote, Weighted
-from trainwright.ensemble.median import Median
+from trainwright.ensemble.library.cost import Cost
+from trainwright.ensemble.library.library import Library
+from trainwright.ensemble.library.member import Member, Split
+from trainwright.ensemble.library.retention import Retention
+from trainwright.ensemble.library.save_member import leave
 from trainwright.ensemble.metrics import METRICS, Metric, accuracy, cross_entropy, normal_nll, squared_error
-from trainwright.ensemble.mixture import Mixture
-from trainwright.ensemble.offer import leave
-from trainwright.ensemble.online import OnlineSelector
-from trainwright.ensemble.protection import Checked, Protection
-from trainwright.ensemble.report import Report
-from trainwright.ensemble.retention import Retention
-from trainwright.ensemble.rules import RULES, rule_of
-from trainwright.ensemble.stacking import Stacking
-from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
+from trainwright.ensemble.selection.front import Front, Point, Strategy
+from trainwright.ensemble.selection.greedy import BudgetedGreedy, Selection, Step
+from trainwright.ensemble.selection.protection import Checked, Protection
 
 __all__ = [
     "METRICS",
     "RULES",
-    "Bagged",
-    "Beam",
-    "Bound",
     "BudgetedGreedy",
     "Calibration",
     "Checked",
@@ -51,7 +44,6 @@ __all__ = [
     "Decision",
     "Ensemble",
     "EnsembleSettings",
-    "Exact",
     "Front",
     "Geometric",
     "Judged",
@@ -62,7 +54,6 @@ __all__ = [
     "Member",
     "Metric",
     "Mixture",
-    "OnlineSelector",
     "Point",
     "Protection",
     "Reliability",
@@ -83,7 +74,6 @@ __all__ = [
     "auroc",
     "calibrate",
     "combine",
-    "convex_bound",
     "coverage",
     "cross_entropy",
     "crps",

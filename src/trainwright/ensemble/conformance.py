@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainwright.ensemble.combine import Rule, Slots, combine
+from trainwright.ensemble.combine.rule import Rule, Slots, combine
+from trainwright.ensemble.combine.rules import rule_of
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.rules import rule_of
 from trainwright.randomness import rng
 
 __all__ = ["RuleConformance"]

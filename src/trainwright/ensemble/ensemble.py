@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.ensemble.calibration import Calibration, calibrate
-from trainwright.ensemble.combine import Rule, combine
-from trainwright.ensemble.decision import Decision, decide
-from trainwright.ensemble.entry import Member
-from trainwright.ensemble.export import read_export, write_export
+from trainwright.ensemble.combine.calibration import Calibration, calibrate
+from trainwright.ensemble.combine.decision import Decision, decide
+from trainwright.ensemble.combine.rule import Rule, combine
+from trainwright.ensemble.combine.rules import default_rule, rule_of
+from trainwright.ensemble.combine.stacking import Stacking
+from trainwright.ensemble.combine.uncertainty import Uncertainty, uncertainty_of
+from trainwright.ensemble.ensemble_report import Report, report_of
+from trainwright.ensemble.export.folder import read_export, write_export
+from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.library.networks import outputs_of
+from trainwright.ensemble.library.predictions import Output, normalised
+from trainwright.ensemble.library.weights import built
 from trainwright.ensemble.metrics import SMALLEST, Array, metric_of
-from trainwright.ensemble.networks import outputs_of
-from trainwright.ensemble.predictions import Output, normalised
-from trainwright.ensemble.report import Report, report_of
-from trainwright.ensemble.rules import default_rule, rule_of
-from trainwright.ensemble.stacking import Stacking
-from trainwright.ensemble.uncertainty import Uncertainty, uncertainty_of
-from trainwright.ensemble.weights import built
 from trainwright.errors import EnsembleError, ExportError
 
 if TYPE_CHECKING:

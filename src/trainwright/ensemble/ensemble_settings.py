@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.ensemble.decision import MEASURES
+from trainwright.ensemble.combine.decision import MEASURES
+from trainwright.ensemble.combine.rules import RULES
 from trainwright.ensemble.ensemble import Ensemble
-from trainwright.ensemble.front import PICKS, Front
-from trainwright.ensemble.greedy import BudgetedGreedy
-from trainwright.ensemble.library import Library
+from trainwright.ensemble.ensemble_report import Report
+from trainwright.ensemble.library.library import Library
 from trainwright.ensemble.metrics import METRICS
-from trainwright.ensemble.report import Report
-from trainwright.ensemble.rules import RULES
+from trainwright.ensemble.selection.front import PICKS, Front
+from trainwright.ensemble.selection.greedy import BudgetedGreedy
 from trainwright.errors import EnsembleError
 from trainwright.files import read_json, write_text
 from trainwright.ledger import State

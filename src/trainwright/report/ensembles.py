@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from trainwright.ensemble import METRICS, ChosenEnsemble, Ensemble, Front, KeptSettings
-from trainwright.ensemble.candidates import scorer_of
+from trainwright.ensemble.selection.candidates import scorer_of
 from trainwright.ledger import State
 
 __all__ = ["Ensembles", "Single", "ensembles_of"]

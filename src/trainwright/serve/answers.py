@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.ensemble import Ensemble, Slots, uncertainty_of
+from trainwright.ensemble.library.networks import checked
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.networks import checked
 from trainwright.errors import EnsembleError, RequestError
 from trainwright.serve.batching import Request
 from trainwright.serve.service import Answer

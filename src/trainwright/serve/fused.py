@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trainwright.ensemble.entry import Member, read_member
+from trainwright.ensemble.library.member import Member, read_member
+from trainwright.ensemble.library.networks import linked, shaped
+from trainwright.ensemble.library.weights import built
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.networks import linked, shaped
-from trainwright.ensemble.weights import built
 from trainwright.errors import ServeError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.ensemble import Ensemble, Member
+from trainwright.ensemble.library.networks import outputs_of
 from trainwright.ensemble.metrics import Array
-from trainwright.ensemble.networks import outputs_of
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, ServeConfigError
 from trainwright.serve.answers import answer_of
 from trainwright.serve.batching import Request, request_of

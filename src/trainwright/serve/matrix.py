@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.entry import PROGRAM_FILE, WEIGHTS_FILE
+from trainwright.ensemble.library.member import PROGRAM_FILE, WEIGHTS_FILE
 from trainwright.errors import AllocationError
 from trainwright.files import read_json
 from trainwright.publishing import write_file

@@ -209,7 +209,7 @@ class _Replica:
     def __init__(self, members: tuple[Member, ...], kind: str, threads: int, batch: int, path: tuple[str, ...]) -> None:
         import torch
 
-        from trainwright.ensemble.weights import built
+        from trainwright.ensemble.library.weights import built
 
         sys.path += [place for place in path if place not in sys.path]  # factories are found where they were there
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.weights import built
+from trainwright.ensemble.library.weights import built
 from trainwright.errors import EnsembleError, ProfileError
 from trainwright.profile import Profile
 from trainwright.profile.layer import Block, Layer

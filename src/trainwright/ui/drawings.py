@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
-from trainwright.ensemble.library import newest
+from trainwright.ensemble.library.library import newest
 from trainwright.errors import EnsembleError, SearchError, TrainwrightError
 from trainwright.ledger import State
 from trainwright.report.ensemble_page import pictures

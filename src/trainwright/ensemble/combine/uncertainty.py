@@ -1,0 +1,105 @@
+"""Uncertainty of an ensemble, split: aleatoric (every member sees it) plus epistemic (members disagree) is the total.
+
+Classes: total = H(p) for p = sum w p_k, aleatoric = sum w H(p_k), epistemic = the mutual information (Depeweg et al.,
+ICML 2018). Values: the law of total variance (AutoDEUQ, arXiv 2110.13511). The weights are in every term.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainwright.ensemble.combine.mixture import Mixture
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import EnsembleError, closest
+
+__all__ = ["MEASURES", "Uncertainty", "uncertainty_of"]
+
+MEASURES = ("entropy", "confidence", "variance")
+
+_ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uncertainty:
+    """Per row [N], for values per output too [N, T]: total = aleatoric + epistemic.
+
+    It is that of the members' weighted mixture, before any calibration and whatever rule combines the predictions.
+    """
+
+    measure: str  # "entropy" in nats, "confidence" (1 - greatest probability), or "variance"
+    total: Array
+    aleatoric: Array | None  # None where members give no variance of their own: unknown, which is not 0
+    epistemic: Array
+
+    def per_row(self) -> "Uncertainty":
+        """Return the same with outputs averaged, [N]."""
+        if self.total.ndim == 1:
+            return self
+        return Uncertainty(
+            measure=self.measure,
+            total=self.total.mean(axis=1),
+            aleatoric=None if self.aleatoric is None else self.aleatoric.mean(axis=1),
+            epistemic=self.epistemic.mean(axis=1),
+        )
+
+
+def uncertainty_of(
+    predictions: Iterable[Array], weights: Sequence[float], output: str, measure: str | None = None
+) -> Uncertainty:
+    """Return the uncertainty of members' predictions, taken one at a time, in member order.
+
+    `measure` is "entropy" (default) or "confidence" for classes [N, C], "variance" for values [N, T] and moments
+    [N, T, 2].
+    """
+    fitting = ("entropy", "confidence") if output == "classes" else ("variance",)
+    chosen = fitting[0] if measure is None else measure
+    if chosen not in fitting:
+        raise EnsembleError(
+            f"uncertainty: got measure {measure!r} for predictions that are {output}; allowed: {', '.join(fitting)}"
+            f"{closest(str(measure), fitting)}"
+        )
+    if output == "classes":
+        return _of_classes(predictions, weights, chosen)
+    return _of_values(predictions, weights, output)
+
+
+def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure: str) -> Uncertainty:
+    of = _entropy if measure == "entropy" else _doubt
+    share = np.asarray(weights, dtype=np.float64) / sum(weights)
+    mean, inner = np.zeros(()), np.zeros(())
+    for weight, prediction in zip(share, predictions, strict=True):
+        wide = prediction.astype(np.float64)
+        mean, inner = mean + weight * wide, inner + weight * of(wide)
+    total = of(mean)
+    between = total - inner
+    wrong = ~(between >= -_ROUNDING)  # both measures are concave, so only rows that are no probabilities get here
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise EnsembleError(
+            f"uncertainty: row {row} has a mutual information of {between[row]:.3g}; allowed: none below 0; give class "
+            "probabilities"
+        )
+    epistemic = np.maximum(between, 0.0)
+    return Uncertainty(measure=measure, total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
+
+
+def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
+    rule, state = Mixture(), None
+    for member, (weight, prediction) in enumerate(zip(weights, predictions, strict=True)):
+        pair = prediction if output == "moments" else np.stack([prediction, np.zeros_like(prediction)], axis=-1)
+        state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
+    if state is None:
+        raise ValueError("uncertainty_of needs at least one prediction")
+    epistemic, noise = state.spread / state.weight, state.noise / state.weight
+    if output == "values":
+        return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)
+    return Uncertainty(measure="variance", total=noise + epistemic, aleatoric=noise, epistemic=epistemic)
+
+
+def _entropy(chance: Array) -> Array:
+    return np.asarray(-(chance * np.log(np.where(chance > 0, chance, 1.0))).sum(axis=1))
+
+
+def _doubt(chance: Array) -> Array:
+    return np.asarray(1.0 - chance.max(axis=1))

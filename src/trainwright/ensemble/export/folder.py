@@ -1,0 +1,181 @@
+"""An ensemble as one folder: `manifest.json` and `members/<trial>/{member.json,weights.safetensors,model.pt2?}`.
+
+No pickle is in it; a member with a `model.pt2` needs no factory. The manifest holds the digests of every other file
+and, over all the rest of itself, its own.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainwright.ensemble.export.program import exported, refuse_unknown
+from trainwright.ensemble.library.cost import BATCH_ROWS
+from trainwright.ensemble.library.member import (
+    MEMBER_FILE,
+    PROGRAM_FILE,
+    WEIGHTS_FILE,
+    Member,
+    read_member,
+    write_folder,
+)
+from trainwright.ensemble.library.weights import built
+from trainwright.errors import EnsembleError, ExportError
+from trainwright.files import read_json
+from trainwright.publishing import publish
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MANIFEST_FILE", "manifest_digest", "read_export", "write_export"]
+
+MANIFEST_FILE = "manifest.json"
+_SCHEMA = 2  # 1 had no digest of the manifest itself
+_KEYS = ("members", "output", "weights", "rule", "calibration", "threshold", "report", "digest")
+
+
+def write_export(
+    directory: Path,
+    members: Sequence[Member],
+    content: Mapping[str, Any],
+    *,
+    self_contained: bool = False,
+    replace: bool = False,
+) -> Path:
+    """Write members and manifest into a new folder, which appears whole or not at all; returns it.
+
+    With `replace` it takes the place of an earlier export there.
+    """
+    if directory.exists() and not (replace and (directory / MANIFEST_FILE).is_file()):
+        what = "is no exported ensemble" if replace else "exists already"
+        raise ExportError(f"{directory}: {what}; allowed: a new folder; give another name or remove it")
+    files: dict[str, bytes] = {}
+    listed = []
+    for member in members:
+        own = {WEIGHTS_FILE: member.weights()}
+        program = member.program() or (_exported(member) if self_contained else None)
+        if program is not None:
+            own[PROGRAM_FILE] = program
+        told = json.loads((member.folder / MEMBER_FILE).read_bytes())
+        told |= {"splits": {}, "files": {file: len(one) for file, one in own.items()}}
+        own[MEMBER_FILE] = json.dumps(told, indent=1, allow_nan=False).encode()
+        name = f"members/trial-{member.trial:06d}"
+        files |= {f"{name}/{file}": one for file, one in own.items()}
+        digests = {file: member.digest_of(one) for file, one in own.items()}
+        listed.append({"trial": member.trial, "folder": name, "digests": digests})
+    manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _versions()}
+    manifest["digest"] = manifest_digest(manifest)
+    files[MANIFEST_FILE] = json.dumps(manifest, indent=1, allow_nan=False).encode()
+    parent, name = directory.absolute().parent, directory.name
+    if not replace:
+        return write_folder(parent, name, files)[0]
+    with publish(directory) as temporary:
+        write_folder(parent, temporary.name, files)
+    return directory
+
+
+def read_export(directory: Path, *, trust: bool = False) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
+    """Return the members, their weights verified, and the rest of the manifest.
+
+    Without `trust` a program is refused that asks for more than `network_of` runs for anybody.
+    """
+    path = directory / MANIFEST_FILE
+    if not directory.is_dir():
+        raise ExportError(
+            f"ensemble {str(directory)!r}: there is no such folder; allowed: one that Ensemble.save wrote"
+        )
+    told = read_json(path, "ensemble", allowed="a folder that Ensemble.save wrote", error=ExportError)
+    _check_manifest(path, told)
+    try:
+        return _members(directory, path, told["members"], trust=trust), told
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_manifest(path, repr(error)[:200]) from error
+
+
+def _members(directory: Path, path: Path, listed: Any, *, trust: bool) -> tuple[Member, ...]:
+    members = []
+    for one in listed:
+        folder = directory / one["folder"]
+        if not folder.resolve().is_relative_to(directory.resolve()):
+            raise ExportError(
+                f"{path}: got the folder {one['folder']!r} of trial {one['trial']}, which lies outside of {directory}; "
+                "allowed: folders in it; export the ensemble again"
+            )
+        try:
+            member = read_member(folder, one["digests"], trial=one["trial"], trust=trust)
+            member.weights()
+            program = member.program()
+            if program is not None and not trust:
+                refuse_unknown(program, whose=f"trial {member.trial}")
+        except ExportError:
+            raise
+        except EnsembleError as error:
+            text = str(error).replace("differs from the digest in the ledger", "differs from the manifest's digest")
+            raise ExportError(text.replace("run the trial again", "export the ensemble again")) from error
+        members.append(member)
+    return tuple(members)
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """Return the BLAKE2b-128 of a manifest's content, its own digest left out; spaces and order do not count."""
+    rest = {key: value for key, value in manifest.items() if key != "digest"}
+    return Member.digest_of(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _check_manifest(path: Path, told: Any) -> None:
+    if not isinstance(told, dict) or not isinstance(told.get("schema"), int):
+        raise _no_manifest(path)
+    if told["schema"] > _SCHEMA:
+        raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; install a newer Trainwright")
+    if told["schema"] < _SCHEMA:
+        raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; export the ensemble again")
+    if any(key not in told for key in _KEYS) or not isinstance(told["members"], list) or not told["members"]:
+        raise _no_manifest(path)
+    found = manifest_digest(told)
+    if found != told["digest"]:
+        raise ExportError(
+            f"{path}: was changed after it was written: its digest is {found}, expected {told['digest']}; "
+            "export the ensemble again"
+        )
+    weights = told["weights"]
+    if not isinstance(weights, list) or not all(isinstance(one, int | float) for one in weights):
+        raise _no_manifest(path, "weights that are no numbers")
+    if len(weights) != len(told["members"]) or not all(one >= 0 for one in weights) or not 0 < sum(weights) < math.inf:
+        raise _no_manifest(path, f"{len(weights)} weights of {len(told['members'])} members: {weights!r:.100}")
+
+
+def _no_manifest(path: Path, why: str = "") -> ExportError:
+    reason = f" ({why})" if why else ""
+    return ExportError(f"{path}: is no manifest of an ensemble{reason}; allowed: a folder that Ensemble.save wrote")
+
+
+def _exported(member: Member) -> bytes:
+    """Return the program of a member that was left with a factory alone, by an example input of its kind."""
+    whose = f"Ensemble.save, self_contained: trial {member.trial}"
+    shape, dtype = member.input_shape, member.input_dtype
+    if shape is None or dtype is None:
+        raise ExportError(
+            f"{whose}: left no sample, which shows the input's shape; allowed: members whose training function gives "
+            "sample= to tw.ensemble.leave"
+        )
+
+    def example() -> "torch.Tensor":
+        import torch
+
+        kind: torch.dtype = getattr(torch, dtype)
+        draws = torch.randn(BATCH_ROWS, *shape, generator=torch.Generator().manual_seed(0))
+        return draws.to(kind) if kind.is_floating_point else torch.zeros_like(draws, dtype=kind)
+
+    return exported(built(member), example, whose=whose)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("trainwright", "torch", "safetensors", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,306 @@
+"""A program's graph as a network: its nodes, checked one by one, run in turn by torch's operators.
+
+Symbolic expressions, ranges, guards and the other metadata of the file are not read: each is text that torch would
+evaluate, and none is needed to compute.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trainwright.ensemble.export.operators import NeedsTrust, arguments_of, call_checked, operator_of
+from trainwright.ensemble.export.program_archive import Archive, dtype_of, whole
+from trainwright.errors import ExportError
+
+__all__ = ["Program"]
+
+_NODES = 50_000
+_ROW_BYTES = 1 << 30  # of what one node computes for a batch of one row
+_LARGEST_SIZE = 1 << 31
+_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+_STRIDED = 7
+_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format}
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value that an earlier node computed, by its place."""
+
+    place: int
+
+
+class _Device:
+    """The device of the input, wherever the program was exported."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    target: str
+    function: Callable[..., Any]
+    check: Callable[..., None] | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    puts: int | tuple[int, ...] | None  # where its answer, or each part of it, goes
+    frees: tuple[int, ...]  # places that no later step reads
+
+
+class Program(torch.nn.Module):
+    """The network of a `model.pt2`: one tensor [rows, ...] in, one out. Two of one graph have one structure."""
+
+    def __init__(self, archive: Archive) -> None:
+        """Check the graph and try it on shapes alone; raises ExportError or `NeedsTrust`, and runs nothing."""
+        super().__init__()
+        reader = _Reader(archive)
+        self._steps, self._input, self._answer = reader.steps, reader.input, reader.answer
+        self._held = {}
+        for place, weight in reader.weights.items():
+            name = f"w{place}"
+            if weight.is_param:
+                self.register_parameter(name, torch.nn.Parameter(weight.tensor, requires_grad=False))
+            else:
+                self.register_buffer(name, weight.tensor)
+            self._held[place] = name
+        self._text = reader.text
+        self._try(reader.row_shape, reader.row_dtype)
+        self.eval()
+
+    def extra_repr(self) -> str:
+        """Return a digest of the graph, so that two networks print alike if and only if they compute alike."""
+        return self._text
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the network's output for a batch."""
+        weights = {place: getattr(self, name) for place, name in self._held.items()}
+        return self._run(x, weights)
+
+    def _run(self, x: torch.Tensor, weights: Mapping[int, torch.Tensor], most_bytes: int | None = None) -> torch.Tensor:
+        values: dict[int, Any] = {**weights, self._input: x}
+        device = x.device
+        for step in self._steps:
+            args = [_resolved(one, values, device) for one in step.args]
+            kwargs = {name: _resolved(one, values, device) for name, one in step.kwargs.items()}
+            if step.check is not None:
+                step.check(*args, **kwargs)
+            found = step.function(*args, **kwargs)
+            if isinstance(step.puts, int):
+                values[step.puts] = found
+            elif step.puts is not None:
+                values.update(zip(step.puts, found, strict=True))
+            if most_bytes is not None and _bytes(found) > most_bytes:
+                size = f"{_bytes(found) >> 20:,} MiB"
+                raise ExportError(f"computes {size} at once for one row; allowed: {most_bytes >> 20:,} MiB")
+            for place in step.frees:
+                values.pop(place, None)
+        answer: torch.Tensor = values[self._answer]
+        return answer
+
+    def _try(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Run on tensors without memory, which shows what does not fit together and what would grow too large."""
+        with torch.no_grad():
+            weights = {p: torch.empty_like(getattr(self, name), device="meta") for p, name in self._held.items()}
+            found = self._run(torch.empty(*shape, dtype=dtype, device="meta"), weights, _ROW_BYTES)
+        if not isinstance(found, torch.Tensor):
+            raise ExportError(f"answers with {type(found).__name__}; allowed: a tensor")
+
+
+class _Reader:
+    """The steps of a graph, with names turned into places."""
+
+    def __init__(self, archive: Archive) -> None:
+        module = archive.program["graph_module"]
+        graph, signature = module["graph"], module["signature"]
+        self.places: dict[str, int] = {}
+        self.weights = {}
+        inputs = [one["as_tensor"]["name"] for one in graph["inputs"]]
+        specs = signature["input_specs"]
+        users = []
+        for name, told in zip(inputs, specs, strict=True):
+            ((kind, spec),) = told.items()
+            place = self._new(name)
+            if kind == "user_input" and spec["arg"]["as_tensor"]["name"] == name:
+                users.append((name, place))
+            elif kind in _SOURCES and spec["arg"]["name"] == name:
+                source, key = _SOURCES[kind]
+                held = archive.constants if source == "constants" else archive.weights
+                fallback = archive.constants  # buffers that a network does not keep in its state
+                self.weights[place] = held[spec[key]] if spec[key] in held else fallback[spec[key]]
+            else:
+                raise NeedsTrust(f"takes an input that is {kind!r}")
+        if len(users) != 1:
+            raise ExportError(f"takes {len(users)} inputs; allowed: one")
+        user, self.input = users[0]
+        self.row_shape, self.row_dtype = _row_of(graph["tensor_values"][user])
+        outputs = signature["output_specs"]
+        if len(outputs) != 1 or "user_output" not in outputs[0] or len(graph["outputs"]) != 1:
+            raise NeedsTrust("answers with more than one tensor, or changes its own weights")
+        nodes = graph["nodes"]
+        if len(nodes) > _NODES:
+            raise ExportError(f"has {len(nodes):,} nodes; allowed: {_NODES:,}")
+        steps = [self._step(node) for node in nodes]
+        self.answer = self.places[graph["outputs"][0]["as_tensor"]["name"]]
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr([(each.target, each.args, each.kwargs, each.puts) for each in steps]).encode())
+        self.text = f"graph={digest.hexdigest()}, steps={len(steps)}"
+        self.steps = _with_frees(steps, {self.answer})
+
+    def _new(self, name: str) -> int:
+        if name in self.places:
+            raise ExportError(f"computes {name[:40]!r} twice; allowed: each value once")
+        return self.places.setdefault(name, len(self.places))
+
+    def _step(self, node: Mapping[str, Any]) -> _Step:
+        target = node["target"]
+        function = operator_of(target)
+        given = {one["name"]: self._argument(one["arg"]) for one in node["inputs"]}
+        schema = getattr(function, "_schema", None)
+        args: list[Any] = []
+        kwargs = {}
+        if schema is None:  # arithmetic of sizes, by position
+            args = [self._argument(one["arg"]) for one in node["inputs"]]
+        else:
+            known = [one.name for one in schema.arguments]
+            if len(given) != len(node["inputs"]) or not set(given) <= set(known):
+                raise ExportError(f"gives {target!r} arguments that it does not have")
+            arguments_of(target, given)
+            makes = "device" in known and not any("Tensor" in str(one.type) for one in schema.arguments)
+            if makes:
+                given["device"] = _Device
+            if target == _ASSERTS:  # about where the program was exported, not where it runs
+                given.pop("device", None)
+            for one in schema.arguments:
+                if one.name in given and not one.kwarg_only and len(args) == known.index(one.name):
+                    args.append(given[one.name])
+                elif one.name in given:
+                    kwargs[one.name] = given[one.name]
+        return _Step(
+            target=target,
+            function=function,
+            check=call_checked(target),
+            args=tuple(args),
+            kwargs=kwargs,
+            puts=self._puts(node["outputs"]),
+            frees=(),
+        )
+
+    def _puts(self, outputs: Sequence[Mapping[str, Any]]) -> int | tuple[int, ...] | None:
+        if not outputs or (len(outputs) == 1 and "as_none" in outputs[0]):
+            return None
+        if len(outputs) == 1 and "as_tensors" in outputs[0]:
+            return tuple(self._new(one["name"]) for one in outputs[0]["as_tensors"])
+        places = []
+        for output in outputs:
+            ((kind, told),) = output.items()
+            if kind not in _ANSWERS:
+                raise NeedsTrust(f"computes a value that is {kind!r}")
+            places.append(self._new(told[_ANSWERS[kind]]))
+        return places[0] if len(places) == 1 else tuple(places)
+
+    def _argument(self, told: Mapping[str, Any]) -> Any:
+        ((kind, value),) = told.items()
+        read = _PLAIN.get(kind)
+        if read is not None:
+            return read(value)
+        if kind == "as_tensor":
+            return self._value(value["name"])
+        if kind == "as_tensors":
+            return [self._value(one["name"]) for one in value]
+        if kind in ("as_optional_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
+            return self._either(value)
+        if kind in ("as_optional_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools"):
+            return [self._either(one) for one in value]
+        raise NeedsTrust(f"uses an argument that is {kind!r}")
+
+    def _either(self, told: Mapping[str, Any]) -> Any:
+        ((kind, value),) = told.items()
+        return self._value(value) if kind == "as_name" else self._argument(told)
+
+    def _value(self, name: str) -> _Value:
+        return _Value(self.places[name])
+
+
+_ASSERTS = "torch.ops.aten._assert_tensor_metadata.default"
+_SOURCES = {
+    "parameter": ("weights", "parameter_name"),
+    "buffer": ("weights", "buffer_name"),
+    "tensor_constant": ("constants", "tensor_constant_name"),
+}
+_ANSWERS = {"as_tensor": "name", "as_sym_int": "as_name", "as_sym_float": "as_name", "as_sym_bool": "as_name"}
+
+
+def _float(value: Any) -> float:
+    return _FLOATS[value] if isinstance(value, str) else float(value)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        raise ExportError(f"uses the number {str(value)[:40]}; allowed: whole numbers of 64 bits")
+    return value
+
+
+def _layout(value: Any) -> torch.layout:
+    if value != _STRIDED:
+        raise NeedsTrust(f"uses the layout {value!r}")
+    return torch.strided
+
+
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    "as_none": lambda _: None,
+    "as_int": _integer,
+    "as_ints": lambda values: tuple(_integer(one) for one in values),
+    "as_float": _float,
+    "as_floats": lambda values: tuple(_float(one) for one in values),
+    "as_bool": lambda value: value is True,
+    "as_bools": lambda values: tuple(one is True for one in values),
+    "as_string": str,
+    "as_scalar_type": dtype_of,
+    "as_memory_format": lambda value: _FORMATS[value],
+    "as_layout": _layout,
+    "as_device": lambda _: _Device,
+}
+
+
+def _row_of(meta: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
+    """Return the shape of an input of one row, or of as many as the program is bound to, and its type."""
+    first, *rest = meta["sizes"]
+    if any("as_int" not in one for one in rest):
+        raise NeedsTrust("takes rows of any size")
+    rows = whole(first["as_int"], _LARGEST_SIZE) if "as_int" in first else 1
+    shape = [rows, *(whole(one["as_int"], _LARGEST_SIZE) for one in rest)]
+    return shape, dtype_of(meta["dtype"])
+
+
+def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:
+    """Return the steps, each with the places that it is the last to use."""
+    done, seen = [], set(stay)
+    for step in reversed(steps):
+        used = set(_places((step.args, tuple(step.kwargs.values()))))
+        used |= {step.puts} if isinstance(step.puts, int) else set(step.puts or ())
+        fresh = used - seen
+        seen |= fresh
+        done.append(replace(step, frees=tuple(sorted(fresh))))
+    return tuple(reversed(done))
+
+
+def _places(told: Any) -> Iterable[int]:
+    if isinstance(told, _Value):
+        yield told.place
+    elif isinstance(told, list | tuple):
+        for one in told:
+            yield from _places(one)
+
+
+def _resolved(told: Any, values: Mapping[int, Any], device: torch.device) -> Any:
+    if isinstance(told, _Value):
+        return values[told.place]
+    if isinstance(told, list):
+        return [_resolved(one, values, device) for one in told]
+    return device if told is _Device else told
+
+
+def _bytes(found: Any) -> int:
+    if isinstance(found, torch.Tensor):
+        return found.numel() * found.element_size()
+    return sum(_bytes(one) for one in found) if isinstance(found, list | tuple) else 0

@@ -1,0 +1,266 @@
+"""The library: what the trials of a study have left, checked to be of the same rows, ready for selection."""
+
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from trainwright.ensemble.library.aligned_rows import on_common_rows
+from trainwright.ensemble.library.member import REMOVED_FILE, Member, read_member
+from trainwright.ensemble.library.predictions import Output, check_kept
+from trainwright.ensemble.library.retention import Retention, Standing
+from trainwright.ensemble.library.split_rows import divided
+from trainwright.ensemble.library.timing import timed
+from trainwright.ensemble.metrics import Array, Metric, default_metric, metric_of
+from trainwright.ensemble.selection.candidates import Candidates, scorer_of
+from trainwright.ensemble.selection.front import Front, Strategy, point_of, points_of
+from trainwright.ensemble.selection.greedy import baselines, columns_of
+from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
+from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
+
+__all__ = ["Library", "newest"]
+
+
+class Library:
+    """Members in ascending trial number; `excluded` maps the trials that were left out to the reason.
+
+    Where the trials left a split "validation" and no other, its rows are divided into "selection" (60 %), "calibration"
+    and "test" (20 % each) as well, with equal shares of each class; `rows_seen_by_search` then says so.
+    """
+
+    def __init__(
+        self, members: Iterable[Member], excluded: Mapping[int, str] | None = None, *, common_rows: bool = False
+    ) -> None:
+        self.members = tuple(sorted(members, key=lambda member: member.trial))
+        self.excluded = dict(excluded or {})
+        self.dropped_rows: Mapping[str, int] = {}
+        if not self.members:
+            reason = "; ".join(f"trial {trial}: {why}" for trial, why in list(self.excluded.items())[:1])
+            raise EmptyLibraryError(
+                "Library: got no member; allowed: at least one trial that left its predictions; call tw.ensemble.leave "
+                f"in the training function{f' (left out: {len(self.excluded)}, {reason})' if reason else ''}"
+            )
+        if common_rows:
+            self.members, self.dropped_rows = on_common_rows(self.members)
+        _refuse_mixed(self.members)
+        self.members = divided(self.members)
+
+    @classmethod
+    def open(cls, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
+        """Return the library of the study in a folder; damaged members are left out, mixed splits refused.
+
+        With `common_rows` members that left different rows are cut to those they share, by row id; `dropped_rows`
+        then says per split how many went. `trust` is as in `Ensemble.load`.
+        """
+        return cls.of(state_of(open_ledger(directory)), directory, common_rows=common_rows, trust=trust)
+
+    @classmethod
+    def of(cls, state: State, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
+        """Return the library of a study's state: of each trial the entry of the highest lease's latest epoch."""
+        members: list[Member] = []
+        excluded: dict[int, str] = {}
+        for number, trial in sorted(state.trials.items()):
+            if trial.offered:
+                offer = newest(trial)
+                try:
+                    members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number, trust=trust))
+                except EnsembleError as error:
+                    excluded[number] = str(error)
+        return cls(members, excluded, common_rows=common_rows)
+
+    @property
+    def output(self) -> Output:
+        """Kind of the predictions: "classes", "values", or "moments" (mean and variance)."""
+        return self.members[0].output
+
+    @property
+    def rows_seen_by_search(self) -> bool:
+        """Say whether the rows that choose and judge steered the search too, so that all losses are too good."""
+        return bool(self.members[0].sources)
+
+    def top(self, count: int, metric: str | None = None, split: str = "selection") -> "Library":
+        """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""
+        policy = Retention(library_top=count, rung_share=1.0)
+        keep = policy.keep(self._standings(metric, split))
+        return Library([member for member in self.members if member.trial in keep], self.excluded)
+
+    def measured(self, sample: object | Callable[[], object] | None = None, *, device: str = "cpu") -> "Library":
+        """Return this library with the seconds and bytes of every member as measured now, on one device.
+
+        For trials that ran on different kinds of devices or on busy ones, or left no sample. `sample` is as in `leave`;
+        without it the shape that each trial's own sample had is taken. Members whose network cannot be built (see
+        `leave`, factory and export) are excluded, with the reason; nothing on disk changes. Raises `CostError` where no
+        sample is known.
+        """
+        members: list[Member] = []
+        excluded = dict(self.excluded)
+        for member in self.members:
+            try:
+                members.append(timed(member, sample, device))
+            except CostError:
+                raise
+            except EnsembleError as error:
+                excluded[member.trial] = str(error)
+        return Library(members, excluded)
+
+    def retain(
+        self, policy: Retention, metric: str | None = None, split: str = "selection", pinned: Collection[int] = ()
+    ) -> tuple[int, ...]:
+        """Delete from disk the entries that a policy does not keep; returns their trials.
+
+        Trials named in `pinned`, such as the members of an ensemble in use, stay. Do it when no trial is running.
+        """
+        known = self._standings(metric, split)
+        gone_trials = {one.trial for one in known} - policy.keep(known, pinned)
+        gone = [member for member in self.members if member.trial in gone_trials]
+        for member in gone:
+            (member.folder.parent / REMOVED_FILE).touch()  # first, so that what is missing is never taken for damage
+            shutil.rmtree(member.folder)
+        self.members = tuple(member for member in self.members if member.trial not in gone_trials)
+        return tuple(member.trial for member in gone)
+
+    def select(self, strategy: Strategy, metric: str | None = None, split: str = "selection") -> Front:
+        """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions.
+
+        Without a name the metric is the likelihood that fits the predictions: "cross_entropy", "normal_nll" for means
+        and variances, "squared_error" for values.
+        """
+        metric = metric or default_metric(self.output)
+        chosen = metric_of(metric, self.output)
+        candidates, excluded = self.candidates(chosen, split)
+        scorer = scorer_of(candidates, chosen)
+        return Front(
+            points=points_of(candidates, strategy.pool(candidates, scorer)),
+            baselines={
+                name: point_of(candidates, picks, loss)
+                for name, picks, loss in baselines(candidates, scorer, strategy.max_members)
+            },
+            library={member.trial: member for member in self.members},
+            metric=metric,
+            split=split,
+            excluded={**self.excluded, **excluded},
+            strategy=strategy,
+            candidates=candidates,
+        )
+
+    def _standings(self, metric: str | None, split: str) -> list[Standing]:
+        chosen = metric_of(metric or default_metric(self.output), self.output)
+        candidates, _ = self.candidates(chosen, split)
+        losses = scorer_of(candidates, chosen).losses((), np.arange(len(candidates)))
+        seconds, sizes = columns_of(candidates)
+        epochs = {member.trial: member.epoch for member in self.members}
+        return [
+            Standing(trial=trial, epoch=epochs[trial], loss=loss, seconds=cost, bytes=size)
+            for trial, loss, cost, size in zip(
+                candidates.trials.tolist(), losses.tolist(), seconds.tolist(), sizes.tolist(), strict=True
+            )
+        ]
+
+    def candidates(self, metric: Metric, split: str) -> tuple[Candidates, dict[int, str]]:
+        """Return what selection by a metric needs of the members, and why some were left out.
+
+        Cross-entropy reads the true class's probability alone; for other metrics predictions are mapped one at a time.
+        """
+        members: list[Member] = []
+        true: list[Array] = []
+        excluded: dict[int, str] = {}
+        timed = any(member.seconds_per_row is not None for member in self.members)
+        sized = any(member.weight_bytes is not None for member in self.members)
+        for member in self.members:
+            if (timed and member.seconds_per_row is None) or (sized and member.weight_bytes is None):
+                excluded[member.trial] = (
+                    "its cost is unknown, others' is not; give model and sample to tw.ensemble.leave"
+                )
+                continue
+            try:
+                if metric.of_true is None:
+                    check_kept(member.predictions(split), member.output)  # verified here, and closed again
+                else:
+                    found = member.true(split)
+                    check_kept(found, "classes")
+                    true.append(found)
+            except EnsembleError as error:
+                if split not in member.splits:
+                    raise
+                excluded[member.trial] = str(error)
+                continue
+            members.append(member)
+        if not members:
+            trial, why = next(iter(excluded.items()))
+            raise EmptyLibraryError(
+                f"Library.select: got no usable member (trial {trial}: {why}); allowed: at least one"
+            )
+        _refuse_mixed_devices(members)
+        return Candidates(
+            trials=np.array([member.trial for member in members]),
+            targets=members[0].targets(split),
+            true=np.stack(true) if true else None,
+            predictions=() if true else Mapped(members, split),
+            seconds=_column([member.seconds_per_row for member in members]),
+            sizes=_column([member.weight_bytes for member in members]),
+        ), excluded
+
+
+def newest(trial: TrialState) -> Offer:
+    """Return what counts of a trial that has left entries: the latest epoch of the highest lease."""
+    return max(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch))
+
+
+class Mapped(Sequence[Array]):
+    """Predictions of members on a split, each mapped when it is asked for: thousands would exhaust the open files."""
+
+    def __init__(self, members: Sequence[Member], split: str) -> None:
+        self._members, self._split = members, split
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Mapped": ...
+
+    def __getitem__(self, index: int | slice) -> "Array | Mapped":
+        if isinstance(index, slice):
+            return Mapped(self._members[index], self._split)
+        return self._members[index].mapped(self._split)
+
+
+def _column(values: list[float | None] | list[int | None]) -> Array | None:
+    return None if any(value is None for value in values) else np.array(values, dtype=np.float64)
+
+
+def _refuse_mixed(members: tuple[Member, ...]) -> None:
+    for name in sorted({name for member in members for name in member.splits}):
+        groups: dict[str, list[int]] = {}
+        for member in members:
+            split = member.splits.get(name)
+            kind = f"{split.digest[:8]} ({split.rows} rows, {split.columns} {member.output})" if split else "not left"
+            groups.setdefault(kind, []).append(member.trial)
+        if len(groups) > 1:
+            listed = "; ".join(f"{kind}: {_some(trials)}" for kind, trials in groups.items())
+            raise MixedSplitsError(
+                f"split {name!r}: got {len(groups)} different sets of rows: {listed}; allowed: one; leave the same "
+                "rows and targets in every trial"
+            )
+
+
+def _some(trials: list[int]) -> str:
+    more = f" and {len(trials) - 5} more" if len(trials) > 5 else ""
+    return f"trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials[:5]))}{more}"
+
+
+def _refuse_mixed_devices(members: list[Member]) -> None:
+    groups: dict[str, list[int]] = {}
+    for member in members:
+        if member.device is not None:
+            groups.setdefault(member.device, []).append(member.trial)
+    if len(groups) > 1:
+        listed = "; ".join(f"{device}: {_some(trials)}" for device, trials in groups.items())
+        raise CostError(
+            f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device; "
+            "time them all here: Library.measured, or trainwright ensemble --measure"
+        )

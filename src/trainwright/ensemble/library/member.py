@@ -1,0 +1,258 @@
+"""A library entry: one folder of small files that appears whole or not at all, and is verified where it is read.
+
+`member.json` describes; `<split>.f16` or `.f32` holds predictions [N, C] or [N, T, 2], rows in ascending row id,
+`<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets,
+`<split>.rows.i64` the ids if given, `weights.safetensors` the weights if a factory was, `model.pt2` the whole network.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from trainwright.ensemble.library.predictions import Output
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import EnsembleError
+from trainwright.publishing import FileLayer, make_folder, publish, write_new
+
+__all__ = [
+    "MEMBER_FILE",
+    "PROGRAM_FILE",
+    "REMOVED_FILE",
+    "SCHEMA",
+    "WEIGHTS_FILE",
+    "Member",
+    "Split",
+    "read_member",
+    "write_folder",
+]
+
+SCHEMA = 1
+MEMBER_FILE = "member.json"
+WEIGHTS_FILE = "weights.safetensors"
+PROGRAM_FILE = "model.pt2"
+_ROW_NUMBERS = 1 << 30  # of one row of an input
+REMOVED_FILE = "removed"  # beside entries that retention has taken away
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """What a member says about one split; equal digests mean the same rows and targets in the same order."""
+
+    rows: int
+    columns: int
+    storage: str  # "f16" or "f32"
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Member:
+    """One trial's kept predictions and costs. Reading verifies digests, and opens nothing that is not asked for."""
+
+    trial: int
+    epoch: int
+    output: Output
+    splits: Mapping[str, Split]
+    folder: Path
+    digests: Mapping[str, str] = field(repr=False)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None  # on which the seconds were measured
+    seconds_per_row: float | None = None  # at batch 128; None if not measured
+    weight_bytes: int | None = None
+    parameter_count: int | None = None
+    data: str | None = None  # name of the data set
+    factory: str | None = None  # "module:function" that builds the network from params, if one was given
+    link: str = "identity"  # what makes predictions of the network's output
+    input_shape: tuple[int, ...] | None = None  # of one row of the network's input; None if no sample batch was left
+    input_dtype: str | None = None  # such as "float32"
+    sources: Mapping[str, str] = field(default_factory=dict)  # per split the one in whose files it lies, if another
+    takes: Mapping[str, Array] = field(default_factory=dict, repr=False)  # per split the rows meant, if not all
+    kept_rows: Mapping[str, int] = field(default_factory=dict, repr=False)  # per such split how many lie on disk
+    trust: bool = False  # whether its program may do what the reader was asked for alone allows; see `Ensemble.load`
+
+    def predictions(self, split: str) -> Array:
+        """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
+        known = self._split(split)
+        self._verified(f"{self._stem(split)}.{known.storage}")
+        return self.mapped(split)
+
+    def mapped(self, split: str) -> Array:
+        """Return the same without verifying it again; an open map holds a file open, so keep few."""
+        known = self._split(split)
+        rows = self.kept_rows.get(split, known.rows)
+        kept: Array = np.memmap(
+            self.folder / f"{self._stem(split)}.{known.storage}",
+            dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}",
+            mode="r",
+            shape=(rows, known.columns, 2) if self.output == "moments" else (rows, known.columns),
+        )
+        return kept[self.takes[split]] if split in self.takes else kept
+
+    def true(self, split: str) -> Array:
+        """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
+        self._split(split)
+        return self._taken(split, np.fromfile(self._verified(f"{self._stem(split)}.true.f32"), dtype="<f4"))
+
+    def targets(self, split: str) -> Array:
+        """Return the targets of a split: classes [N] in int32, or values [N, C] in float32."""
+        known = self._split(split)
+        if self.output == "classes":
+            return self._taken(split, np.fromfile(self._verified(f"{self._stem(split)}.targets.i32"), dtype="<i4"))
+        kept = np.fromfile(self._verified(f"{self._stem(split)}.targets.f32"), dtype="<f4")
+        return self._taken(split, kept.reshape(-1, known.columns))
+
+    def row_ids(self, split: str) -> Array | None:
+        """Return the row ids [N] of a split, ascending; None if the trial left none."""
+        self._split(split)
+        name = f"{self._stem(split)}.rows.i64"
+        return self._taken(split, np.fromfile(self._verified(name), dtype="<i8")) if name in self.digests else None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the trial left what predicts: weights, and a factory or a program that they belong to."""
+        return WEIGHTS_FILE in self.digests
+
+    def weights(self) -> bytes:
+        """Return the network's weights as the bytes of a safetensors file."""
+        if WEIGHTS_FILE not in self.digests:
+            raise EnsembleError(
+                f"trial {self.trial}: left no weights, so it cannot predict; allowed: members whose training function "
+                "gives model= and factory= (or export=True) to tw.ensemble.leave"
+            )
+        return self._verified(WEIGHTS_FILE).read_bytes()
+
+    def program(self) -> bytes | None:
+        """Return the network as the bytes of a `torch.export` program, which needs no factory; None without one."""
+        return self._verified(PROGRAM_FILE).read_bytes() if PROGRAM_FILE in self.digests else None
+
+    @staticmethod
+    def digest_of(content: bytes) -> str:
+        """Return the BLAKE2b-128 of a file's content, as digests of entries are."""
+        digest = _digest()
+        digest.update(content)
+        return digest.hexdigest()
+
+    def _stem(self, split: str) -> str:
+        return self.sources.get(split, split)
+
+    def _taken(self, split: str, kept: Array) -> Array:
+        return kept[self.takes[split]] if split in self.takes else kept
+
+    def _split(self, name: str) -> Split:
+        if name not in self.splits:
+            raise EnsembleError(
+                f"split: got {name!r}; allowed: {', '.join(self.splits) or 'none'}; trial {self.trial} left no other"
+            )
+        return self.splits[name]
+
+    def _verified(self, name: str) -> Path:
+        path = self.folder / name
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, _digest).hexdigest()
+        except OSError as error:
+            raise EnsembleError(f"{path}: cannot be read ({error.strerror}); run the trial again") from error
+        if found != self.digests.get(name):
+            raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
+        return path
+
+
+_digest = partial(hashlib.blake2b, digest_size=16)
+
+
+def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) -> tuple[Path, dict[str, str]]:
+    """Write files into `parent / name` so that a crash at any moment leaves all of them or no such folder.
+
+    Returns the folder and the BLAKE2b-128 of each file. A folder that already lies there may be what the ledger points
+    to, so it stays and the new one gets the next free name: `name-2`, `name-3`.
+    """
+    make_folder(parent)
+    target, copy = parent / name, 1
+    while target.exists():
+        copy += 1
+        target = parent / f"{name}-{copy}"
+    with publish(target, replace=False) as scratch:
+        scratch.mkdir()
+        digests = {file: _write(scratch / file, content) for file, content in files.items()}
+    return target, digests
+
+
+def _write(path: Path, content: Array | bytes) -> str:
+    buffer = content if isinstance(content, bytes) else np.ascontiguousarray(content).reshape(-1).data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_new(FileLayer(), path, [memoryview(buffer).cast("B")])
+    digest = _digest()
+    digest.update(buffer)
+    return digest.hexdigest()
+
+
+def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: bool = False) -> Member:
+    """Return the member in a folder, or raise EnsembleError saying what is missing, damaged or not as `leave` writes.
+
+    Of other files only their presence and size are checked here; `Member` verifies their content when it reads them.
+    """
+    path = folder / MEMBER_FILE
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        if (folder.parent / REMOVED_FILE).exists():
+            raise EnsembleError(f"trial {trial}: was taken away by a retention rule; run the trial again") from error
+        raise EnsembleError(f"{path}: cannot be read ({error.strerror}); run the trial again") from error
+    digest = _digest()
+    digest.update(content)
+    if digest.hexdigest() != digests.get(MEMBER_FILE):
+        raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
+    try:
+        return _member_of(folder, json.loads(content, parse_constant=_refused), digests, trial=trial, trust=trust)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise EnsembleError(f"{path}: is no description of a member ({error!r:.200}); run the trial again") from error
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"the number {constant}")
+
+
+def _member_of(folder: Path, told: Any, digests: Mapping[str, str], *, trial: int, trust: bool) -> Member:
+    path = folder / MEMBER_FILE
+    if told["schema"] > SCHEMA:
+        raise EnsembleError(
+            f"{path}: got schema {told['schema']}; allowed: up to {SCHEMA}; install a newer Trainwright"
+        )
+    for name, size in told["files"].items():
+        if name != Path(name).name:
+            raise ValueError(f"a file named {name!r}")
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes instead of {size}"
+            raise EnsembleError(f"{folder / name}: {state}; run the trial again")
+    cost = told["cost"]
+    shape = tuple(cost[0]["input_shape"]) if cost and cost[0].get("input_shape") else None
+    if shape is not None and not all(isinstance(size, int) and size > 0 for size in shape):
+        raise ValueError(f"an input of shape {shape}")
+    if shape is not None and math.prod(shape) > _ROW_NUMBERS:
+        raise ValueError(f"an input of {math.prod(shape)} numbers")
+    return Member(
+        trial=trial,
+        epoch=told["epoch"],
+        output=cast(Output, told["output"]),
+        splits={name: Split(**split) for name, split in told["splits"].items()},
+        folder=folder,
+        digests=dict(digests),
+        params=told["params"],
+        device=cost[0]["device"] if cost else None,
+        seconds_per_row=cost[0]["seconds"] / cost[0]["rows"] if cost else None,
+        weight_bytes=told["weight_bytes"],
+        parameter_count=told["parameter_count"],
+        data=told["data"],
+        factory=told.get("factory"),
+        link=told.get("link", "identity"),
+        input_shape=shape,
+        input_dtype=cost[0].get("input_dtype") if cost else None,
+        trust=trust,
+    )

@@ -1,0 +1,210 @@
+"""What a training function calls to leave a model's predictions to the library of its study."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+from trainwright.ensemble.export.program import exported
+from trainwright.ensemble.library.cost import Cost, measure
+from trainwright.ensemble.library.member import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
+from trainwright.ensemble.library.predictions import SplitRows, check_split
+from trainwright.ensemble.library.weights import LINKS, factory_name, weights_of
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import EnsembleError, SplitOverlapError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["leave"]
+
+
+class Leaver(Protocol):
+    """The part of a trial that `leave` needs."""
+
+    @property
+    def number(self) -> int:
+        """Number of the trial."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those of the trial."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the trial."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Parameters of the trial."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch now being worked on, counted from 1."""
+
+    @property
+    def scratch(self) -> MutableMapping[str, Any]:
+        """What lives as long as this trial in this process."""
+
+    def library_directory(self) -> Path:
+        """Return the folder of this trial and lease in the study's library."""
+
+    def offer(self, path: Path, digests: dict[str, str], *, epoch: int) -> None:
+        """Record in the ledger that a complete entry lies at `path`."""
+
+
+def leave(
+    trial: Leaver,
+    model: object | None = None,
+    *,
+    predictions: Mapping[str, Any],
+    targets: Mapping[str, Any],
+    sample: object | Callable[[], object] | None = None,
+    rows: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    factory: str | Callable[..., Any] | None = None,
+    link: str | None = None,
+    export: bool = False,
+) -> Path:
+    """Leave this trial's predictions to the library, in place of what it left before; returns the entry's folder.
+
+    `predictions` holds per split ("selection", "test", ...) class probabilities [N, C] for integer `targets` [N], or
+    real values [N] or [N, T] for float targets of that shape, or for those targets means and variances [N, 2] or
+    [N, T, 2]; numpy arrays or torch tensors. `rows` gives the row ids [N] per split, unique over all splits; `data`
+    names the data set. All trials must leave the same rows. With a torch `model` its parameters and bytes are recorded,
+    and with a `sample` batch (or a function that makes one) its seconds per row at batch 128, once per trial.
+
+    With `factory`, a function of the trial's parameters (or its "module:function") that builds the network, the weights
+    are kept too, so that an ensemble can predict. `link` says what makes predictions of the network's output:
+    "softmax" (the default for classes) or "identity". With `export` the network is kept as a `torch.export` program
+    instead, which needs a sample and no code of yours to be loaded; exporting takes up to seconds each time.
+
+    Of a trial on several devices rank 0 leaves it. The entry is visible to others once the ledger has it; killed at any
+    moment, this leaves either the new entry or the one before.
+    """
+    if data is not None and not isinstance(data, str):
+        raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
+    if sample is not None and model is None:
+        raise EnsembleError("leave, sample: got a batch but no model; allowed: both; pass the model as second argument")
+    splits = _checked(predictions, targets, rows or {})
+    output = splits[0].output
+    link = link or ("softmax" if output == "classes" else "identity")
+    if link not in LINKS or (link == "softmax" and output != "classes"):
+        allowed = ", ".join(LINKS) if output == "classes" else "identity"
+        raise EnsembleError(f"leave, link: got {link!r} for predictions that are {output}; allowed: {allowed}")
+    if factory is not None and model is None:
+        raise EnsembleError("leave, factory: got one but no model; allowed: both; pass the model as second argument")
+    if export and (model is None or sample is None):
+        raise EnsembleError(
+            "leave, export: got no model or no sample; allowed: both; the sample shows the input's shape"
+        )
+    builder = None if factory is None else factory_name(factory)
+    cost = _cost(trial, model, sample)
+    epoch = trial.next_epoch
+    files, described = _files(splits, data)
+    member = {
+        "schema": SCHEMA,
+        "trial": trial.number,
+        "epoch": epoch,
+        "params": dict(trial.params),
+        "seed": trial.seed,
+        "output": output,
+        "data": data,
+        "splits": described,
+        "parameter_count": cost.parameter_count if cost else None,
+        "weight_bytes": cost.weight_bytes if cost else None,
+        "cost": [_measured(cost)] if cost and cost.seconds is not None else [],
+        "factory": builder,
+        "link": link,
+    }
+    parent, name = trial.library_directory(), f"epoch-{epoch:06d}"
+    if trial.rank:
+        return parent / name
+    if builder is not None or export:
+        files[WEIGHTS_FILE] = weights_of(model)
+    if export:
+        files[PROGRAM_FILE] = exported(
+            cast("torch.nn.Module", model), sample, whose=f"leave, export: the model of trial {trial.number}"
+        )
+    sizes = {name: len(one) if isinstance(one, bytes) else one.nbytes for name, one in files.items()}
+    member["files"] = sizes
+    text = json.dumps(member, indent=1, allow_nan=False).encode()
+    folder, digests = write_folder(parent, name, {**files, MEMBER_FILE: text})
+    trial.offer(folder, digests, epoch=epoch)
+    for other in parent.iterdir():  # only now: until the offer the ledger points to the epoch before
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def _checked(predictions: Mapping[str, Any], targets: Mapping[str, Any], rows: Mapping[str, Any]) -> list[SplitRows]:
+    if not predictions or set(predictions) != set(targets):
+        got = f"predictions of {', '.join(predictions) or 'nothing'} and targets of {', '.join(targets) or 'nothing'}"
+        raise EnsembleError(f"leave: got {got}; allowed: both for the same splits, at least one")
+    for name in predictions:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise EnsembleError(f"leave, predictions: got split {name!r}; allowed: letters, digits, '_' and '-'")
+    unknown = sorted(set(rows) - set(predictions))
+    if unknown:
+        raise EnsembleError(f"leave, rows: got split {unknown[0]!r}; allowed: {', '.join(predictions)}")
+    splits = [check_split(name, predictions[name], targets[name], rows.get(name)) for name in predictions]
+    first = splits[0]
+    for index, split in enumerate(splits):
+        shapes = [(one.output, one.predictions.shape[1]) for one in (first, split)]
+        if shapes[0] != shapes[1]:
+            (kind, columns), (other_kind, other) = shapes
+            raise EnsembleError(
+                f"leave, predictions: got {columns} columns ({kind}) for {first.name!r} and {other} ({other_kind}) for "
+                f"{split.name!r}; allowed: equal columns in all splits"
+            )
+        for earlier in splits[:index]:
+            _refuse_overlap(earlier, split)
+    return splits
+
+
+def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
+    if one.ids is None or other.ids is None:
+        return
+    both = np.intersect1d(one.ids, other.ids, assume_unique=True)
+    if len(both):
+        some = ", ".join(str(int(row)) for row in both[:5])
+        raise SplitOverlapError(
+            f"leave, rows: {one.name!r} and {other.name!r} share {len(both)} row ids ({some}); allowed: splits without "
+            "common rows; give ids that are unique over all splits"
+        )
+
+
+def _cost(trial: Leaver, model: object | None, sample: object | None) -> Cost | None:
+    if model is None:
+        return None
+    cost: Cost | None = trial.scratch.get("ensemble.cost")
+    if cost is None or (cost.seconds is None and sample is not None):
+        cost = trial.scratch["ensemble.cost"] = measure(model, sample)
+    return cost
+
+
+def _measured(cost: Cost) -> dict[str, Any]:
+    table = asdict(cost)
+    del table["parameter_count"], table["weight_bytes"]
+    return table
+
+
+def _files(splits: list[SplitRows], data: str | None) -> tuple[dict[str, Array | bytes], dict[str, dict[str, Any]]]:
+    files: dict[str, Array | bytes] = {}
+    described: dict[str, dict[str, Any]] = {}
+    for split in splits:
+        storage, values = split.stored()
+        files[f"{split.name}.{storage}"] = values
+        if split.output == "classes":
+            files[f"{split.name}.true.f32"] = split.true
+        files[f"{split.name}.targets.{'i32' if split.output == 'classes' else 'f32'}"] = split.targets
+        if split.ids is not None:
+            files[f"{split.name}.rows.i64"] = split.ids
+        count, columns = values.shape[:2]
+        described[split.name] = {"rows": count, "columns": columns, "storage": storage, "digest": split.digest(data)}
+    return files, described

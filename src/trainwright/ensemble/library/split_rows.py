@@ -1,0 +1,68 @@
+"""Selection, calibration and test rows out of one split, where trials left no more than the rows of their validation.
+
+The search has seen those rows: its best trials are best on them by luck too, so losses here stay too good, the test
+rows' among them, and an optimism is a lower bound.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.library.predictions import digest_of
+from trainwright.ensemble.metrics import Array
+from trainwright.randomness import rng
+
+__all__ = ["SEEN", "divided"]
+
+SEEN = "validation"  # the split's name
+_TURNS = ("selection", "selection", "selection", "calibration", "test")  # 60 %, 20 %, 20 %
+
+
+def divided(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
+    """Return members that left nothing but "validation" with its rows divided too, as all others are given.
+
+    Classes are in all parts in equal shares as far as their numbers allow. The rows drawn depend on the seed alone.
+    """
+    if any(set(member.splits) != {SEEN} for member in members):
+        return tuple(members)
+    first = members[0]
+    targets = first.targets(SEEN)
+    order = rng(seed, "divided validation rows", 0).permutation(len(targets))
+    if first.output == "classes":
+        order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the parts in turn
+    parts: dict[str, Array] = {
+        name: np.sort(np.concatenate([order[at :: len(_TURNS)] for at, turn in enumerate(_TURNS) if turn == name]))
+        for name in dict.fromkeys(_TURNS)
+    }
+    parts = {name: rows for name, rows in parts.items() if len(rows)}
+    ids = first.row_ids(SEEN)
+    digests = {
+        name: digest_of(first.data, name, first.output, targets[rows], rows if ids is None else ids[rows])
+        for name, rows in parts.items()
+    }
+    return tuple(
+        replace(
+            member,
+            splits={
+                **member.splits,
+                **{
+                    name: replace(member.splits[SEEN], rows=len(rows), digest=digests[name])
+                    for name, rows in parts.items()
+                },
+            },
+            sources=dict.fromkeys(parts, SEEN),
+            takes={**member.takes, **{name: _among(member, rows) for name, rows in parts.items()}},
+            kept_rows={
+                **member.kept_rows,
+                **dict.fromkeys(parts, member.kept_rows.get(SEEN, member.splits[SEEN].rows)),
+            },
+        )
+        for member in members
+    )
+
+
+def _among(member: Member, rows: Array) -> Array:
+    """Return where these rows of the split lie on disk."""
+    return np.asarray(member.takes[SEEN][rows]) if SEEN in member.takes else rows

@@ -1,0 +1,235 @@
+"""The front: all ensembles than which no other is as good in loss, seconds and bytes and better in one of them."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from trainwright.ensemble.combine.rules import default_rule
+from trainwright.ensemble.ensemble import Ensemble
+from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.metrics import METRICS, Array
+from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, prior_loss
+from trainwright.ensemble.selection.front_subset import scaled, spanning
+from trainwright.ensemble.selection.greedy import columns_of
+from trainwright.ensemble.selection.protection import Protection, cross_validated, protect
+from trainwright.errors import CostError, EnsembleError, closest
+from trainwright.pareto import hypervolume, non_dominated
+
+__all__ = ["PICKS", "Front", "Point", "Strategy", "point_of", "points_of"]
+
+PICKS = ("best", "fallback")
+
+
+class Strategy(Protocol):
+    """How ensembles are found: everything worth comparing, as picks of candidates (repeats count) with their loss."""
+
+    @property
+    def max_members(self) -> int:
+        """Most different members of a result."""
+
+    def pool(self, candidates: Candidates, scorer: Scorer) -> Iterable[tuple[Picks, float]]:
+        """Yield picks that keep this strategy's limits, and their loss."""
+
+    def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
+        """Return the one answer at this strategy's own settings."""
+
+    def admits(self, candidates: Candidates, picks: Picks) -> bool:
+        """Say whether picks keep this strategy's limits."""
+
+    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> "Strategy":
+        """Return this strategy with limits at least as tight as those given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One ensemble on the selection rows: its loss, what it costs, and who is in it with which weight."""
+
+    loss: float
+    seconds_per_row: float | None  # summed over members, at batch 128; None if not measured
+    bytes: int | None
+    members: tuple[int, ...]  # trial numbers, ascending
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """Points by rising loss, none of which dominates another, beside the baselines that keep no budget.
+
+    Those are "single best", "top-k" (the k best with equal weights), "caruana" (greedy without limits) and "random-k".
+
+    Losses here are of the `split` that selection saw, and so too good; `protection` says by how much, and
+    `Ensemble.score` gives those of held-out rows.
+    """
+
+    points: tuple[Point, ...]
+    baselines: Mapping[str, Point]
+    library: Mapping[int, Member] = field(repr=False)
+    metric: str
+    split: str
+    excluded: Mapping[int, str] = field(default_factory=dict)
+    strategy: Strategy | None = field(default=None, repr=False)
+    candidates: Candidates | None = field(default=None, repr=False)
+
+    def pick(self, how: str = "best", *, max_seconds: float | None = None, max_bytes: float | None = None) -> Ensemble:
+        """Return a point within the limits, as an ensemble: "best", the one of least loss, or "fallback".
+
+        The fallback is the simplest of single best, top-k and greedy that is within one standard error of the best of
+        them out of fold, all chosen within the limits; see `protection`.
+        """
+        if how not in PICKS:
+            raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(PICKS)}{closest(how, PICKS)}")
+        if how == "fallback" and max_seconds is None and max_bytes is None:
+            return self._fallback(self.protection)
+        points = self.points
+        for what, limit, costs in (
+            ("seconds", max_seconds, [point.seconds_per_row for point in points]),
+            ("bytes", max_bytes, [point.bytes for point in points]),
+        ):
+            if limit is not None:
+                known = [cost for cost in costs if cost is not None]
+                if not known:
+                    raise CostError(
+                        f"Front.pick, max_{what}: got {limit!r}, but the members' {what} are not known; "
+                        "allowed: no limit; give model= and sample= to tw.ensemble.leave"
+                    )
+                if not min(known) <= limit:
+                    raise EnsembleError(
+                        f"Front.pick, max_{what}: got {limit!r}; allowed: at least {min(known):g}, the cheapest point's"
+                    )
+        within = [
+            point
+            for point in points
+            if (max_seconds is None or (point.seconds_per_row or 0.0) <= max_seconds)
+            and (max_bytes is None or (point.bytes or 0) <= max_bytes)
+        ]
+        if not within:
+            raise EnsembleError(
+                f"Front.pick: got max_seconds={max_seconds!r} and max_bytes={max_bytes!r}, which no point keeps both; "
+                "allowed: limits that one point keeps; raise either"
+            )
+        if how == "fallback":
+            return self._fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
+        return self.ensemble(within[0])
+
+    def ensemble(self, point: Point) -> Ensemble:
+        """Return a point of the front or of the baselines as an ensemble."""
+        members = tuple(self.library[trial] for trial in point.members)
+        return Ensemble(members=members, weights=point.weights, rule=default_rule(members[0].output))
+
+    @cached_property
+    def protection(self) -> Protection:
+        """What 5-fold cross-validation, 5 times, says of the choices single best, top-k and the strategy's own."""
+        return self.protect()
+
+    def protect(
+        self,
+        *,
+        max_seconds: float | None = None,
+        max_bytes: float | None = None,
+        folds: int = 5,
+        repeats: int = 5,
+        seed: int = 0,
+    ) -> Protection:
+        """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
+        strategy, candidates = self._source()
+        limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
+        return protect(
+            candidates,
+            METRICS[self.metric],
+            limited.best,
+            max_members=strategy.max_members,
+            admits=limited.admits,
+            folds=folds,
+            repeats=repeats,
+            seed=seed,
+        )
+
+    def corrected(self, point: Point, *, folds: int = 5, repeats: int = 1, seed: int = 0) -> float:
+        """Return a point's loss plus its optimism: what the best choice at its cost and size loses out of fold."""
+        strategy, candidates = self._source()
+        limits = [None if limit is None else limit * _ROOM for limit in (point.seconds_per_row, point.bytes)]
+        limited = strategy.within(len(point.members), *limits)
+        _, optimism = cross_validated(
+            candidates, METRICS[self.metric], limited.best, folds=folds, repeats=repeats, seed=seed
+        )
+        return point.loss + optimism
+
+    def thinned(self, most: int = 12) -> tuple[Point, ...]:
+        """Return at most `most` points, those that span most hypervolume, the one of least loss among them."""
+        axes = np.array([_axes(point) for point in self.points])
+        return tuple(self.points[at] for at in spanning(axes, self.reference, most))
+
+    @property
+    def reference(self) -> Array:
+        """The worst corner: the loss of the targets' own distribution, seconds and bytes of the whole library."""
+        _, candidates = self._source()
+        seconds, sizes = columns_of(candidates)
+        return np.array([prior_loss(candidates, METRICS[self.metric]), seconds.sum(), sizes.sum()])
+
+    @property
+    def hypervolume(self) -> float:
+        """Share of the box between the ideal corner and `reference` that the points dominate."""
+        axes = np.array([_axes(point) for point in self.points])
+        return hypervolume(*scaled(axes, self.reference))
+
+    def _source(self) -> tuple[Strategy, Candidates]:
+        if self.strategy is None or self.candidates is None:
+            raise EnsembleError("Front: got no candidates; allowed: the front that Library.select returns")
+        return self.strategy, self.candidates
+
+    def _fallback(self, protection: Protection) -> Ensemble:
+        _, candidates = self._source()
+        return self.ensemble(point_of(candidates, protection.picks, protection.checked[protection.chosen].loss))
+
+    @property
+    def single_best(self) -> Ensemble:
+        """The one member of least loss, whatever it costs."""
+        return self.ensemble(self.baselines["single best"])
+
+    def summary(self, ensemble: Ensemble, split: str = "test") -> dict[str, float | None]:
+        """Return the accuracy of the single best and of `ensemble` on held-out rows, and what the latter costs."""
+        return {
+            f"single_{split}_accuracy": self.single_best.score(split, "accuracy"),
+            f"ensemble_{split}_accuracy": ensemble.score(split, "accuracy"),
+            "ensemble_cost": ensemble.cost_seconds,
+        }
+
+
+_ROOM = 1.0 + 1e-9  # for sums in another order
+
+
+def point_of(candidates: Candidates, picks: Picks, loss: float) -> Point:
+    """Return picks as a point; a member picked more often weighs more and costs the same."""
+    counts = sorted(Counter(picks).items())
+    indices = [index for index, _ in counts]
+    seconds, sizes = candidates.seconds, candidates.sizes
+    return Point(
+        loss=loss,
+        seconds_per_row=None if seconds is None else math.fsum(seconds[indices]),
+        bytes=None if sizes is None else int(sizes[indices].sum()),
+        members=tuple(int(candidates.trials[index]) for index in indices),
+        weights=tuple(times / len(picks) for _, times in counts),
+    )
+
+
+def points_of(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> tuple[Point, ...]:
+    """Return the non-dominated points of a pool by rising loss; of equal ones the first."""
+    points: dict[tuple[tuple[int, ...], tuple[float, ...]], Point] = {}
+    for picks, loss in pool:
+        point = point_of(candidates, picks, loss)
+        points.setdefault((point.members, point.weights), point)
+    found = list(points.values())
+    axes = np.array([_axes(point) for point in found]).reshape(len(found), 3)
+    front = np.flatnonzero(non_dominated(axes))
+    _, firsts = np.unique(axes[front], axis=0, return_index=True)
+    return tuple(found[index] for index in front[firsts])
+
+
+def _axes(point: Point) -> tuple[float, float, float]:
+    # Losses that differ by rounding alone are equal: the same members may have been picked in another order.
+    return round(point.loss, 12), point.seconds_per_row or 0.0, float(point.bytes or 0)

@@ -1,0 +1,300 @@
+"""Budgeted scalarised greedy forward selection, with replacement, over kept predictions.
+
+With no cost weight and no budget it is, step for step, Caruana, Niculescu-Mizil, Crew, Ksikes: "Ensemble selection from
+libraries of models", ICML 2004. Seconds and bytes count each member once: repeats only change weights.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from trainwright.ensemble.library.cost import summed
+from trainwright.ensemble.metrics import Array
+from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
+from trainwright.errors import CostError, EnsembleError
+from trainwright.randomness import rng
+
+__all__ = ["BudgetedGreedy", "Selection", "Step", "baselines", "columns_of", "ranked", "top"]
+
+_WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
+_BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
+_BUDGETS = (8.0, 4.0, 2.0, 1.0)  # multiples of the best single member's seconds
+_DRAWS = 21  # random ensembles, of which the median is shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One addition: the candidate picked, and loss, seconds per row, bytes and objective of all picks up to it."""
+
+    index: int
+    loss: float
+    seconds: float
+    bytes: float
+    objective: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """A finished run: every step, and how many of the first steps make the result."""
+
+    steps: tuple[Step, ...]
+    length: int
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "Selection":
+        """Return steps, at least one, with their best prefix."""
+        least = min(range(len(steps)), key=lambda step: (round(steps[step].objective, 12), step))
+        return cls(steps=tuple(steps), length=least + 1)
+
+    @property
+    def picks(self) -> Picks:
+        """Indices of the candidates of the result, in the order of picking."""
+        return tuple(step.index for step in self.steps[: self.length])
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Weight of each candidate of the result, by index; they sum to 1."""
+        return {index: times / self.length for index, times in sorted(Counter(self.picks).items())}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetedGreedy:
+    """Add, again and again, the member for which loss / loss0 + w seconds / seconds0 + v bytes / bytes0 is least.
+
+    The scales are those of the best single member. Ties go to a member already in, the cheaper, the lower trial number.
+    """
+
+    max_members: int = 8  # different members of the result
+    max_additions: int = 50  # greedy steps
+    budget_seconds: float | None = None  # per row at batch 128, summed over different members
+    budget_bytes: float | None = None
+    cost_weight: float = 0.0  # w
+    bytes_weight: float = 0.0  # v
+    replacement: bool = True  # the same member may be added again, which raises its weight
+    sorted_start: int = 0  # the first steps take the best so many single members, as Caruana et al. may start
+    patience: int | None = None  # stop after so many steps that have not lowered the objective; None: never early
+    tolerance: float = 0.0  # by which a step must lower the least objective so far to count for patience
+
+    def __post_init__(self) -> None:
+        for name in ("max_members", "max_additions"):
+            if getattr(self, name) < 1:
+                raise EnsembleError(f"BudgetedGreedy.{name}: got {getattr(self, name)!r}; allowed: an integer >= 1")
+        if self.sorted_start < 0:
+            raise EnsembleError(f"BudgetedGreedy.sorted_start: got {self.sorted_start!r}; allowed: an integer >= 0")
+        if self.patience is not None and self.patience < 1:
+            raise EnsembleError(
+                f"BudgetedGreedy.patience: got {self.patience!r}; allowed: an integer >= 1, or None to take all steps"
+            )
+        for name in ("cost_weight", "bytes_weight", "tolerance"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise EnsembleError(f"BudgetedGreedy.{name}: got {value!r}; allowed: a finite number >= 0")
+        for name in ("budget_seconds", "budget_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise EnsembleError(
+                    f"BudgetedGreedy.{name}: got {value!r}; allowed: a number > 0, or None for no budget"
+                )
+
+    def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
+        """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
+        self.check(candidates)
+        seconds, sizes = columns_of(candidates)
+        objective_of = self.objective(candidates, scorer)
+        steps: list[Step] = []
+        picks: Picks = ()
+        inside = np.zeros(len(candidates), dtype=bool)
+        spent, weight = 0.0, 0.0
+        alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start else np.empty(0)
+        while len(steps) < self.max_additions and not self._stalled(steps):
+            cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
+            wanted = np.flatnonzero(self._allowed(inside, cost, size))
+            if len(wanted) == 0:
+                break
+            fresh = wanted[~inside[wanted]]
+            starting = len(steps) < self.sorted_start and len(fresh) > 0
+            wanted = fresh if starting else wanted
+            losses = scorer.losses(picks, wanted)
+            objective = objective_of(losses, cost[wanted], size[wanted])
+            by = alone[wanted] if starting else objective
+            # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were summed.
+            key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], by.round(12))
+            first = int(np.lexsort(key)[0])
+            chosen = int(wanted[first])
+            picks, inside[chosen] = (*picks, chosen), True
+            spent, weight = float(cost[chosen]), float(size[chosen])
+            steps.append(
+                Step(
+                    index=chosen,
+                    loss=float(losses[first]),
+                    seconds=spent,
+                    bytes=weight,
+                    objective=float(objective[first]),
+                )
+            )
+        return Selection.of(steps)
+
+    def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
+        """Return the picks of one run with these very weights and budgets."""
+        return self.run(candidates, scorer).picks
+
+    def objective(self, candidates: Candidates, scorer: Scorer) -> Callable[[Array, Array, Array], Array]:
+        """Return what is minimised, as a function of losses, seconds and bytes: scaled by the best single member's.
+
+        A loss that may be negative is scaled by how far the best single member is below the prior's.
+        """
+        if self.cost_weight == 0 and self.bytes_weight == 0:
+            # Without a price the raw loss is compared: a division could turn a tie into a win by rounding.
+            return lambda losses, _seconds, _sizes: losses
+        seconds, sizes = columns_of(candidates)
+        best = int(ranked(candidates, scorer)[0])
+        least = scorer.loss((best,))
+        scale = max(prior_loss(candidates, scorer.metric) - least if scorer.metric.signed else least, 1e-12)
+        w = self.cost_weight / seconds[best] if self.cost_weight > 0 else 0.0
+        v = self.bytes_weight / max(sizes[best], 1.0)
+        return lambda losses, cost, size: losses / scale + (w * cost + v * size)
+
+    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
+        """Return these settings with limits at least as tight as those given, and without prices."""
+        return replace(
+            self,
+            max_members=min(self.max_members, max_members),
+            budget_seconds=_tighter(self.budget_seconds, seconds),
+            budget_bytes=_tighter(self.budget_bytes, sizes),
+            cost_weight=0.0,
+            bytes_weight=0.0,
+        )
+
+    def pool(self, candidates: Candidates, scorer: Scorer) -> Iterator[tuple[Picks, float]]:
+        """Yield picks and their loss for a front: singles, top-k and every prefix of runs over weights and budgets.
+
+        All of them keep this strategy's own budgets and `max_members`.
+        """
+        self.check(candidates)
+        order = ranked(candidates, scorer)
+        singles = scorer.losses((), np.arange(len(candidates)))
+        yield from (((int(index),), float(singles[index])) for index in order if self.admits(candidates, (int(index),)))
+        for picks, loss in top(candidates, scorer, self.max_members):
+            if self.admits(candidates, picks):
+                yield picks, loss
+        for variant in self._variants(candidates, int(order[0])):
+            steps = variant.run(candidates, scorer).steps
+            picks = tuple(step.index for step in steps)
+            yield from ((picks[: length + 1], step.loss) for length, step in enumerate(steps))
+
+    def admits(self, candidates: Candidates, picks: Picks) -> bool:
+        """Say whether picks keep `max_members` and the budgets."""
+        members = np.array(sorted(set(picks)))
+        seconds, sizes = columns_of(candidates)
+        return (
+            len(members) <= self.max_members
+            and bool(seconds[members].sum() <= _limit(self.budget_seconds))
+            and bool(sizes[members].sum() <= _limit(self.budget_bytes))
+        )
+
+    def check(self, candidates: Candidates) -> None:
+        """Refuse weights and budgets for which costs are missing, and budgets that no member keeps."""
+        for what, column, weight, budget in (
+            ("seconds", candidates.seconds, self.cost_weight, self.budget_seconds),
+            ("bytes", candidates.sizes, self.bytes_weight, self.budget_bytes),
+        ):
+            if column is None and (weight > 0 or budget is not None):
+                raise CostError(
+                    f"BudgetedGreedy: got a weight or budget on {what}, which the members of this library do not know; "
+                    "allowed: without; give model= and sample= to tw.ensemble.leave"
+                )
+            if column is not None and budget is not None and budget < column.min():
+                cheapest = int(column.argmin())
+                raise EnsembleError(
+                    f"BudgetedGreedy.budget_{what}: got {budget:g}; allowed: at least {column[cheapest]:g}, the "
+                    f"cheapest member's (trial {candidates.trials[cheapest]})"
+                )
+        if not self._affordable(candidates).any():
+            raise EnsembleError(
+                f"BudgetedGreedy: got budget_seconds={self.budget_seconds:g} and budget_bytes={self.budget_bytes:g}, "
+                "which no member keeps both; allowed: budgets that one member keeps; raise either"
+            )
+
+    def _stalled(self, steps: Sequence[Step]) -> bool:
+        """Say whether the last `patience` steps have not lowered the objective by more than the tolerance."""
+        if self.patience is None or len(steps) <= self.patience:
+            return False
+        values = [round(step.objective, 12) for step in steps]
+        return min(values[-self.patience :]) >= min(values[: -self.patience]) - self.tolerance
+
+    def _affordable(self, candidates: Candidates) -> Array:
+        seconds, sizes = columns_of(candidates)
+        return np.asarray((seconds <= _limit(self.budget_seconds)) & (sizes <= _limit(self.budget_bytes)))
+
+    def _allowed(self, inside: Array, cost: Array, size: Array) -> Array:
+        allowed = (cost <= _limit(self.budget_seconds)) & (size <= _limit(self.budget_bytes))
+        if inside.sum() >= self.max_members:
+            allowed &= inside
+        return np.asarray(allowed if self.replacement else allowed & ~inside)
+
+    def _variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
+        prices = [(self.cost_weight, self.bytes_weight), (0.0, 0.0)]
+        budgets = [self.budget_seconds]
+        if candidates.seconds is not None:
+            prices += [(w, 0.0) for w in _WEIGHTS]
+            wanted = [min(times * float(candidates.seconds[best]), _limit(self.budget_seconds)) for times in _BUDGETS]
+            least = candidates.seconds[self._affordable(candidates)].min()
+            budgets += [budget for budget in wanted if budget >= least]
+        if candidates.sizes is not None:
+            prices += [(0.0, v) for v in _BYTES_WEIGHTS]
+        for w, v in dict.fromkeys(prices):
+            for budget in dict.fromkeys(budgets):
+                yield replace(self, cost_weight=w, bytes_weight=v, budget_seconds=budget)
+
+
+def ranked(candidates: Candidates, scorer: Scorer) -> Indices:
+    """Return the candidates by rising loss alone; ties: cheaper, then lower trial number."""
+    losses = scorer.losses((), np.arange(len(candidates))).round(12)
+    return np.lexsort((candidates.trials, columns_of(candidates)[0], losses))
+
+
+def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
+    """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`."""
+    order = ranked(candidates, scorer)
+    for count in range(1, min(largest, len(order)) + 1):
+        picks = tuple(int(index) for index in order[:count])
+        yield picks, scorer.loss(picks)
+
+
+def baselines(candidates: Candidates, scorer: Scorer, most: int, seed: int = 0) -> Iterator[tuple[str, Picks, float]]:
+    """Yield by name what an ensemble is compared with, and its loss: picks that keep no budget.
+
+    "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits;
+    "random-k", of 21 draws of `most` members with equal weights the one of median loss.
+    """
+    for picks, loss in top(candidates, scorer, most):
+        yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
+    free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)
+    yield "caruana", free.picks, free.steps[free.length - 1].loss
+    count = min(most, len(candidates))
+    order = np.argsort(candidates.trials)  # a draw is of trials, however the library is sorted
+    drawn = [order[rng(seed, "random members", draw).permutation(len(order))[:count]] for draw in range(_DRAWS)]
+    losses = [scorer.loss(tuple(picks.tolist())) for picks in drawn]
+    middle = sorted(range(_DRAWS), key=losses.__getitem__)[_DRAWS // 2]
+    yield f"random-{count}", tuple(drawn[middle].tolist()), losses[middle]
+
+
+def columns_of(candidates: Candidates) -> tuple[Array, Array]:
+    """Return seconds per row and weight bytes [L], 0 where they are not known."""
+    nothing = np.zeros(len(candidates))
+    return (
+        nothing if candidates.seconds is None else candidates.seconds,
+        nothing if candidates.sizes is None else candidates.sizes,
+    )
+
+
+def _tighter(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _limit(budget: float | None) -> float:
+    return math.inf if budget is None else budget

@@ -1,0 +1,154 @@
+"""Protection against selection overfitting: optimism by cross-validation, and the simplest choice within one error.
+
+Whoever picks the best of many on the same rows picks luck too. Each whole procedure is repeated on four fifths of the
+selection rows and scored on the last fifth; what it loses there is its optimism.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array, Metric
+from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, scorer_of
+from trainwright.ensemble.selection.greedy import top
+from trainwright.randomness import rng
+
+__all__ = ["Checked", "Protection", "cross_validated", "protect"]
+
+Procedure = Callable[[Candidates, Scorer], Picks]
+
+FEW_ROWS = 1000
+_FEWEST_PER_FOLD = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """One procedure of choice: its loss where it chose, out of fold, and the difference, all means per row."""
+
+    loss: float  # on the selection rows, where the choice was made
+    optimism: float  # mean over folds of (loss on the fold left out - loss on the folds chosen on)
+    behind: float  # out-of-fold loss minus that of the procedure for which it is least
+    standard_error: float  # of `behind`, over rows
+
+    @property
+    def corrected(self) -> float:
+        """The loss on the selection rows plus the optimism: what to expect on new rows."""
+        return self.loss + self.optimism
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protection:
+    """What cross-validation says of the choices "single best", "top-k" and "greedy", from simple to complex."""
+
+    checked: Mapping[str, Checked]
+    chosen: str  # the simplest whose `behind` is within its standard error
+    reason: str
+    picks: Picks  # of the chosen one, on all selection rows
+    warnings: tuple[str, ...]
+
+
+def protect(
+    candidates: Candidates,
+    metric: Metric,
+    procedure: Procedure,
+    *,
+    max_members: int,
+    admits: Callable[[Candidates, Picks], bool],
+    folds: int = 5,
+    repeats: int = 5,
+    seed: int = 0,
+) -> Protection:
+    """Cross-validate `procedure` beside single best and top-k (k up to `max_members`), and choose among them.
+
+    `admits` keeps all three to the same limits. With fewer than 50 rows a fold, or a class that a fold may lack, the
+    greedy procedure is left out of the choice.
+    """
+    single, uniform = _best_of_top(1, admits), _best_of_top(max_members, admits)
+    procedures: dict[str, Procedure] = {"single best": single, "top-k": uniform, "greedy": procedure}
+    warnings = _warnings(candidates, folds)
+    if len(warnings) > 1 or len(candidates.targets) // folds < _FEWEST_PER_FOLD:
+        del procedures["greedy"]
+    scorer = scorer_of(candidates, metric)
+    every = {name: found(candidates, scorer) for name, found in procedures.items()}
+    outside = {
+        name: cross_validated(candidates, metric, found, folds=folds, repeats=repeats, seed=seed)
+        for name, found in procedures.items()
+    }
+    least = min(outside, key=lambda name: float(outside[name][0].mean()))
+    checked = {}
+    for name, (rows, optimism) in outside.items():
+        behind = rows - outside[least][0]
+        checked[name] = Checked(
+            loss=scorer.loss(every[name]),
+            optimism=optimism,
+            behind=float(behind.mean()),
+            standard_error=float(behind.std(ddof=1) / math.sqrt(len(behind))) if len(behind) > 1 else 0.0,
+        )
+    chosen = next(name for name, one in checked.items() if one.behind <= one.standard_error)
+    told = checked[chosen]
+    reason = (
+        f"{chosen} is least out of fold"
+        if chosen == least
+        else f"{chosen} is simpler and {told.behind:.2g} behind {least} out of fold, within one standard error "
+        f"({told.standard_error:.2g})"
+    )
+    return Protection(checked=checked, chosen=chosen, reason=reason, picks=every[chosen], warnings=warnings)
+
+
+def cross_validated(
+    candidates: Candidates, metric: Metric, procedure: Procedure, *, folds: int = 5, repeats: int = 5, seed: int = 0
+) -> tuple[Array, float]:
+    """Return the out-of-fold loss of each row [N], mean over repeats, and the optimism of a procedure.
+
+    Folds are drawn by `seed`, for classes with equal shares of each class.
+    """
+    rows = len(candidates.targets)
+    folds = min(folds, rows)
+    lost, gaps = np.zeros(rows), []
+    for repeat in range(repeats):
+        fold = _folds(candidates.targets, folds, seed, repeat)
+        for one in range(folds):
+            inner, outer = np.flatnonzero(fold != one), np.flatnonzero(fold == one)
+            if not len(outer) or not len(inner):
+                continue
+            inside = candidates.subset(inner)
+            scorer = scorer_of(inside, metric)
+            picks = procedure(inside, scorer)
+            left = scorer_of(candidates.subset(outer), metric).per_row(picks)
+            lost[outer] += left / repeats
+            gaps.append(float(left.mean()) - scorer.loss(picks))
+    return lost, float(np.mean(gaps)) if gaps else 0.0
+
+
+def _best_of_top(largest: int, admits: Callable[[Candidates, Picks], bool]) -> Procedure:
+    def procedure(candidates: Candidates, scorer: Scorer) -> Picks:
+        found = [(loss, picks) for picks, loss in top(candidates, scorer, largest) if admits(candidates, picks)]
+        if found:
+            return min(found, key=lambda one: (round(one[0], 12), len(one[1])))[1]
+        singles = [(index,) for index in range(len(candidates)) if admits(candidates, (index,))]
+        return min(singles, key=scorer.loss)
+
+    return procedure
+
+
+def _folds(targets: Array, folds: int, seed: int, repeat: int) -> Array:
+    order = rng(seed, "selection folds", repeat).permutation(len(targets))
+    if targets.dtype.kind in "iu":
+        order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the folds in turn
+    fold = np.empty(len(targets), dtype=np.int64)
+    fold[order] = np.arange(len(targets)) % folds
+    return fold
+
+
+def _warnings(candidates: Candidates, folds: int) -> tuple[str, ...]:
+    rows, found = len(candidates.targets), []
+    if rows < FEW_ROWS:
+        found.append(f"only {rows} rows to select on: losses on them are too good by an amount that varies much")
+    if candidates.targets.dtype.kind in "iu":
+        counts = np.bincount(candidates.targets)
+        rare = [label for label, count in enumerate(counts.tolist()) if count < folds]
+        if rare:
+            found.append(f"class {rare[0]} has {counts[rare[0]]} rows to select on, fewer than the {folds} folds")
+    return tuple(found)
