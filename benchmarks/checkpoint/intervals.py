@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.checkpoint.failure_times import LAWS, Losses, best_interval
 
-from trainwright.checkpoint.failures import LAWS, Losses, best_interval
-from trainwright.checkpoint.interval import ESTIMATORS, Costs, plan_saves
+from trainwright.checkpoint.policy.interval import ESTIMATORS, Costs, plan_saves
 
 __all__ = ["Intervals", "compare_intervals"]
 

@@ -75,8 +75,8 @@ MODELS: dict[str, Callable[[], Any]] = {"CNN": cnn, "transformer": transformer, 
 
 def measure(repeats: int = 5, models: tuple[str, ...] = tuple(MODELS)) -> dict[str, Any]:
     """Bench the models; return a bench for each by name."""
-    from trainwright.checkpoint.bench import bench
-    from trainwright.checkpoint.ways import state_of
+    from trainwright.checkpoint.tools.bench import bench
+    from trainwright.checkpoint.tools.bench_targets import state_of
 
     found = {}
     for name in models:

@@ -226,7 +226,7 @@ def launch(case: Case, plan: dict[str, Any], training: Any = train) -> None:
 def _member(rank: int, case: Case, plan: dict[str, Any], store: str, training: Any) -> None:
     import torch
 
-    from trainwright.checkpoint.witness import Plan, taking_part
+    from trainwright.checkpoint.tools.step_digests import Plan, taking_part
 
     torch.set_num_threads(1)
     if case.ranks > 1:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint.bench import Bench, Row, Span, bench
-from trainwright.checkpoint.formats import FORMATS, SafeTensors
-from trainwright.checkpoint.scaling import scale
-from trainwright.checkpoint.ways import fill_optimizers, state_of
+from trainwright.checkpoint.tools.bench import Bench, Row, Span, bench
+from trainwright.checkpoint.tools.bench_ranks import scale
+from trainwright.checkpoint.tools.bench_targets import fill_optimizers, state_of
+from trainwright.checkpoint.tools.formats.registry import FORMATS
+from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -62,7 +63,7 @@ class TestBench:
         """Weights, moments and values are what they were, whatever was read into them meanwhile."""
         fill_optimizers(state)
         before = {name: value.clone() for name, value in state["model"].state_dict().items()}
-        bench(state, directory=tmp_path, formats=["npz"], writers=["thread"], repeats=1, step_seconds=0)
+        bench(state, directory=tmp_path, formats=["dcp"], writers=["thread"], repeats=1, step_seconds=0)
         after = state["model"].state_dict()
         assert all(torch.equal(after[name], value) for name, value in before.items())
         assert state["model"][2].weight is state["model"][0].weight
@@ -82,7 +83,7 @@ class TestBench:
                     yield replace(stored, fetch=lambda name, cut: stored.fetch(name, cut) + 1)
 
         monkeypatch.setattr(
-            sys.modules["trainwright.checkpoint.bench"],
+            sys.modules["trainwright.checkpoint.tools.bench"],
             "format_named",
             lambda name: Lossy() if name == "safetensors" else FORMATS[name],
         )
@@ -93,12 +94,12 @@ class TestBench:
         """A missing extra, a dtype that a format cannot hold: the other ways are measured all the same."""
 
         def missing(*_):
-            raise MissingExtra.of("hdf5", "h5py", "formats")
+            raise MissingExtra.of("safetensors", "safetensors", "torch")
 
-        monkeypatch.setattr(type(FORMATS["hdf5"]), "_write", missing)
-        found = bench(state, directory=tmp_path, formats=["hdf5", "npz"], writers=[], repeats=1)
-        assert [one.name for one in found.rows] == ["torch", "npz"]
-        assert found.skipped == {"hdf5": 'hdf5 needs h5py: pip install ".[formats]"'}
+        monkeypatch.setattr(type(FORMATS["safetensors"]), "_write", missing)
+        found = bench(state, directory=tmp_path, formats=["safetensors", "dcp"], writers=[], repeats=1)
+        assert [one.name for one in found.rows] == ["torch", "dcp"]
+        assert found.skipped == {"safetensors": 'safetensors needs safetensors: pip install ".[torch]"'}
 
     def test_no_room(self, state, tmp_path, monkeypatch):
         """Told before anything is written, or when it turns out."""

@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.checkpoint import Difference, Effect
-from trainwright.checkpoint.differences import settle
+from trainwright.checkpoint.state.differences import settle
 from trainwright.errors import CheckpointMismatchError
 
 TORCH = Difference(item="torch", saved="2.12", now="2.13", effect=Effect.ROUNDING)

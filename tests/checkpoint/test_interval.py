@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.checkpoint.failure_times import LAWS, Losses, best_interval
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from trainwright.checkpoint.failures import LAWS, Losses, best_interval
-from trainwright.checkpoint.interval import (
+from trainwright.checkpoint.policy.interval import (
     ESTIMATORS,
     Costs,
     LossRate,

@@ -14,7 +14,7 @@ from faulty_files import FailingFiles, StallingFiles
 from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Retention, Screen
-from trainwright.checkpoint.formats import FORMATS
+from trainwright.checkpoint.tools.formats.registry import FORMATS
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointCorruptError,
@@ -473,7 +473,7 @@ def test_nothing_is_left_open(tmp_path):
 
 def test_ranks_meet_before_anything_is_saved(tmp_path, monkeypatch):
     """They learn once, from the state that is kept, who has which tensors; saving and restoring rest on that."""
-    from trainwright.checkpoint.ranks import Solo
+    from trainwright.checkpoint.ranks.ranks import Solo
 
     happened = []
 

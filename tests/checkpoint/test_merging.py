@@ -2,10 +2,10 @@
 
 import pytest
 
-from trainwright.checkpoint.boxes import Box
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
-from trainwright.checkpoint.merging import Report, merged, names_of_others, placed, tree_of_rank
-from trainwright.checkpoint.reshard import Share
+from trainwright.checkpoint.ranks.merging import Report, merged, names_of_others, placed, tree_of_rank
+from trainwright.checkpoint.ranks.reshard import Share
+from trainwright.checkpoint.ranks.tensor_slices import Box
 from trainwright.errors import CheckpointCorruptError, CheckpointError
 
 MANIFEST = Manifest(step=3, lease=2)

@@ -9,7 +9,7 @@ from faulty_files import FailingFiles, Killed, VolatileFiles
 
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.publish import found, publish, step_name
+from trainwright.checkpoint.save.publish import found, publish, step_name
 from trainwright.errors import CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer, write_new
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.checkpoint import FileRecord, Manifest, Published, Retention
-from trainwright.checkpoint.retention import retain
+from trainwright.checkpoint import Retention
+from trainwright.checkpoint.manifest import FileRecord, Manifest
+from trainwright.checkpoint.policy.retention import retain
+from trainwright.checkpoint.save.publish import Published
 
 
 def checkpoint(step, *, screen="good", loss=None, pin=None, size=10):

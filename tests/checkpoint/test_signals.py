@@ -12,9 +12,9 @@ import threading
 import pytest
 
 from trainwright.checkpoint import CheckpointConfig
-from trainwright.checkpoint.agreement import Agreement
-from trainwright.checkpoint.pace import Pace
-from trainwright.checkpoint.signals import SignalFlag
+from trainwright.checkpoint.policy.save_policy import Pace
+from trainwright.checkpoint.policy.signals import SignalFlag
+from trainwright.checkpoint.ranks.agreement import Agreement
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
 HUNG = """
@@ -27,8 +27,8 @@ HUNG = """
 RANK = """
     import sys, time
     import torch.distributed as dist
-    from trainwright.checkpoint.agreement import Agreement
-    from trainwright.checkpoint.signals import SignalFlag
+    from trainwright.checkpoint.ranks.agreement import Agreement
+    from trainwright.checkpoint.policy.signals import SignalFlag
 
     rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
@@ -80,7 +80,7 @@ def handler():
 
 def hung(options=""):
     return f"""
-    from trainwright.checkpoint import signals
+    from trainwright.checkpoint.policy import signals
     {options}
     {HUNG}"""
 
@@ -196,7 +196,7 @@ class TestForcedExit:
         """It dies of the signal as before, and its parent sees none."""
         process = start("""
             import os, signal, time
-            from trainwright.checkpoint.signals import SignalFlag
+            from trainwright.checkpoint.policy.signals import SignalFlag
             with SignalFlag() as flag:
                 child = os.fork()
                 if child == 0:
@@ -253,7 +253,7 @@ TRAINING = """
     import os, sys, time
     import torch
     from trainwright.checkpoint import CheckpointConfig, Manager
-    from trainwright.checkpoint.hooks import CommandHook
+    from trainwright.checkpoint.policy.hooks import CommandHook
 
     folder, rank, size, status = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     if size > 1:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager
-from trainwright.checkpoint.loading import load_state
-from trainwright.checkpoint.state import canonical_names, capture
-from trainwright.checkpoint.tree import decode
+from trainwright.checkpoint.restore.loading import load_state
+from trainwright.checkpoint.state.captured import canonical_names, capture
+from trainwright.checkpoint.state.tree import decode
 from trainwright.errors import CheckpointStateError
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trainwright.checkpoint import Manager
-from trainwright.checkpoint.formats import FORMATS
-from trainwright.checkpoint.interval import Costs, exact, plan_saves
-from trainwright.checkpoint.proof import Proof
+from trainwright.checkpoint.policy.interval import Costs, exact, plan_saves
+from trainwright.checkpoint.tools.formats.registry import FORMATS
+from trainwright.checkpoint.tools.proof import Proof
 from trainwright.cli._words import seconds, size
 from trainwright.errors import InputError
 
@@ -224,7 +224,7 @@ class TestInspect:
             ["inspect", name],
             ["verify", name],
             ["diff", name, name],
-            ["convert", name, "x", "--to", "npz"],
+            ["convert", name, "x", "--to", "dcp"],
         ):
             said = checkpoint(*command)
             assert (said.status, said.out, len(said.err.splitlines())) == (2, "", 1)
@@ -292,8 +292,8 @@ class TestDiff:
 
 class TestConvert:
     def test_there_and_back(self, checkpoint, weights):
-        assert checkpoint("convert", weights[0], "a.npz", "--to", "npz").status == 0
-        said = checkpoint("convert", "a.npz", "back.safetensors", "--to", "safetensors", "--json")
+        assert checkpoint("convert", weights[0], "a.dcp", "--to", "dcp").status == 0
+        said = checkpoint("convert", "a.dcp", "back.safetensors", "--to", "safetensors", "--json")
         assert (said.status, last_line(said)["tensors"]) == (0, 2)
         assert checkpoint("diff", weights[0], "back.safetensors").status == 0
 
@@ -302,20 +302,20 @@ class TestConvert:
         monkeypatch.chdir(tmp_path)
         torch.save({"w": torch.zeros(2), "f": torch.zeros(2, dtype=torch.complex128)}, "a.pt")
         monkeypatch.setattr(
-            type(FORMATS["npz"]), "capabilities", replace(FORMATS["npz"].capabilities, dtypes={"float32"})
+            type(FORMATS["dcp"]), "capabilities", replace(FORMATS["dcp"].capabilities, dtypes={"float32"})
         )
-        said = checkpoint("convert", "a.pt", "a.npz", "--to", "npz")
-        assert (said.status, said.out, Path("a.npz").exists()) == (1, "", False)
+        said = checkpoint("convert", "a.pt", "a.dcp", "--to", "dcp")
+        assert (said.status, said.out, Path("a.dcp").exists()) == (1, "", False)
         assert "cannot hold 'f' (complex128); leave it out with allow_lossy (--allow-lossy)" in said.err
-        said = checkpoint("convert", "a.pt", "a.npz", "--to", "npz", "--allow-lossy")
+        said = checkpoint("convert", "a.pt", "a.dcp", "--to", "dcp", "--allow-lossy")
         assert (said.status, said.out.splitlines()[-1]) == (0, "left out: f")
 
     @pytest.mark.parametrize(
         ("source", "to", "sentence"),
         [
-            ("code.pt", "npz", "whose pickle asks for code to be executed"),
-            ("a.pt", "npy", "got 'npy'; allowed: torch, safetensors, dcp, hdf5, npz (did you mean 'npz'?)"),
-            ("b.pt", "npz", "got b.pt, which exists"),
+            ("code.pt", "dcp", "whose pickle asks for code to be executed"),
+            ("a.pt", "dcpp", "got 'dcpp'; allowed: torch, safetensors, dcp (did you mean 'dcp'?)"),
+            ("b.pt", "dcp", "got b.pt, which exists"),
         ],
     )
     def test_refusals(self, checkpoint, weights, source, to, sentence):
@@ -379,7 +379,7 @@ class TestVerifyResume:
     def test_what_is_told(self, checkpoint, monkeypatch, found, lines):
         """The verdict first, then where it begins and what may be behind it; exit 1 if anything differs."""
         proof = Proof(steps=5, **{"compared": 9, **found})
-        monkeypatch.setattr("trainwright.checkpoint.proof.verify_resume", lambda *_, **__: proof)
+        monkeypatch.setattr("trainwright.checkpoint.tools.proof.verify_resume", lambda *_, **__: proof)
         said = checkpoint("verify-resume", "t.py", "--steps", 5)
         assert said.status == (0 if found["equal"] else 1)
         assert all(line.startswith(start) for line, start in zip(said.out.splitlines(), lines, strict=True))

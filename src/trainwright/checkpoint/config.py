@@ -5,8 +5,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from trainwright.checkpoint.hooks import Hook
-from trainwright.checkpoint.signals import check_signals
+from trainwright.checkpoint.policy.hooks import Hook
+from trainwright.checkpoint.policy.signals import check_signals
 from trainwright.errors import CheckpointConfigError
 
 __all__ = ["CheckpointConfig", "Retention", "Screen", "Tier"]

@@ -12,18 +12,14 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from trainwright.checkpoint.config import CheckpointConfig, Tier
-from trainwright.checkpoint.differences import Difference, Mode, settle
-from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
-from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
-from trainwright.checkpoint.formats.protocol import Format
-from trainwright.checkpoint.kept import NO_ROOM, Kept
-from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
-from trainwright.checkpoint.pace import Pace
-from trainwright.checkpoint.publish import Published, refuse_unwritable, remove_leftovers, set_aside
-from trainwright.checkpoint.ranks import ranks_here
-from trainwright.checkpoint.restoring import (
+from trainwright.checkpoint.policy.retained import NO_ROOM, Kept
+from trainwright.checkpoint.policy.save_policy import Pace
+from trainwright.checkpoint.policy.signals import FORCED_EXIT
+from trainwright.checkpoint.ranks.ranks import ranks_here
+from trainwright.checkpoint.restore.loading import compare_state, load_state
+from trainwright.checkpoint.restore.restored import (
     Restored,
     bad_ones,
     homes,
@@ -33,13 +29,17 @@ from trainwright.checkpoint.restoring import (
     read_tree,
     records_by_name,
 )
-from trainwright.checkpoint.rng import capture_random, restore_random
-from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
-from trainwright.checkpoint.signals import FORCED_EXIT
-from trainwright.checkpoint.state import RESERVED, capture
-from trainwright.checkpoint.tiers import Tiers, copied, name_in_tiers, refuse_several_nodes
-from trainwright.checkpoint.tree import decode
-from trainwright.checkpoint.writer import Job
+from trainwright.checkpoint.save.publish import Published, refuse_unwritable, remove_leftovers, set_aside
+from trainwright.checkpoint.save.saver import SaveHandle, Saver, SaveRecord
+from trainwright.checkpoint.save.tiers import Tiers, copied, name_in_tiers, refuse_several_nodes
+from trainwright.checkpoint.save.writer import Job
+from trainwright.checkpoint.state.captured import RESERVED, capture
+from trainwright.checkpoint.state.differences import Difference, Mode, settle
+from trainwright.checkpoint.state.fingerprint import capture_fingerprint, compare_fingerprints
+from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
+from trainwright.checkpoint.state.rng import capture_random, restore_random
+from trainwright.checkpoint.state.tree import decode
+from trainwright.checkpoint.tools.formats.protocol import Format
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainwright.checkpoint.publish import Published
-from trainwright.checkpoint.restoring import Restored
+from trainwright.checkpoint.restore.restored import Restored
+from trainwright.checkpoint.save.publish import Published
 
 __all__ = ["DirectoryOwner", "HasCheckpoints", "Owner", "Saves"]
 

@@ -14,7 +14,7 @@ from trainwright.cli._words import print_table, seconds, size
 from trainwright.errors import InputError, closest
 
 if TYPE_CHECKING:
-    from trainwright.checkpoint.scaling import Scaled
+    from trainwright.checkpoint.tools.bench_ranks import Scaled
 
 __all__ = ["bench", "interval"]
 
@@ -35,7 +35,7 @@ def interval(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """How often to save: every estimator, and what following it costs."""
-    from trainwright.checkpoint.interval import Costs, LossRate, estimates, plan_saves
+    from trainwright.checkpoint.policy.interval import Costs, LossRate, estimates, plan_saves
     from trainwright.report.words import duration
 
     if (mtbf is None) == (losses is None):
@@ -104,10 +104,10 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    from trainwright.checkpoint.bench import WRITERS
-    from trainwright.checkpoint.bench import bench as measure
-    from trainwright.checkpoint.formats import FORMATS
-    from trainwright.checkpoint.ways import state_of
+    from trainwright.checkpoint.tools.bench import WRITERS
+    from trainwright.checkpoint.tools.bench import bench as measure
+    from trainwright.checkpoint.tools.bench_targets import state_of
+    from trainwright.checkpoint.tools.formats.registry import FORMATS
 
     state = state_of(_made(factory))
     done = measure(
@@ -152,7 +152,7 @@ def bench(
 
 def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[Scaled, ...]":
     """Measure on 1, 2, 4, ... ranks, and print."""
-    from trainwright.checkpoint.scaling import scale
+    from trainwright.checkpoint.tools.bench_ranks import scale
 
     numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
     wanted = sorted({*numbers, most})

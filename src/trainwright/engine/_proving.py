@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trainwright.checkpoint
 from trainwright.checkpoint import manager as home
-from trainwright.checkpoint.witness import Plan, taking_part
+from trainwright.checkpoint.tools.step_digests import Plan, taking_part
 from trainwright.engine._engine import Died, Quiet, Returned
 from trainwright.engine._function import load_function
 from trainwright.engine._run import run_assignment

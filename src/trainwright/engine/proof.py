@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.comparing import (
+from trainwright.checkpoint.tools.comparing import (
     Line,
     Run,
     Unlike,
@@ -22,9 +22,9 @@ from trainwright.checkpoint.comparing import (
     idle_generators,
     read_lines,
 )
-from trainwright.checkpoint.proof import Proof
-from trainwright.checkpoint.script import run_ranks
-from trainwright.checkpoint.witness import Plan
+from trainwright.checkpoint.tools.proof import Proof
+from trainwright.checkpoint.tools.proof_runs import run_ranks
+from trainwright.checkpoint.tools.step_digests import Plan
 from trainwright.engine._function import load_function
 from trainwright.errors import CheckpointConfigError, CheckpointError
 from trainwright.randomness import rng

@@ -1,0 +1,125 @@
+"""What happens after the last save of an allocation that ends, and when it ends: Slurm's requeue, or any command."""
+
+import math
+import os
+import subprocess
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainwright.checkpoint.policy.signals import FORCED_EXIT
+from trainwright.errors import CheckpointConfigError
+
+__all__ = ["CommandHook", "Hook", "SlurmRequeue", "end_of_allocation"]
+
+
+class Hook(Protocol):
+    """Called once, on the first rank, when the last checkpoint is committed; its answer is the exit status."""
+
+    def __call__(self) -> int:
+        """Do it, and return the exit status: 0 if training will go on elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmRequeue:
+    """Puts the job back into Slurm's queue: `scontrol requeue $SLURM_JOB_ID`.
+
+    The batch script asks for a warning and passes it on to its steps:
+
+        #SBATCH --requeue --signal=B:USR1@120
+        trap 'kill -USR1 "$(jobs -p)"' USR1
+        srun python train.py & wait; wait
+
+    A job that was requeued `max_restarts` times is not requeued again: it warns, and the status is 75, as for a
+    requeue that Slurm refuses.
+    """
+
+    max_restarts: int = 100
+    timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise CheckpointConfigError(f"SlurmRequeue.max_restarts: got {self.max_restarts!r}; allowed: >= 0")
+        _check_timeout("SlurmRequeue", self.timeout_seconds)
+
+    def __call__(self) -> int:
+        """Requeue the job that this process belongs to."""
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None:
+            return _refused("this is no Slurm job (SLURM_JOB_ID is not set)")
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        if restarts >= self.max_restarts:
+            return _refused(f"job {job} was requeued {restarts} times, max_restarts is {self.max_restarts}")
+        status, said = _run(["scontrol", "requeue", job], self.timeout_seconds)
+        return 0 if status == 0 else _refused(f"`scontrol requeue {job}` says: {said}")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandHook:
+    """Runs a command, given as a list of words; its exit status is the process's."""
+
+    command: Sequence[str]
+    timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str) or not self.command:
+            raise CheckpointConfigError(
+                f"CommandHook.command: got {self.command!r}; allowed: a list of words, such as ['sbatch', 'job.sh']"
+            )
+        _check_timeout("CommandHook", self.timeout_seconds)
+
+    def __call__(self) -> int:
+        """Run it to its end."""
+        status, said = _run(self.command, self.timeout_seconds)
+        if status != 0:
+            warnings.warn(f"the command after the last checkpoint failed with {status}: {said}", stacklevel=2)
+        return status
+
+
+def end_of_allocation(environment: Mapping[str, str], *, ask: bool = False) -> float | None:
+    """Return when the allocation ends, in seconds since 1970, as its launcher says; None if it does not.
+
+    Slurm sets SLURM_JOB_END_TIME when a job starts; with `ask` its controller is asked, for a limit may be changed.
+    """
+    job = environment.get("SLURM_JOB_ID")
+    if ask and job is not None:
+        status, said = _run(["squeue", "--noheader", "--jobs", job, "--format", "%e"], 10.0, environment)
+        if status == 0 and (end := _timestamp(said)) is not None:
+            return end
+    try:
+        return float(environment["SLURM_JOB_END_TIME"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _timestamp(text: str) -> float | None:
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()  # Slurm's is local time, as this one
+    except ValueError:  # "N/A", for a job without a limit
+        return None
+
+
+def _run(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Return the exit status and what the command said; 75 if it cannot be run or takes too long."""
+    try:
+        done = subprocess.run(
+            list(command), capture_output=True, text=True, check=False, timeout=timeout, env=environment
+        )  # fmt: skip
+    except OSError as error:
+        return FORCED_EXIT, (error.strerror or str(error)).lower()
+    except subprocess.TimeoutExpired:
+        return FORCED_EXIT, f"nothing within {timeout:g} s"
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def _refused(why: str) -> int:
+    warnings.warn(f"the job is not requeued: {why}; submit it again to go on", stacklevel=3)
+    return FORCED_EXIT
+
+
+def _check_timeout(name: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise CheckpointConfigError(f"{name}.timeout_seconds: got {seconds!r}; allowed: a finite number > 0")

@@ -1,0 +1,59 @@
+"""Which checkpoints stay: a pure choice by age, metric, step, pin and budget."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainwright.checkpoint.config import Retention
+from trainwright.checkpoint.save.publish import Published
+
+__all__ = ["Choice", "retain"]
+
+
+class Choice(NamedTuple):
+    """What stays and what goes, each newest first."""
+
+    keep: tuple[Published, ...]
+    drop: tuple[Published, ...]
+
+
+def retain(
+    checkpoints: Sequence[Published],
+    policy: Retention,
+    *,
+    budget_bytes: int | None = None,
+) -> Choice:
+    """Choose among a run's checkpoints, given newest first.
+
+    The newest that is not suspect (or if all are, the newest) and all pinned ones stay whatever the policy and the
+    budget say. Over the budget, what the policy keeps goes oldest first, the best by metric last.
+    """
+    pinned = {place for place, one in enumerate(checkpoints) if one.manifest.pin is not None}
+    safe = next((place for place, one in enumerate(checkpoints) if one.manifest.screen == "good"), 0)
+    certain = pinned | {safe} if checkpoints else pinned
+    best = sorted(
+        (place for place, one in enumerate(checkpoints) if not math.isnan(_value(one, policy.metric))),
+        key=lambda place: (_value(checkpoints[place], policy.metric), place),
+    )[: policy.best]
+    every = [
+        place
+        for place, one in enumerate(checkpoints)
+        if policy.every_steps and one.manifest.step % policy.every_steps == 0
+    ]
+    wanted = [*range(min(policy.last, len(checkpoints))), *every]
+    keep, size = set[int](), 0
+    for place in [*sorted(certain), *best, *sorted(wanted)]:
+        fits = budget_bytes is None or size + checkpoints[place].manifest.size <= budget_bytes
+        if place not in keep and (place in certain or fits):
+            keep.add(place)
+            size += checkpoints[place].manifest.size
+    return Choice(
+        tuple(one for place, one in enumerate(checkpoints) if place in keep),
+        tuple(one for place, one in enumerate(checkpoints) if place not in keep),
+    )
+
+
+def _value(checkpoint: Published, metric: str) -> float:
+    metrics = checkpoint.manifest.report.get("metrics", {})
+    value = float(metrics.get(metric.removeprefix("-"), math.nan)) if metric else math.nan
+    return -value if metric.startswith("-") else value

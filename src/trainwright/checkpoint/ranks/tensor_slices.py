@@ -1,0 +1,242 @@
+"""Boxes of tensors: what part of which stored box is wanted, read by chunks whose digests are compared.
+
+A tensor is its name and its global shape; ranks and files hold boxes of it. A wanted box is put together from the
+stored boxes that it meets, whatever number of ranks wrote them; no other chunks are read.
+"""
+
+import bisect
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainwright.checkpoint.digest import CHUNK_BYTES, digest, kind_of, read_at, read_chunk
+from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
+from trainwright.checkpoint.save.shard_file import memory_of
+from trainwright.errors import CheckpointCorruptError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Box", "BoxReader", "box_reader"]
+
+_SPAN_BYTES = CHUNK_BYTES // 2  # read at once: with the chunk that it ends in, less than two chunks of memory
+
+
+class Box(NamedTuple):
+    """A part of a tensor: from `offsets`, of `lengths`."""
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> "Box":
+        """Return the box that is all of a tensor."""
+        return cls((0,) * len(shape), shape)
+
+    def meet(self, other: "Box") -> "Box | None":
+        """Return what two boxes have in common; None if that is nothing."""
+        low = tuple(max(pair) for pair in zip(self.offsets, other.offsets, strict=True))
+        high = tuple(
+            min(one + size, two + other_size) for one, size, two, other_size in zip(*self, *other, strict=True)
+        )
+        if any(start >= stop for start, stop in zip(low, high, strict=True)):
+            return None
+        return Box(low, tuple(stop - start for start, stop in zip(low, high, strict=True)))
+
+    def within(self, other: "Box") -> tuple[slice, ...]:
+        """Return the slices that cut this box out of `other`, which holds it."""
+        return tuple(
+            slice(low - start, low - start + size)
+            for low, size, start in zip(self.offsets, self.lengths, other.offsets, strict=True)
+        )
+
+
+class _Piece(NamedTuple):
+    """A part of one chunk that goes to consecutive memory."""
+
+    tensor: str
+    file: FileRecord
+    chunk: int
+    start: int
+    view: memoryview
+
+
+class BoxReader:
+    """Reads boxes of the tensors of one checkpoint; with `check` every chunk that it reads is compared first."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, open_file: Callable[[str], int], pool: Executor, *, check: bool = True
+    ) -> None:
+        self._folder = folder
+        self._files = {record.name: record for record in manifest.files}
+        self._open = open_file
+        self._pool = pool
+        self._check = check
+        self._last: tuple[str, int, memoryview] | None = None
+
+    def read(self, record: TensorRecord, box: Box) -> "torch.Tensor":
+        """Return a box of a tensor, on the CPU. Raises as `fill`."""
+        import torch
+
+        target = torch.empty(box.lengths, dtype=getattr(torch, record.dtype))
+        self.fill([(record, box, target)])
+        return target
+
+    def fill(self, wanted: "Iterable[tuple[TensorRecord, Box, torch.Tensor]]") -> None:
+        """Read boxes, each into a tensor of its shape on the CPU, several chunks at once.
+
+        What is consecutive in a file and in its tensor is read in place; the rest in parts of less than a chunk. Raises
+        `CheckpointCorruptError` if a chunk is damaged, or if the stored boxes do not cover what is wanted.
+        """
+        pieces: list[_Piece] = []
+        kept = list(wanted)  # pieces know the memory of tensors, and do not keep it
+        for record, box, target in kept:
+            covered = 0
+            for shard in record.shards:
+                stored = Box(shard.offsets, shard.lengths)
+                common = stored.meet(box)
+                if common is None:
+                    continue
+                covered += prod(common.lengths)
+                place = target[common.within(box)]
+                if place.is_contiguous() and _span(common.lengths, _strides(stored.lengths)) == place.numel():
+                    pieces += self._pieces(record.name, shard, common, place)
+                    continue
+                for part in _parts(common, stored, target.element_size()):
+                    target[part.within(box)].copy_(self._part(record, shard, part, target))
+            if covered != prod(box.lengths):
+                raise CheckpointCorruptError(
+                    f"{self._folder}: {record.name} has {covered} of the {prod(box.lengths)} values that are asked for"
+                )
+        for _ in self._pool.map(self._read_piece, pieces):
+            pass
+
+    def _pieces(self, name: str, shard: ShardRecord, box: Box, place: "torch.Tensor") -> Iterator[_Piece]:
+        record, view = self._files[shard.file], memory_of(place)
+        cuts = box.within(Box(shard.offsets, shard.lengths))
+        first = sum(cut.start * stride for cut, stride in zip(cuts, _strides(shard.lengths), strict=True))
+        start = at = shard.start + first * place.element_size()
+        while at < start + len(view):
+            number = _chunk_at(record, at)
+            end = min(start + len(view), _range_of(record, number)[1])
+            yield _Piece(name, record, number, at, view[at - start : end - start])
+            at = end
+
+    def _read_piece(self, piece: _Piece) -> None:
+        low, high = _range_of(piece.file, piece.chunk)
+        handle = self._open(piece.file.name)
+        if not self._check or len(piece.view) == high - low:
+            count = read_at(handle, piece.start, piece.view)
+            if count < len(piece.view) or (self._check and not _is(piece.view, piece.file.chunks[piece.chunk])):
+                raise self._damage(piece.tensor, piece.file, piece.chunk)
+            return
+        content = self._read_chunk(piece.tensor, piece.file, piece.chunk)
+        piece.view[:] = content[piece.start - low : piece.start - low + len(piece.view)]
+
+    def _part(self, record: TensorRecord, shard: ShardRecord, part: Box, like: "torch.Tensor") -> "torch.Tensor":
+        """Return a box as a view of the bytes from its first value to its last."""
+        import torch
+
+        size, strides = like.element_size(), _strides(shard.lengths)
+        cuts = part.within(Box(shard.offsets, shard.lengths))
+        first = sum(cut.start * stride for cut, stride in zip(cuts, strides, strict=True))
+        start = shard.start + first * size
+        stop = start + _span(part.lengths, strides) * size
+        content = self._bytes(record.name, self._files[shard.file], start, stop)
+        return torch.frombuffer(content, dtype=like.dtype).as_strided(part.lengths, strides)
+
+    def _bytes(self, name: str, record: FileRecord, start: int, stop: int) -> bytearray:
+        """Return bytes of a file, out of its chunks; the last one is kept, for the next part may begin in it."""
+        content = bytearray(stop - start)
+        number, at = _chunk_at(record, start), start
+        while at < stop:
+            low, high = _range_of(record, number)
+            end = min(stop, high)
+            if self._last is None or self._last[:2] != (record.name, number):
+                self._last = None  # let go of one before the next is read
+                self._last = record.name, number, memoryview(self._read_chunk(name, record, number))
+            content[at - start : end - start] = self._last[2][at - low : end - low]
+            at, number = end, number + 1
+        return content
+
+    def _read_chunk(self, name: str, record: FileRecord, number: int) -> bytearray:
+        start, stop = _range_of(record, number)
+        content = read_chunk(self._open(record.name), start, stop)
+        if len(content) != stop - start or (self._check and not _is(content, record.chunks[number])):
+            raise self._damage(name, record, number)
+        return content
+
+    def _damage(self, name: str, record: FileRecord, number: int) -> CheckpointCorruptError:
+        start, stop = _range_of(record, number)
+        return CheckpointCorruptError(
+            f"{self._folder}: {record.name} is damaged in chunk {number} (bytes {start} to {stop}, {name})"
+        )
+
+
+@contextmanager
+def box_reader(folder: Path, manifest: Manifest, *, check: bool = True) -> Iterator[BoxReader]:
+    """Open a checkpoint for reading boxes; its files are opened when they are needed, and closed at the end."""
+    handles: dict[str, int] = {}
+    lock = threading.Lock()
+
+    def opened(name: str) -> int:
+        with lock:
+            if name not in handles:
+                try:
+                    handles[name] = os.open(folder / name, os.O_RDONLY)
+                except OSError as error:
+                    reason = (error.strerror or str(error)).lower()
+                    raise CheckpointCorruptError(f"{folder}: {name} cannot be read: {reason}") from error
+            return handles[name]
+
+    try:
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            yield BoxReader(folder, manifest, opened, pool, check=check)
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _parts(box: Box, stored: Box, size: int) -> Iterator[Box]:
+    """Yield the boxes into which `box` is cut so that the stored bytes that one spans are few."""
+    strides = _strides(stored.lengths)
+    if _span(box.lengths, strides) * size <= _SPAN_BYTES:
+        yield box
+        return
+    dim = next(place for place, length in enumerate(box.lengths) if length > 1)
+    rest = _span((1, *box.lengths[dim + 1 :]), strides[dim:])
+    rows = max(1, (_SPAN_BYTES // size - rest) // strides[dim] + 1)
+    for at in range(0, box.lengths[dim], rows):
+        part = Box(
+            (*box.offsets[:dim], box.offsets[dim] + at, *box.offsets[dim + 1 :]),
+            (*box.lengths[:dim], min(rows, box.lengths[dim] - at), *box.lengths[dim + 1 :]),
+        )
+        yield from _parts(part, stored, size)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+def _span(lengths: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the number of values from the first to the last of a box."""
+    return 1 + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
+
+
+def _chunk_at(record: FileRecord, at: int) -> int:
+    return bisect.bisect_right(record.ends, at) if record.ends else at // CHUNK_BYTES
+
+
+def _range_of(record: FileRecord, number: int) -> tuple[int, int]:
+    if record.ends:
+        return (record.ends[number - 1] if number else 0), record.ends[number]
+    return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, record.bytes)
+
+
+def _is(content: bytearray | memoryview, expected: str) -> bool:
+    return digest(content, kind_of(expected)) == expected
