@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from benchmarks.checkpoint.failure_times import LAWS, Losses, best_interval
+from benchmarks.checkpoint.failure_times import LAWS, Failures, best_interval
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from trainwright.checkpoint.policy.interval import (
     ESTIMATORS,
     Costs,
-    LossRate,
+    FailureRate,
     SavePlan,
     availability,
     daly,
@@ -87,7 +87,7 @@ class TestSimulation:
     @pytest.mark.parametrize("ratio", [0.001, 0.02, 0.2])
     def test_exact_is_within_two_percent_of_the_best(self, ratio):
         here = costs(ratio, recovery_seconds=300, persist_seconds=1)
-        best = best_interval(Losses(number=200_000), here, exact(here))
+        best = best_interval(Failures(number=200_000), here, exact(here))
         assert exact(here) == pytest.approx(best.interval_seconds, rel=0.02)
         assert here.wall_per_useful(exact(here)) == pytest.approx(best.wall_per_useful, rel=0.01)
 
@@ -96,13 +96,13 @@ class TestSimulation:
     @pytest.mark.parametrize("mtbf", [600.0, 86_400.0])
     def test_over_the_grid(self, ratio, mtbf):
         here = costs(ratio, mtbf, recovery_seconds=300)
-        best = best_interval(Losses(number=4_000_000, seed=1), here, exact(here))
+        best = best_interval(Failures(number=4_000_000, seed=1), here, exact(here))
         assert exact(here) == pytest.approx(best.interval_seconds, rel=0.02)
 
     @pytest.mark.parametrize("law", LAWS[1:])
     def test_losses_that_cluster(self, law):
         """The best interval is another one; the wall time lost by the rule stays below 2 %."""
-        losses = Losses(law, number=200_000)
+        losses = Failures(law, number=200_000)
         for ratio in (0.001, 0.2):
             here = costs(ratio, recovery_seconds=300)
             best = best_interval(losses, here, exact(here))
@@ -110,7 +110,7 @@ class TestSimulation:
 
     def test_sorted_counting_is_the_sum_of_floors(self):
         """The definition, loss by loss, gives the same wall time."""
-        losses, here = Losses("weibull", number=500, seed=3), costs(0.05, 100, recovery_seconds=7, persist_seconds=9)
+        losses, here = Failures("weibull", number=500, seed=3), costs(0.05, 100, recovery_seconds=7, persist_seconds=9)
         uptimes = 100 * losses._uptimes
         useful = 30 * np.floor(np.maximum(uptimes - 9, 0) / 35).sum()
         assert losses.wall_per_useful(here, 30)[0] == pytest.approx((uptimes.sum() + 500 * 7) / useful)
@@ -118,15 +118,15 @@ class TestSimulation:
 
     @pytest.mark.parametrize("law", LAWS)
     def test_laws_have_mean_one(self, law):
-        assert Losses(law, number=200_000)._mean == pytest.approx(1, rel=0.01)
+        assert Failures(law, number=200_000)._mean == pytest.approx(1, rel=0.01)
 
     def test_refusals(self):
         with pytest.raises(CheckpointConfigError, match=r"got 'normal'; allowed: exponential, weibull, bursts"):
-            Losses("normal")
+            Failures("normal")
         with pytest.raises(CheckpointConfigError, match="got 0; allowed: an integer >= 1"):
-            Losses(number=0)
+            Failures(number=0)
         with pytest.raises(CheckpointConfigError, match="no commit survives"):
-            best_interval(Losses(number=100), costs(0.1), 1e9)
+            best_interval(Failures(number=100), costs(0.1), 1e9)
 
 
 class TestPlan:
@@ -222,19 +222,19 @@ class TestCosts:
 class TestLossRate:
     def test_posterior_mean(self):
         """Shape and exposure add up; the mean rate of an allocation is its nodes times that of one."""
-        belief = LossRate(losses=2, node_seconds=1e6).seen(3, 4e6)
-        assert belief == LossRate(losses=5, node_seconds=5e6)
+        belief = FailureRate(losses=2, node_seconds=1e6).seen(3, 4e6)
+        assert belief == FailureRate(losses=5, node_seconds=5e6)
         assert (belief.mtbf_seconds(), belief.mtbf_seconds(10)) == (1e6, 1e5)
 
     def test_own_losses_outweigh_the_default(self):
         """One loss in each of four node-days: the mean comes from the default's 264 to near four."""
-        means = [LossRate().seen(n, n * 4 * 86_400).mtbf_seconds() / (4 * 86_400) for n in (0, 1, 5, 50)]
+        means = [FailureRate().seen(n, n * 4 * 86_400).mtbf_seconds() / (4 * 86_400) for n in (0, 1, 5, 50)]
         assert means == pytest.approx([66, 6.9, 2.27, 1.13], rel=0.01)
 
     def test_refusals(self):
         with pytest.raises(CheckpointConfigError, match=r"LossRate.losses: got 0; allowed"):
-            LossRate(losses=0)
+            FailureRate(losses=0)
         with pytest.raises(CheckpointConfigError, match=r"got -1 losses in 3.0 node-seconds"):
-            LossRate().seen(-1, 3.0)
+            FailureRate().seen(-1, 3.0)
         with pytest.raises(CheckpointConfigError, match="got 0 nodes"):
-            LossRate().mtbf_seconds(0)
+            FailureRate().mtbf_seconds(0)

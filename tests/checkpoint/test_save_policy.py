@@ -7,7 +7,7 @@ import pytest
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.policy.interval import Costs, exact
-from trainwright.checkpoint.policy.save_policy import Pace
+from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.save.saver import SaveRecord
 from trainwright.errors import CheckpointConfigError
 
@@ -34,7 +34,7 @@ def pace(clock, monkeypatch):
     def make(lasts=None, **settings):
         if lasts is not None:
             monkeypatch.setenv("SLURM_JOB_END_TIME", str(clock.now + lasts))
-        return Pace(CheckpointConfig(**settings), alone=False, clock=clock, steady=clock)
+        return SavePolicy(CheckpointConfig(**settings), alone=False, clock=clock, steady=clock)
 
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     return make

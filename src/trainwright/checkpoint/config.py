@@ -9,7 +9,7 @@ from trainwright.checkpoint.policy.hooks import Hook
 from trainwright.checkpoint.policy.signals import check_signals
 from trainwright.errors import CheckpointConfigError
 
-__all__ = ["CheckpointConfig", "Retention", "Screen", "Tier"]
+__all__ = ["CheckpointConfig", "HealthCheck", "Retention", "Tier"]
 
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 -- to be shared with no one: folders in it have names of their own
@@ -38,7 +38,7 @@ class Retention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Screen:
+class HealthCheck:
     """What is looked at before a checkpoint is published."""
 
     on_nonfinite: Literal["refuse", "raise"] = "refuse"  # NaN or infinity in weights or optimizer: skip it, or stop
@@ -105,7 +105,7 @@ class CheckpointConfig:
     retention: Retention = field(default_factory=Retention)
     budget_bytes: int | None = None
     tiers: tuple[Tier, ...] = ()
-    screen: Screen | None = field(default_factory=Screen)
+    screen: HealthCheck | None = field(default_factory=HealthCheck)
     on_error: Literal["warn", "raise"] = "warn"
     max_failures: int = 3
     timeout_seconds: float = 600.0  # for which ranks wait for each other

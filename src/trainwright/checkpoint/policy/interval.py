@@ -17,7 +17,7 @@ __all__ = [
     "ESTIMATORS",
     "Costs",
     "Estimate",
-    "LossRate",
+    "FailureRate",
     "SavePlan",
     "availability",
     "daly",
@@ -58,7 +58,7 @@ class Costs:
                 raise CheckpointConfigError(f"Costs.{name}: got {value!r}; allowed: a finite number of seconds >= 0")
 
     @property
-    def seconds_per_loss(self) -> float:
+    def seconds_per_failure(self) -> float:
         """Wall seconds from one loss to the next, recovery included."""
         if self.recovery_can_fail:
             return self.mtbf_seconds * math.exp(self.recovery_seconds / self.mtbf_seconds)
@@ -69,9 +69,9 @@ class Costs:
         mtbf = self.mtbf_seconds
         lag = math.exp(self.persist_seconds / mtbf)  # a save protects only from its commit on
         if interval_seconds <= 0:
-            return math.inf if self.cost_seconds > 0 else lag * self.seconds_per_loss / mtbf
+            return math.inf if self.cost_seconds > 0 else lag * self.seconds_per_failure / mtbf
         try:
-            return lag * self.seconds_per_loss / interval_seconds * math.expm1(
+            return lag * self.seconds_per_failure / interval_seconds * math.expm1(
                 (interval_seconds + self.cost_seconds) / mtbf
             )  # fmt: skip
         except OverflowError:  # hundreds of losses are expected before the first commit
@@ -191,7 +191,7 @@ def plan_saves(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossRate:
+class FailureRate:
     """What is believed about the rate of losses of one node: Gamma, as of `losses` seen in `node_seconds`.
 
     The default has the rate that the Llama 3 report gives (arXiv 2407.21783: 419 unexpected interruptions in 54 days on
@@ -207,7 +207,7 @@ class LossRate:
             if not (math.isfinite(value) and value > 0):
                 raise CheckpointConfigError(f"LossRate.{name}: got {value!r}; allowed: a finite number > 0")
 
-    def seen(self, losses: int, node_seconds: float) -> "LossRate":
+    def seen(self, losses: int, node_seconds: float) -> "FailureRate":
         """Return the belief after `losses` more in `node_seconds` of nodes at work (nodes times seconds)."""
         if losses < 0 or not (math.isfinite(node_seconds) and node_seconds >= 0):
             raise CheckpointConfigError(
