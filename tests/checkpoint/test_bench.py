@@ -118,7 +118,7 @@ class TestBench:
     @pytest.mark.parametrize(
         ("settings", "kind", "sentence"),
         [
-            ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: an integer >= 1"),
+            ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: a whole number >= 1"),
             ({"step_seconds": -1}, CheckpointConfigError, "step_seconds: got -1; allowed: a number >= 0"),
             ({"writers": ["tread"]}, CheckpointConfigError, "writer: got 'tread'; allowed: sync, thread, process"),
             ({"formats": ["hdf"]}, CheckpointFormatError, "got 'hdf'; allowed: torch, safetensors"),

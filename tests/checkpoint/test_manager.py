@@ -223,7 +223,7 @@ class TestFailures:
         training = Training()
         training.run(1)
         for screen in (HealthCheck(), HealthCheck(on_nonfinite="raise")):
-            config = CheckpointConfig(writer="thread", interval=NEVER, screen=screen)
+            config = CheckpointConfig(writer="thread", interval=NEVER, health_check=screen)
             folder = tmp_path / screen.on_nonfinite
             with Manager(folder, config=config, **training.items()) as manager:
                 manager.save(wait=True)
@@ -380,7 +380,7 @@ class TestMisuse:
             ({"on_error": "ignore"}, "on_error: got 'ignore'; allowed: 'warn', 'raise'"),
             ({"max_failures": True}, "max_failures: got True"),
             ({"budget_bytes": 0}, "budget_bytes: got 0"),
-            ({"mtbf_seconds": 0.0}, "mtbf_seconds: got 0.0; allowed: a finite number > 0"),
+            ({"mtbf_seconds": 0.0}, "mtbf_seconds: got 0.0; allowed: a number > 0"),
         ],
     )
     def test_settings(self, settings, sentence):

@@ -170,7 +170,7 @@ class TestSettings:
                 r"signals: got 'USR1'; allowed: names such as 'SIGUSR1' \(did you mean 'SIGUSR1'\?\)",
             ),
             ({"grace_seconds": 3.0}, r"grace_seconds: got 3.0; allowed: a number of seconds > 5"),
-            ({"margin_seconds": math.nan}, r"margin_seconds: got nan; allowed: a finite number >= 0"),
+            ({"margin_seconds": math.nan}, r"margin_seconds: got nan; allowed: a number >= 0"),
             ({"hook": "sbatch"}, r"hook: got 'sbatch'; allowed: None, SlurmRequeue\(\)"),
         ],
     )

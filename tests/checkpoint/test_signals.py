@@ -215,7 +215,7 @@ class TestAgreement:
         assert [agreement.step(True, False) for _ in range(3)] == [(True, False)] * 3
 
     def test_refusals(self):
-        with pytest.raises(CheckpointConfigError, match="agree_every: got 0; allowed: an integer >= 1"):
+        with pytest.raises(CheckpointConfigError, match="agree_every: got 0; allowed: a whole number >= 1"):
             Agreement(every=0)
 
     @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])

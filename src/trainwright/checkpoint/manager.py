@@ -398,8 +398,8 @@ class Manager:
                 continue
             refused = handle.verdict.startswith("refused")
             self._failures += not refused
-            if self.config.screen is not None and refused:
-                stops = self.config.screen.on_nonfinite == "raise"
+            if self.config.health_check is not None and refused:
+                stops = self.config.health_check.on_nonfinite == "raise"
             else:
                 stops = self.config.on_error == "raise" or self._failures >= self.config.max_failures
             if stops:

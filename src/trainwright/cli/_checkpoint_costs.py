@@ -46,7 +46,7 @@ def interval(
     if mtbf is not None:
         mean = seconds("--mtbf", mtbf)
     else:
-        mean = FailureRate().seen(losses or 0, seconds("--node-time", node_time)).mtbf_seconds(nodes)
+        mean = FailureRate().observe(losses or 0, seconds("--node-time", node_time)).mtbf_seconds(nodes)
     costs = Costs(
         mtbf_seconds=mean,
         cost_seconds=seconds("--cost", cost),

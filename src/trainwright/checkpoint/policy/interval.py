@@ -10,8 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Annotated
 
 from trainwright.errors import CheckpointConfigError
+from trainwright.settings import Settings
+from trainwright.validators import check, integer, number
 
 __all__ = [
     "ESTIMATORS",
@@ -32,30 +35,21 @@ _SERIES = (1.0, -1 / 3, 11 / 72, -43 / 540, 769 / 17280, -221 / 8505)
 """1 + W0 near its branch point, in powers of p = sqrt(2 (1 - e^-x)): Corless et al. (1996), equation 4.22."""
 
 
+_SECONDS, _POSITIVE = number(minimum=0, of="seconds"), number(above=0, of="seconds")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
-    """What checkpointing and losses cost a run; all in seconds."""
+class Costs(Settings, error=CheckpointConfigError):
+    """What checkpointing and failures cost a run; all in seconds."""
 
-    mtbf_seconds: float
-    """Mean time between losses of the whole allocation."""
-    cost_seconds: float
-    """What training feels of one save: blocking and slow-down."""
-    recovery_seconds: float = 0.0
-    """From a loss until training goes on: requeue, start, restore."""
-    persist_seconds: float = 0.0
-    """From the start of a save until its commit; a loss before that falls back to the save before."""
+    mtbf_seconds: Annotated[float, _POSITIVE, "mean time between failures of the whole allocation"]
+    cost_seconds: Annotated[float, _SECONDS, "how much longer training takes for one save: blocking and slow-down"]
+    recovery_seconds: Annotated[float, _SECONDS, "from a failure until training resumes: requeue, start, restore"] = 0.0
+    persist_seconds: Annotated[
+        float, _SECONDS, "from the start of a save until its commit; a failure before that loses this save"
+    ] = 0.0
     recovery_can_fail: bool = False
-    """Whether losses strike during recovery too."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.mtbf_seconds) and self.mtbf_seconds > 0):
-            raise CheckpointConfigError(
-                f"Costs.mtbf_seconds: got {self.mtbf_seconds!r}; allowed: a finite number of seconds > 0"
-            )
-        for name in ("cost_seconds", "recovery_seconds", "persist_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise CheckpointConfigError(f"Costs.{name}: got {value!r}; allowed: a finite number of seconds >= 0")
+    """Whether failures strike during recovery too."""
 
     @property
     def seconds_per_failure(self) -> float:
@@ -154,7 +148,7 @@ class SavePlan:
 def plan_saves(
     costs: Costs, *, remaining_seconds: float | None = None, drain_seconds: float = 0.0, before: SavePlan | None = None
 ) -> SavePlan:
-    """SavePlan the next save; the last of those left is committed `drain_seconds` before the end of the allocation.
+    """Plan the next save; the last of those left is committed `drain_seconds` before the end of the allocation.
 
     Made anew after each save, from costs measured anew; an optimum within 5 % of the one `before` is not followed.
     The saves left are whichever of the two whole numbers next to (time left) / (optimum + cost) costs less wall time.
@@ -165,13 +159,11 @@ def plan_saves(
     free = SavePlan(interval_seconds=optimum, optimum_seconds=optimum)
     if remaining_seconds is None:
         return free
-    if math.isnan(remaining_seconds) or remaining_seconds < 0:
-        raise CheckpointConfigError(f"remaining_seconds: got {remaining_seconds!r}; allowed: a number of seconds >= 0")
-    if not (math.isfinite(drain_seconds) and drain_seconds >= 0):
-        raise CheckpointConfigError(f"drain_seconds: got {drain_seconds!r}; allowed: a finite number of seconds >= 0")
-    horizon = remaining_seconds - drain_seconds
-    if math.isinf(horizon):
+    check(drain_seconds, _SECONDS, "drain_seconds", CheckpointConfigError)
+    if remaining_seconds == math.inf:
         return free
+    check(remaining_seconds, _SECONDS, "remaining_seconds", CheckpointConfigError)
+    horizon = remaining_seconds - drain_seconds
     least = max(costs.cost_seconds, costs.persist_seconds)
     if horizon <= least:
         warning = (
@@ -191,35 +183,28 @@ def plan_saves(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailureRate:
-    """What is believed about the rate of losses of one node: Gamma, as of `losses` seen in `node_seconds`.
+class FailureRate(Settings, error=CheckpointConfigError):
+    """The believed rate of failures of one node: a Gamma distribution, as of `failures` seen in `node_seconds`.
 
     The default has the rate that the Llama 3 report gives (arXiv 2407.21783: 419 unexpected interruptions in 54 days on
-    2,048 nodes) and weighs a tenth of a loss, so that the first few of one's own outweigh it.
+    2,048 nodes) and weighs a tenth of a failure, so that the first few of one's own outweigh it.
     """
 
-    losses: float = 0.1
-    node_seconds: float = 0.1 * 54 * 86_400 * 2048 / 419
+    failures: Annotated[float, number(above=0), "failures seen"] = 0.1
+    node_seconds: Annotated[float, number(above=0), "nodes times seconds in which they were seen"] = (
+        0.1 * 54 * 86_400 * 2048 / 419
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("losses", "node_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise CheckpointConfigError(f"LossRate.{name}: got {value!r}; allowed: a finite number > 0")
-
-    def seen(self, losses: int, node_seconds: float) -> "FailureRate":
-        """Return the belief after `losses` more in `node_seconds` of nodes at work (nodes times seconds)."""
-        if losses < 0 or not (math.isfinite(node_seconds) and node_seconds >= 0):
-            raise CheckpointConfigError(
-                f"LossRate.seen: got {losses!r} losses in {node_seconds!r} node-seconds; allowed: numbers >= 0"
-            )
-        return replace(self, losses=self.losses + losses, node_seconds=self.node_seconds + node_seconds)
+    def observe(self, failures: int, node_seconds: float) -> "FailureRate":
+        """Return the belief after `failures` more in `node_seconds` of nodes at work (nodes times seconds)."""
+        check(failures, integer(minimum=0), "FailureRate.observe, failures", CheckpointConfigError)
+        check(node_seconds, _SECONDS, "FailureRate.observe, node_seconds", CheckpointConfigError)
+        return replace(self, failures=self.failures + failures, node_seconds=self.node_seconds + node_seconds)
 
     def mtbf_seconds(self, nodes: int = 1) -> float:
-        """Return the mean time between losses of an allocation of `nodes`, at the mean of the believed rate."""
-        if nodes < 1:
-            raise CheckpointConfigError(f"LossRate.mtbf_seconds: got {nodes!r} nodes; allowed: an integer >= 1")
-        return self.node_seconds / (self.losses * nodes)
+        """Return the mean time between failures of an allocation of `nodes`, at the mean of the believed rate."""
+        check(nodes, integer(minimum=1), "FailureRate.mtbf_seconds, nodes", CheckpointConfigError)
+        return self.node_seconds / (self.failures * nodes)
 
 
 def _after_commit(interval: float, costs: Costs) -> float:

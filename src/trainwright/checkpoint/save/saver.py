@@ -110,7 +110,7 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trainwright writing")
         self._staging: list[tuple[SaveHandle, Snapshot]] = []
         self._hooks: dict[int, Any] = {}
-        self._norms = None if config.screen is None else Norms(config.screen)
+        self._norms = None if config.health_check is None else Norms(config.health_check)
         self._open: list[SaveHandle] = []
         self.eager = config.staging == "eager"
         self.redo = False

@@ -30,6 +30,7 @@ from trainwright.errors import (
     CheckpointSpaceError,
     InputError,
 )
+from trainwright.validators import check, integer, number
 
 if TYPE_CHECKING:
     import torch
@@ -128,10 +129,8 @@ def bench(
     `step_seconds`. Takes the memory of the state once more, and once for each writer; on return the state is what it
     was. Raises `InputError` for state that cannot be kept and settings out of range.
     """
-    if repeats < 1:
-        raise CheckpointConfigError(f"bench, repeats: got {repeats!r}; allowed: an integer >= 1")
-    if not 0 <= step_seconds < 1e6:
-        raise CheckpointConfigError(f"bench, step_seconds: got {step_seconds!r}; allowed: a number >= 0")
+    check(repeats, integer(minimum=1), "bench, repeats", CheckpointConfigError)
+    check(step_seconds, number(minimum=0, maximum=1e6), "bench, step_seconds", CheckpointConfigError)
     unknown = [name for name in writers if name not in WRITERS]
     if unknown:
         raise CheckpointConfigError(f"bench, writer: got {unknown[0]!r}; allowed: {', '.join(WRITERS)}")

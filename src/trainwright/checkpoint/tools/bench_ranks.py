@@ -152,7 +152,9 @@ def _ways(state: dict[str, Any], home: Path) -> Any:
     from trainwright.checkpoint.tools.formats.registry import FORMATS
 
     dcp: Any = import_module("torch.distributed.checkpoint")  # it lists what it exports for no type checker
-    config = CheckpointConfig(writer="sync", interval=10**9, screen=None, retention=Retention(last=1), on_error="raise")
+    config = CheckpointConfig(
+        writer="sync", interval=10**9, health_check=None, retention=Retention(last=1), on_error="raise"
+    )
     with Manager(home / "manager", config=config, **state) as manager:
 
         def save(_: int) -> Path:

@@ -95,7 +95,7 @@ class ManagerTarget:
         self, folder: Path, writer: Any, state: Mapping[str, Any], captured: Captured, step_seconds: float
     ) -> None:
         config = CheckpointConfig(
-            writer=writer, interval=1e9, screen=None, retention=Retention(last=1), on_error="raise"
+            writer=writer, interval=1e9, health_check=None, retention=Retention(last=1), on_error="raise"
         )  # fmt: skip
         self._captured, self._step_seconds = captured, step_seconds
         self._manager = Manager(folder, config=config, **state)
