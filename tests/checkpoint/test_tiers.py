@@ -15,7 +15,7 @@ from faulty_files import flip_bit
 from trainwright.checkpoint import CheckpointConfig, Manager, Retention, Tier
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.save.publish import Published
-from trainwright.checkpoint.save.tiers import copy_checkpoint, refuse_several_nodes
+from trainwright.checkpoint.tools.tiers import copy_checkpoint, refuse_several_nodes
 from trainwright.checkpoint.tools.verify import verify
 from trainwright.errors import CheckpointConfigError, CheckpointCorruptError, CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer
@@ -259,7 +259,7 @@ def test_the_pace_of_the_drain(place, tmp_path, monkeypatch):
     with place.manager() as manager:
         path = place.save(manager, 1, wait=True).drained.result().path
     slept = []
-    monkeypatch.setattr("trainwright.checkpoint.save.tiers.time.sleep", slept.append)
+    monkeypatch.setattr("trainwright.checkpoint.tools.tiers.time.sleep", slept.append)
     source = Published(path=path, manifest=Manifest.read(path))
     copy_checkpoint(FileLayer(), source, tmp_path / "slow", 1e3)
     assert max(slept) == pytest.approx(source.manifest.size / 1e3, rel=0.05)

@@ -31,7 +31,6 @@ from trainwright.checkpoint.restore.restored import (
 )
 from trainwright.checkpoint.save.publish import Published, quarantine, refuse_unwritable, remove_leftovers
 from trainwright.checkpoint.save.saver import SaveHandle, Saver, SaveRecord
-from trainwright.checkpoint.save.tiers import Tiers, copy_checkpoint, name_in_tiers, refuse_several_nodes
 from trainwright.checkpoint.save.writer import WriteJob
 from trainwright.checkpoint.state.captured import RESERVED, capture_state
 from trainwright.checkpoint.state.differences import Difference, Mode, settle_differences
@@ -40,6 +39,7 @@ from trainwright.checkpoint.state.flags import capture_flags, compare_flags, res
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.checkpoint.state.tree import decode
 from trainwright.checkpoint.tools.formats.protocol import Format
+from trainwright.checkpoint.tools.tiers import Tiers, copy_checkpoint, name_in_tiers, refuse_several_nodes
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,

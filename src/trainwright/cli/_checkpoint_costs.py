@@ -35,7 +35,8 @@ def interval(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """How often to save: every estimator, and what following it costs."""
-    from trainwright.checkpoint.policy.interval import Costs, FailureRate, estimates, plan_saves
+    from trainwright.checkpoint.policy.interval import Costs, plan_saves
+    from trainwright.checkpoint.tools.estimators import FailureRate, compare_estimators
     from trainwright.report.words import duration
 
     if (mtbf is None) == (losses is None):
@@ -53,7 +54,7 @@ def interval(
         recovery_seconds=seconds("--recovery", recovery),
         persist_seconds=seconds("--persist", persist),
     )
-    found = estimates(costs)
+    found = compare_estimators(costs)
     left = None if remaining is None else seconds("--remaining", remaining)
     plan = plan_saves(costs, remaining_seconds=left, drain_seconds=seconds("--margin", margin))
     print(

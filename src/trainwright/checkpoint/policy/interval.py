@@ -1,34 +1,19 @@
-"""When to save: the useful seconds between two checkpoints, from what a save costs and how often training is lost.
+"""The optimal checkpoint interval: useful seconds between saves, from their cost and the rate of failures.
 
-With C the cost of a save, M the mean time between losses, R the recovery and T the useful seconds between saves, and
-losses at a constant rate, one useful second takes ((M + R) / T) (e^((T + C) / M) - 1) wall seconds, least at
-T = M (1 + W0(-e^(-1 - C / M))), W0 being Lambert's function. That is the default; Young (1974), Daly (2006) and the
-availability formula with recovery (arXiv 2410.18124) are for comparison.
+With C the cost of a save, M the mean time between failures, R the recovery and T the useful seconds between saves, and
+failures at a constant rate, one useful second takes ((M + R) / T) (e^((T + C) / M) - 1) wall seconds. The minimum is at
+T = M (1 + W0(-e^(-1 - C / M))), W0 being Lambert's function. `tools.estimators` compares other formulas with it.
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Annotated
 
 from trainwright.errors import CheckpointConfigError
 from trainwright.settings import Settings
-from trainwright.validators import check, integer, number
+from trainwright.validators import check, number
 
-__all__ = [
-    "ESTIMATORS",
-    "Costs",
-    "Estimate",
-    "FailureRate",
-    "SavePlan",
-    "availability",
-    "daly",
-    "estimates",
-    "exact",
-    "plan_saves",
-    "young",
-]
+__all__ = ["Costs", "SavePlan", "exact_interval", "plan_saves", "wait_for_commit"]
 
 _DEAD_BAND = 0.05
 _SERIES = (1.0, -1 / 3, 11 / 72, -43 / 540, 769 / 17280, -221 / 8505)
@@ -53,7 +38,7 @@ class Costs(Settings, error=CheckpointConfigError):
 
     @property
     def seconds_per_failure(self) -> float:
-        """Wall seconds from one loss to the next, recovery included."""
+        """Wall seconds from one failure to the next, recovery included."""
         if self.recovery_can_fail:
             return self.mtbf_seconds * math.exp(self.recovery_seconds / self.mtbf_seconds)
         return self.mtbf_seconds + self.recovery_seconds
@@ -68,31 +53,12 @@ class Costs(Settings, error=CheckpointConfigError):
             return lag * self.seconds_per_failure / interval_seconds * math.expm1(
                 (interval_seconds + self.cost_seconds) / mtbf
             )  # fmt: skip
-        except OverflowError:  # hundreds of losses are expected before the first commit
+        except OverflowError:  # hundreds of failures are expected before the first commit
             return math.inf
 
 
-def young(costs: Costs) -> float:
-    """Return Young's interval, sqrt(2 M C): good while C is far below M."""
-    return math.sqrt(2 * costs.mtbf_seconds * costs.cost_seconds)
-
-
-def daly(costs: Costs) -> float:
-    """Return Daly's interval, the higher-order one for C < 2 M, else M."""
-    if costs.cost_seconds >= 2 * costs.mtbf_seconds:
-        return costs.mtbf_seconds
-    x = costs.cost_seconds / (2 * costs.mtbf_seconds)
-    return young(costs) * (1 + math.sqrt(x) / 3 + x / 9) - costs.cost_seconds
-
-
-def availability(costs: Costs) -> float:
-    """Return the interval that maximises availability with recovery in the model of arXiv 2410.18124."""
-    cost = costs.cost_seconds
-    return cost + math.sqrt(2 * (costs.mtbf_seconds + costs.recovery_seconds) * cost + cost * cost)
-
-
-def exact(costs: Costs) -> float:
-    """Return the interval of least expected wall time if losses come at a constant rate; recovery does not move it."""
+def exact_interval(costs: Costs) -> float:
+    """Return the interval of least expected wall time for failures at a constant rate; recovery does not change it."""
     x = costs.cost_seconds / costs.mtbf_seconds
     if x < 1e-4:  # the argument of W0 would round away what lies between it and the branch point
         p = math.sqrt(-2 * math.expm1(-x))
@@ -100,35 +66,6 @@ def exact(costs: Costs) -> float:
     from scipy.special import lambertw
 
     return costs.mtbf_seconds * (1 + float(lambertw(-math.exp(-1 - x)).real))
-
-
-ESTIMATORS: Mapping[str, Callable[[Costs], float]] = MappingProxyType(
-    {"exact": exact, "daly": daly, "young": young, "availability": availability}
-)
-"""Every estimator by name, the default first."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What one estimator advises, and what following it costs."""
-
-    name: str
-    interval_seconds: float
-    wall_per_useful: float
-
-    @property
-    def availability(self) -> float:
-        """The share of the wall time that is useful."""
-        return 1 / self.wall_per_useful
-
-
-def estimates(costs: Costs) -> tuple[Estimate, ...]:
-    """Return what every estimator advises; all are judged by the same expected wall time."""
-    found = []
-    for name, estimator in ESTIMATORS.items():
-        interval = _after_commit(estimator(costs), costs)
-        found.append(Estimate(name=name, interval_seconds=interval, wall_per_useful=costs.wall_per_useful(interval)))
-    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +90,7 @@ def plan_saves(
     Made anew after each save, from costs measured anew; an optimum within 5 % of the one `before` is not followed.
     The saves left are whichever of the two whole numbers next to (time left) / (optimum + cost) costs less wall time.
     """
-    optimum = _after_commit(exact(costs), costs)
+    optimum = wait_for_commit(exact_interval(costs), costs)
     if before is not None and abs(optimum - before.optimum_seconds) <= _DEAD_BAND * before.optimum_seconds:
         optimum = before.optimum_seconds
     free = SavePlan(interval_seconds=optimum, optimum_seconds=optimum)
@@ -182,32 +119,7 @@ def plan_saves(
     return replace(free, interval_seconds=horizon / saves - costs.cost_seconds, saves=saves)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailureRate(Settings, error=CheckpointConfigError):
-    """The believed rate of failures of one node: a Gamma distribution, as of `failures` seen in `node_seconds`.
-
-    The default has the rate that the Llama 3 report gives (arXiv 2407.21783: 419 unexpected interruptions in 54 days on
-    2,048 nodes) and weighs a tenth of a failure, so that the first few of one's own outweigh it.
-    """
-
-    failures: Annotated[float, number(above=0), "failures seen"] = 0.1
-    node_seconds: Annotated[float, number(above=0), "nodes times seconds in which they were seen"] = (
-        0.1 * 54 * 86_400 * 2048 / 419
-    )
-
-    def observe(self, failures: int, node_seconds: float) -> "FailureRate":
-        """Return the belief after `failures` more in `node_seconds` of nodes at work (nodes times seconds)."""
-        check(failures, integer(minimum=0), "FailureRate.observe, failures", CheckpointConfigError)
-        check(node_seconds, _SECONDS, "FailureRate.observe, node_seconds", CheckpointConfigError)
-        return replace(self, failures=self.failures + failures, node_seconds=self.node_seconds + node_seconds)
-
-    def mtbf_seconds(self, nodes: int = 1) -> float:
-        """Return the mean time between failures of an allocation of `nodes`, at the mean of the believed rate."""
-        check(nodes, integer(minimum=1), "FailureRate.mtbf_seconds, nodes", CheckpointConfigError)
-        return self.node_seconds / (self.failures * nodes)
-
-
-def _after_commit(interval: float, costs: Costs) -> float:
+def wait_for_commit(interval: float, costs: Costs) -> float:
     """Return the interval, made long enough that a save is committed before the next one begins."""
     return max(interval, costs.persist_seconds - costs.cost_seconds)
 

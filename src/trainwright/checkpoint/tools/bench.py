@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.checkpoint.policy.interval import Costs, estimates
+from trainwright.checkpoint.policy.interval import Costs
 from trainwright.checkpoint.state.captured import Captured, capture_state
 from trainwright.checkpoint.tools.bench_targets import (
     BenchTarget,
@@ -23,6 +23,7 @@ from trainwright.checkpoint.tools.bench_targets import (
     drop_cache,
     fill_optimizers,
 )
+from trainwright.checkpoint.tools.estimators import compare_estimators
 from trainwright.checkpoint.tools.formats.registry import FORMATS, format_named
 from trainwright.errors import (
     CheckpointConfigError,
@@ -108,7 +109,7 @@ class Bench:
         return (
             f'CheckpointConfig(writer="{best.name.split()[1]}") costs training {cost:.2g} s a save, torch.save '
             f"{baseline.blocking.median:.2g} s; a run that is lost once a day should save every "
-            f"{estimates(costs)[0].interval_seconds:.0f} s"
+            f"{compare_estimators(costs)[0].interval_seconds:.0f} s"
         )
 
 
