@@ -17,7 +17,7 @@ OTHERWISE = {  # what is written in another way, and why
     "publishing.py": "it is the way",
     "checkpoint/save/publish.py": "the names of a checkpoint's folder, by the operations of `publishing.FileLayer`",
     "checkpoint/restore/restored.py": "likewise: where a run began",
-    "checkpoint/save/tiers.py": "likewise: the name of a folder of checkpoints in tiers",
+    "checkpoint/tools/tiers.py": "likewise: the name of a folder of checkpoints in tiers",
     "checkpoint/tools/formats/*": "a format writes at the temporary path that `publish` gives",
     "checkpoint/tools/proof_runs.py": "what a proof's ranks say, in a folder of its own that is removed",
     "checkpoint/tools/step_digests.py": "a proof's journal grows, in a folder of its own that is removed",

@@ -17,7 +17,7 @@ from trainwright.randomness import rng
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["LAWS", "Best", "Losses", "best_interval"]
+__all__ = ["LAWS", "Best", "Failures", "best_interval"]
 
 LAWS = ("exponential", "weibull", "bursts")
 """Constant rate; Weibull of shape 0.7 (losses cluster, as in many logs); every fourth soon after the one before."""
@@ -26,7 +26,7 @@ _SHAPE = 0.7
 _BURST_SHARE, _BURST_MEAN = 0.25, 0.05
 
 
-class Losses:
+class Failures:
     """Up-times between losses, drawn from a law with mean 1 and scaled to each `mtbf_seconds`."""
 
     def __init__(self, law: str = "exponential", *, number: int = 1_000_000, seed: int = 0) -> None:
@@ -44,7 +44,7 @@ class Losses:
     def wall_per_useful(self, costs: Costs, intervals_seconds: "ArrayLike") -> "NDArray[np.float64]":
         """Return the wall seconds for one useful second at each interval; infinite where nothing is ever committed."""
         mtbf = costs.mtbf_seconds
-        wall = mtbf * self._mean + (costs.seconds_per_loss - mtbf)
+        wall = mtbf * self._mean + (costs.seconds_per_failure - mtbf)
         found = []
         for interval in np.atleast_1d(np.asarray(intervals_seconds, dtype=np.float64)):
             spacing = (interval + costs.cost_seconds) / mtbf
@@ -63,7 +63,7 @@ class Best:
     wall_per_useful: float
 
 
-def best_interval(losses: Losses, costs: Costs, around_seconds: float) -> Best:
+def best_interval(losses: Failures, costs: Costs, around_seconds: float) -> Best:
     """Return the minimum of a quartic in log T, fitted to the simulated wall time within 50 % of `around_seconds`.
 
     Where the minimum lies at an end of that range, the search goes on around it.

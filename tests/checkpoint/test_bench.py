@@ -13,7 +13,7 @@ from torch import nn
 
 from trainwright.checkpoint.tools.bench import Bench, Row, Span, bench
 from trainwright.checkpoint.tools.bench_ranks import scale
-from trainwright.checkpoint.tools.bench_targets import fill_optimizers, state_of
+from trainwright.checkpoint.tools.bench_targets import collect_state, fill_optimizers
 from trainwright.checkpoint.tools.formats.registry import FORMATS
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
 from trainwright.errors import (
@@ -118,7 +118,7 @@ class TestBench:
     @pytest.mark.parametrize(
         ("settings", "kind", "sentence"),
         [
-            ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: an integer >= 1"),
+            ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: a whole number >= 1"),
             ({"step_seconds": -1}, CheckpointConfigError, "step_seconds: got -1; allowed: a number >= 0"),
             ({"writers": ["tread"]}, CheckpointConfigError, "writer: got 'tread'; allowed: sync, thread, process"),
             ({"formats": ["hdf"]}, CheckpointFormatError, "got 'hdf'; allowed: torch, safetensors"),
@@ -141,16 +141,16 @@ class TestStateOf:
     def test_what_factories_return(self):
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters())
-        assert state_of(model) == {"model": model}
-        assert state_of((model, optimizer)) == {"model": model, "optimizer": optimizer}
-        assert state_of({"a": model, "b": 1}) == {"a": model, "b": 1}
+        assert collect_state(model) == {"model": model}
+        assert collect_state((model, optimizer)) == {"model": model, "optimizer": optimizer}
+        assert collect_state({"a": model, "b": 1}) == {"a": model, "b": 1}
 
     @pytest.mark.parametrize("made", [None, 3, {}, {1: 2}, ()])
     def test_refusals(self, made):
         with pytest.raises(
             CheckpointStateError, match=r"factory: got \w+; allowed: a torch.nn.Module, a tuple \(model"
         ):
-            state_of(made)
+            collect_state(made)
 
 
 class TestRecommendation:

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from trainwright.checkpoint import CheckpointConfig, Manager, Retention, Screen
+from trainwright.checkpoint import CheckpointConfig, HealthCheck, Manager, Retention
 from trainwright.checkpoint.save.health_check import Norms, norms_of
-from trainwright.checkpoint.save.shard_file import layout_of
+from trainwright.checkpoint.save.shard_file import plan_shard_file
 
 
 def norms(**tensors):
-    layout = layout_of(tensors)
+    layout = plan_shard_file(tensors)
     memory = bytearray(layout.size)
     for place in layout.places:
         content = tensors[place.name].contiguous().view(-1).view(torch.uint8)
@@ -49,7 +49,7 @@ def test_other_kinds_are_left_alone():
 
 def test_a_jump_is_suspected():
     """A drift, as of training, is none; neither is the first that is seen of a tensor."""
-    known = Norms(Screen())
+    known = Norms(HealthCheck())
     for step in range(20):
         assert known.suspects({"x": 10 + 0.1 * step, "still": 5.0}) == []
     assert known.suspects({"x": 30.0, "still": 5.001, "new": 9.0}) == ["x"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.checkpoint.ranks.pipeline_parts import Parts
+from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
 
 NAMES = [f"model.{number}.weight" for number in range(6)]
 
@@ -26,10 +26,12 @@ def tree_of(names):
 def test_what_is_united_is_cut_again(held):
     """Whatever each rank holds: of the whole each finds its own, and what all hold is nobody's part."""
     names = [sorted(own) for own in held]
-    ranks = [Parts.of(names, rank, {"model", "optimizer"}) for rank in range(len(names))]
+    ranks = [PipelineParts.of(names, rank, {"model", "optimizer"}) for rank in range(len(names))]
     trees = [tree_of(own) for own in names]
     own = {f"{item}@{rank}": value for rank, tree in enumerate(trees) if rank for item, value in tree.items()}
-    whole = ranks[0].united(trees[0] | {item: value for item, value in own.items() if not item.startswith("loader")})
+    whole = ranks[0].unite_trees(
+        trees[0] | {item: value for item, value in own.items() if not item.startswith("loader")}
+    )
     if ranks[0].holders:
         assert whole["model"] == tree_of(NAMES)["model"]
         assert whole["optimizer"]["state"] == tree_of(NAMES)["optimizer"]["state"]
@@ -43,7 +45,7 @@ def test_what_is_united_is_cut_again(held):
 
 
 def test_an_optimizers_tensors_are_where_their_parameter_is():
-    parts = Parts.of([["model.a", "model.b"], ["model.a"]], 1, {"model", "optimizer"})
+    parts = PipelineParts.of([["model.a", "model.b"], ["model.a"]], 1, {"model", "optimizer"})
     assert parts.holding("model.b") == parts.holding("optimizer.state.model.b.exp_avg") == (0,)
     assert parts.holding("optimizer.state.model.a.exp_avg") is None
     assert [parts.here(name) for name in ("model.a", "model.b", "optimizer.state.model.b.step")] == [True, False, False]
@@ -51,6 +53,6 @@ def test_an_optimizers_tensors_are_where_their_parameter_is():
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_where_all_have_all_nothing_is_a_part(world):
-    parts = Parts.of([NAMES] * world, 0, {"model"})
+    parts = PipelineParts.of([NAMES] * world, 0, {"model"})
     tree = tree_of(NAMES)
-    assert parts.united(tree) == parts.cut(tree) == tree
+    assert parts.unite_trees(tree) == parts.cut(tree) == tree

@@ -7,7 +7,7 @@ import pytest
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.policy.interval import Costs, exact
-from trainwright.checkpoint.policy.save_policy import Pace
+from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.save.saver import SaveRecord
 from trainwright.errors import CheckpointConfigError
 
@@ -34,7 +34,7 @@ def pace(clock, monkeypatch):
     def make(lasts=None, **settings):
         if lasts is not None:
             monkeypatch.setenv("SLURM_JOB_END_TIME", str(clock.now + lasts))
-        return Pace(CheckpointConfig(**settings), alone=False, clock=clock, steady=clock)
+        return SavePolicy(CheckpointConfig(**settings), alone=False, clock=clock, steady=clock)
 
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     return make
@@ -170,7 +170,7 @@ class TestSettings:
                 r"signals: got 'USR1'; allowed: names such as 'SIGUSR1' \(did you mean 'SIGUSR1'\?\)",
             ),
             ({"grace_seconds": 3.0}, r"grace_seconds: got 3.0; allowed: a number of seconds > 5"),
-            ({"margin_seconds": math.nan}, r"margin_seconds: got nan; allowed: a finite number >= 0"),
+            ({"margin_seconds": math.nan}, r"margin_seconds: got nan; allowed: a number >= 0"),
             ({"hook": "sbatch"}, r"hook: got 'sbatch'; allowed: None, SlurmRequeue\(\)"),
         ],
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainwright.checkpoint.digest import digest
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.ranks import tensor_slices as boxes
-from trainwright.checkpoint.ranks.tensor_slices import Box, box_reader
+from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
 from trainwright.checkpoint.tools.formats.conformance import bits
 from trainwright.checkpoint.tools.formats.tensors import equal_bits
 from trainwright.errors import CheckpointCorruptError
@@ -58,10 +58,10 @@ def test_any_box_of_any_grid(data, shape, chunk, span, tmp_path_factory):
     manifest = write(folder, {"w": tensor}, grid, chunk)
     offsets = data.draw(st.tuples(*(st.integers(0, size) for size in shape)))
     lengths = data.draw(st.tuples(*(st.integers(0, size - low) for size, low in zip(shape, offsets, strict=True))))
-    box = Box(offsets, lengths)
-    with pytest.MonkeyPatch.context() as patch, box_reader(folder, manifest) as reader:
+    box = TensorSlice(offsets, lengths)
+    with pytest.MonkeyPatch.context() as patch, open_slices(folder, manifest) as reader:
         patch.setattr(boxes, "_SPAN_BYTES", span * tensor.element_size())
-        expected = tensor[box.within(Box.whole(shape))]
+        expected = tensor[box.within(TensorSlice.whole(shape))]
         assert equal_bits(reader.read(manifest.tensors[0], box), expected)
         place = torch.zeros(*(size + 1 for size in lengths), 2, dtype=tensor.dtype)[..., 1]
         part = place[tuple(slice(0, size) for size in lengths)]
@@ -73,9 +73,9 @@ def test_meeting():
     """What two boxes have in common, against sets of points."""
     sides = [(low, size) for low in range(4) for size in range(4)]
     for one, two in itertools.product(itertools.product(sides, sides), repeat=2):
-        pair = [Box(*zip(*sides, strict=True)) for sides in (one, two)]
+        pair = [TensorSlice(*zip(*sides, strict=True)) for sides in (one, two)]
         points = [set(itertools.product(*(range(low, low + size) for low, size in sides))) for sides in (one, two)]
-        common = pair[0].meet(pair[1])
+        common = pair[0].intersect(pair[1])
         if common is None:
             assert not points[0] & points[1]
         else:
@@ -87,9 +87,9 @@ def test_numbers_and_nothing(tmp_path):
     """A tensor without dims is a box too, and so is an empty one."""
     manifest = write(tmp_path, {"number": torch.tensor(3.5)}, (), 100)
     nothing = TensorRecord(name="nothing", dtype="int8", shape=(0, 3), shards=())
-    with box_reader(tmp_path, manifest) as reader:
-        assert reader.read(manifest.tensors[0], Box((), ())) == 3.5
-        assert reader.read(nothing, Box.whole((0, 3))).shape == (0, 3)
+    with open_slices(tmp_path, manifest) as reader:
+        assert reader.read(manifest.tensors[0], TensorSlice((), ())) == 3.5
+        assert reader.read(nothing, TensorSlice.whole((0, 3))).shape == (0, 3)
 
 
 def test_only_what_is_read_is_compared(tmp_path):
@@ -101,27 +101,30 @@ def test_only_what_is_read_is_compared(tmp_path):
     content[-1] ^= 1
     path.write_bytes(content)
     record = manifest.tensors[0]
-    with box_reader(tmp_path, manifest) as reader:
-        assert torch.equal(reader.read(record, Box((0, 0), (14, 4))), tensor[:14])
+    with open_slices(tmp_path, manifest) as reader:
+        assert torch.equal(reader.read(record, TensorSlice((0, 0), (14, 4))), tensor[:14])
         with pytest.raises(CheckpointCorruptError, match=r"file-1 is damaged in chunk 4 \(bytes 128 to 134, w\)"):
-            reader.read(record, Box((15, 0), (1, 4)))
-    with box_reader(tmp_path, manifest, check=False) as reader:
-        assert not torch.equal(reader.read(record, Box.whole((16, 4))), tensor)
+            reader.read(record, TensorSlice((15, 0), (1, 4)))
+    with open_slices(tmp_path, manifest, check=False) as reader:
+        assert not torch.equal(reader.read(record, TensorSlice.whole((16, 4))), tensor)
 
 
 def test_missing_parts(tmp_path):
     """A file that is gone or cut, and boxes that leave a hole, are damage."""
     manifest = write(tmp_path, {"w": torch.ones(8, 4)}, (2, 1), 1000)
-    whole = Box.whole((8, 4))
+    whole = TensorSlice.whole((8, 4))
     record = manifest.tensors[0]
     hole = TensorRecord(name="w", dtype=record.dtype, shape=record.shape, shards=record.shards[:1])
-    with box_reader(tmp_path, manifest) as reader, pytest.raises(CheckpointCorruptError, match="w has 16 of the 32"):
+    with open_slices(tmp_path, manifest) as reader, pytest.raises(CheckpointCorruptError, match="w has 16 of the 32"):
         reader.read(hole, whole)
     (tmp_path / "file-0").write_bytes((tmp_path / "file-0").read_bytes()[:-1])
-    with box_reader(tmp_path, manifest) as reader, pytest.raises(CheckpointCorruptError, match="file-0 is damaged"):
+    with open_slices(tmp_path, manifest) as reader, pytest.raises(CheckpointCorruptError, match="file-0 is damaged"):
         reader.read(record, whole)
     (tmp_path / "file-0").unlink()
-    with box_reader(tmp_path, manifest) as reader, pytest.raises(CheckpointCorruptError, match="file-0 cannot be read"):
+    with (
+        open_slices(tmp_path, manifest) as reader,
+        pytest.raises(CheckpointCorruptError, match="file-0 cannot be read"),
+    ):
         reader.read(record, whole)
 
 
@@ -130,10 +133,10 @@ def test_little_memory(tmp_path):
     tensor = bits("float32", (512, 4096))
     manifest = write(tmp_path, {"w": tensor}, (1, 1), 1 << 20)
     held = []
-    with pytest.MonkeyPatch.context() as patch, box_reader(tmp_path, manifest) as reader:
+    with pytest.MonkeyPatch.context() as patch, open_slices(tmp_path, manifest) as reader:
         patch.setattr(boxes, "_SPAN_BYTES", 1 << 19)
         read = reader._bytes
         patch.setattr(reader, "_bytes", lambda *given: held.append(given[3] - given[2]) or read(*given))
-        assert equal_bits(reader.read(manifest.tensors[0], Box((0, 7), (512, 9))), tensor[:, 7:16])
+        assert equal_bits(reader.read(manifest.tensors[0], TensorSlice((0, 7), (512, 9))), tensor[:, 7:16])
     assert max(held) <= 1 << 19
     assert sum(held) <= prod(tensor.shape) * 4

@@ -15,7 +15,7 @@ from faulty_files import flip_bit
 from trainwright.checkpoint import CheckpointConfig, Manager, Retention, Tier
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.save.publish import Published
-from trainwright.checkpoint.save.tiers import copied, refuse_several_nodes
+from trainwright.checkpoint.tools.tiers import copy_checkpoint, refuse_several_nodes
 from trainwright.checkpoint.tools.verify import verify
 from trainwright.errors import CheckpointConfigError, CheckpointCorruptError, CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer
@@ -40,7 +40,7 @@ class Layer(FileLayer):
 @pytest.fixture
 def place(tmp_path):
     """Give a folder and two tiers, with managers of a tensor that tells its step."""
-    made = Place(tmp_path)
+    made = TensorPlace(tmp_path)
     yield made
     made.layer.full.clear()
     for manager in made.managers:
@@ -48,7 +48,7 @@ def place(tmp_path):
             manager.close()
 
 
-class Place:
+class TensorPlace:
     def __init__(self, home):
         self.folder, self.near, self.far = home / "runs", home / "near", home / "far"
         self.layer = Layer()
@@ -259,9 +259,9 @@ def test_the_pace_of_the_drain(place, tmp_path, monkeypatch):
     with place.manager() as manager:
         path = place.save(manager, 1, wait=True).drained.result().path
     slept = []
-    monkeypatch.setattr("trainwright.checkpoint.save.tiers.time.sleep", slept.append)
+    monkeypatch.setattr("trainwright.checkpoint.tools.tiers.time.sleep", slept.append)
     source = Published(path=path, manifest=Manifest.read(path))
-    copied(FileLayer(), source, tmp_path / "slow", 1e3)
+    copy_checkpoint(FileLayer(), source, tmp_path / "slow", 1e3)
     assert max(slept) == pytest.approx(source.manifest.size / 1e3, rel=0.05)
 
 

@@ -65,10 +65,10 @@ class Training:
             schedule.step()
             self.trained.append(epoch)
             trial.report(val_loss=math.fsum(losses), rate=schedule.get_last_lr()[0])
-        self.final = state_of(run)
+        self.final = collect_state(run)
 
 
-def state_of(run):
+def collect_state(run):
     kept = {name: getattr(item, "state_dict", getattr(item, "get_state", None))() for name, item in run.items().items()}
     return {**kept, "random": capture_random()}
 

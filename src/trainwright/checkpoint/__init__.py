@@ -1,6 +1,6 @@
 """Save and resume: a trial's checkpoints, atomic and checked."""
 
-from trainwright.checkpoint.config import CheckpointConfig, Retention, Screen, Tier
+from trainwright.checkpoint.config import CheckpointConfig, HealthCheck, Retention, Tier
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.owner import DirectoryOwner
 from trainwright.checkpoint.policy.hooks import CommandHook, Hook, SlurmRequeue
@@ -14,12 +14,12 @@ __all__ = [
     "Difference",
     "DirectoryOwner",
     "Effect",
+    "HealthCheck",
     "Hook",
     "Manager",
     "Restored",
     "Retention",
     "SaveHandle",
-    "Screen",
     "SlurmRequeue",
     "Tier",
 ]

@@ -14,32 +14,32 @@ from typing import Any, NoReturn, Self
 from trainwright.checkpoint.config import CheckpointConfig, Tier
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
-from trainwright.checkpoint.policy.retained import NO_ROOM, Kept
-from trainwright.checkpoint.policy.save_policy import Pace
+from trainwright.checkpoint.policy.retained import NO_ROOM, RetainedCheckpoints
+from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.policy.signals import FORCED_EXIT
-from trainwright.checkpoint.ranks.ranks import ranks_here
+from trainwright.checkpoint.ranks.ranks import make_ranks
 from trainwright.checkpoint.restore.loading import compare_state, load_state
 from trainwright.checkpoint.restore.restored import (
     Restored,
-    bad_ones,
-    homes,
-    lineage,
+    list_homes,
+    list_quarantined,
     mark_start,
     read_ahead,
+    read_lineage,
     read_tree,
     records_by_name,
 )
-from trainwright.checkpoint.save.publish import Published, refuse_unwritable, remove_leftovers, set_aside
+from trainwright.checkpoint.save.publish import Published, quarantine, refuse_unwritable, remove_leftovers
 from trainwright.checkpoint.save.saver import SaveHandle, Saver, SaveRecord
-from trainwright.checkpoint.save.tiers import Tiers, copied, name_in_tiers, refuse_several_nodes
-from trainwright.checkpoint.save.writer import Job
-from trainwright.checkpoint.state.captured import RESERVED, capture
-from trainwright.checkpoint.state.differences import Difference, Mode, settle
+from trainwright.checkpoint.save.writer import WriteJob
+from trainwright.checkpoint.state.captured import RESERVED, capture_state
+from trainwright.checkpoint.state.differences import Difference, Mode, settle_differences
 from trainwright.checkpoint.state.fingerprint import capture_fingerprint, compare_fingerprints
 from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.checkpoint.state.tree import decode
 from trainwright.checkpoint.tools.formats.protocol import Format
+from trainwright.checkpoint.tools.tiers import Tiers, copy_checkpoint, name_in_tiers, refuse_several_nodes
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -82,7 +82,7 @@ class Manager:
                     f"Manager, {name}: got the format {type(item).__name__}; a Manager saves in files of its own; "
                     "convert what it has saved: trainwright checkpoint convert"
                 )
-        captured = capture(state)  # refuses now, not at the first save, what cannot be kept
+        captured = capture_state(state)  # refuses now, not at the first save, what cannot be kept
         self.config = config or CheckpointConfig()
         self.steps = 0
         """The optimizer steps done: those that `step` counted, and those before the restored checkpoint."""
@@ -92,15 +92,15 @@ class Manager:
         self._folder = self._owner.checkpoint_directory()
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
-        self._ranks = ranks_here(self.config.timeout_seconds, self.config.agree_every)
-        self._ranks.meet(state, captured)
-        self._ranks.together(lambda: refuse_unwritable(self._layer, self._home))
+        self._ranks = make_ranks(self.config.timeout_seconds, self.config.agree_every)
+        self._ranks.exchange_names(state, captured)
+        self._ranks.run_together(lambda: refuse_unwritable(self._layer, self._home))
         # another process knows no file layer but ours
         saving = self.config if files is None or self.config.writer == "sync" else replace(self.config, writer="thread")
         self._saver = Saver(saving, self._write, self._ranks)
         self._tiers = self._tiers_of(self.config.tiers)
         self._records: list[SaveRecord] = []
-        self._kept = Kept(
+        self._kept = RetainedCheckpoints(
             self._folder,
             self.config,
             owner=self._owner,
@@ -112,7 +112,7 @@ class Manager:
         self._parent: str | None = None
         self._fingerprint: dict[str, Any] | None = None
         self._failures = self._skipped = 0
-        self._pace = Pace(self.config, alone=not self._owner.lease)
+        self._pace = SavePolicy(self.config, alone=not self._owner.lease)
         self._usual: deque[float] = deque(maxlen=_STEPS_KNOWN)
         self._step_began: float | None = None
         self._closed = False
@@ -151,7 +151,7 @@ class Manager:
             raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
         self._settle()
         kept, environment = self._kept.known(), self._environment()
-        captured = capture(
+        captured = capture_state(
             {
                 **self._state,
                 "counters": {"step": self.steps},
@@ -177,9 +177,11 @@ class Manager:
         )
         self._serial = manifest.serial
         self._pace.saved(self.steps)
-        handle = self._saver.save(self._ranks.portion(captured), manifest, self._home, wait=wait, started=started)
+        handle = self._saver.save(
+            self._ranks.select_portion(captured), manifest, self._home, wait=wait, started=started
+        )
         if wait and self.config.tiers:
-            self._ranks.from_first(self._tiers.wait)
+            self._ranks.run_on_first(self._tiers.wait)
         if handle.committed.done():
             self._settle()
         return handle
@@ -193,7 +195,7 @@ class Manager:
         """
         started = time.perf_counter()
         self.drain()
-        line = self._ranks.from_first(self._lineage)
+        line = self._ranks.run_on_first(self._lineage)
         self._serial = max((one.manifest.serial for one in line), default=0)
         for place, published in enumerate(line):
             if step is not None and published.manifest.step != step:
@@ -201,7 +203,7 @@ class Manager:
             try:
                 restored = self._load(published, mode, started, check=check)
             except CheckpointCorruptError as error:
-                if self._ranks.first and set_aside(self._layer, published.path, "bad") is not None:
+                if self._ranks.first and quarantine(self._layer, published.path, "bad") is not None:
                     self._owner.damaged(published.path, str(error))
                 continue
             self._begin(restored, line[place:] if step is None else line)  # newer ones are damaged, or of another line
@@ -209,7 +211,7 @@ class Manager:
         if step is not None:
             steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
             raise CheckpointNotFoundError(f"{self._folder}: no good checkpoint of step {step}; there are: {steps}")
-        bad = self._ranks.from_first(lambda: bad_ones((*self._tiers.roots, self._folder), self._owner.lease))
+        bad = self._ranks.run_on_first(lambda: list_quarantined((*self._tiers.roots, self._folder), self._owner.lease))
         if bad:
             raise CheckpointCorruptError(
                 f"{self._folder}: every checkpoint is damaged and set aside, one as {bad[0]}; to train from the start, "
@@ -271,38 +273,38 @@ class Manager:
     def _leave(self) -> NoReturn:
         """Save and end this process: its allocation ends."""
         failed = self._ranks.any(self.save(wait=True).drained.exception() is not None)
-        status = 0 if self.config.hook is None else self._ranks.from_first(self.config.hook)
+        status = 0 if self.config.hook is None else self._ranks.run_on_first(self.config.hook)
         self.close()
-        self._pace.raise_held()
+        self._pace.raise_pending()
         raise SystemExit(status or (FORCED_EXIT if failed else 0))
 
     def _load(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
         read_ahead(published)
-        captured = capture(self._state)
+        captured = capture_state(self._state)
         what = str(published.path)
 
         def fitting() -> tuple[dict[str, Any], list[Difference]]:
-            tree, found = self._ranks.tree_here(read_tree(published), published.manifest)
+            tree, found = self._ranks.select_tree(read_tree(published), published.manifest)
             items = {name: value for name, value in tree.items() if name not in RESERVED}
             found += compare_state(self._state, items, records_by_name(published.manifest))
             found += compare_fingerprints(published.manifest.fingerprint, self._environment())
-            settle(found, mode=mode, what=what)
+            settle_differences(found, mode=mode, what=what)
             exact = mode == "exact"
             found += restore_flags(tree["flags"]) if exact else compare_flags(tree["flags"], capture_flags())
-            settle(found, mode=mode, what=what)
+            settle_differences(found, mode=mode, what=what)
             return tree, found
 
-        tree, found = self._ranks.together(fitting)  # nothing is changed before all fits, on all ranks
-        tensors = self._ranks.together(lambda: self._ranks.read(published, self._state, captured, check=check))
+        tree, found = self._ranks.run_together(fitting)  # nothing is changed before all fits, on all ranks
+        tensors = self._ranks.run_together(lambda: self._ranks.read(published, self._state, captured, check=check))
         items = {name: value for name, value in tree.items() if name not in RESERVED}
         values = load_state(self._state, items, tensors)
         found += restore_random(decode(tree["rng"], tensors))
-        self._ranks.reseed(published.manifest)
+        self._ranks.reseed_generators(published.manifest)
         self.steps = tree["counters"]["step"]
         return Restored(
             path=published.path,
             manifest=published.manifest,
-            differences=settle(found, mode=mode, what=what),
+            differences=settle_differences(found, mode=mode, what=what),
             values=values,
             seconds=time.perf_counter() - started,
         )
@@ -318,7 +320,7 @@ class Manager:
                 self._layer.make_folder(self._home)
                 mark_start(self._layer, self._home, manifest)
             for folder in (*self._tiers.roots, self._folder):
-                for number, home in homes(folder, self._owner.lease):
+                for number, home in list_homes(folder, self._owner.lease):
                     remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
         if restored is not None:
             self._owner.resumed(restored)
@@ -326,21 +328,21 @@ class Manager:
                 self._tiers.begin(line, Published(path=restored.path, manifest=restored.manifest))
 
     def _lineage(self) -> list[Published]:
-        return list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged, self._tiers.roots))
+        return list(read_lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged, self._tiers.roots))
 
     def _tiers_of(self, tiers: tuple[Tier, ...]) -> Tiers:
         """Return the tiers, which can all be written."""
         name = ""
         if tiers:
-            refuse_several_nodes(self._ranks.hosts())
-            name = self._ranks.from_first(lambda: name_in_tiers(self._layer, self._folder))
+            refuse_several_nodes(self._ranks.gather_hosts())
+            name = self._ranks.run_on_first(lambda: name_in_tiers(self._layer, self._folder))
         found = Tiers(tiers, self._folder, self._home, lease=self._owner.lease, name=name, layer=self._layer,
                       deliver=self._deliver)  # fmt: skip
         for home in found.homes:
-            self._ranks.together(lambda: refuse_unwritable(self._layer, home))  # noqa: B023 -- called at once
+            self._ranks.run_together(lambda: refuse_unwritable(self._layer, home))  # noqa: B023 -- called at once
         return found
 
-    def _write(self, handle: SaveHandle, job: Job, memory: memoryview, wait: bool) -> Published:
+    def _write(self, handle: SaveHandle, job: WriteJob, memory: memoryview, wait: bool) -> Published:
         """Publish a checkpoint, in the nearest tier if there are any; in the writer's thread."""
         try:
             while (near := self._tiers.nearest) is not None:
@@ -371,7 +373,7 @@ class Manager:
     def _deliver(self, source: Published, handle: SaveHandle | None, bytes_per_second: float | None) -> Published:
         """Publish a checkpoint of a tier in the folder itself; in the drain's thread. Raises as `_write`."""
         began = time.monotonic()
-        published = self._kept.with_room(lambda: copied(self._layer, source, self._home, bytes_per_second))
+        published = self._kept.with_room(lambda: copy_checkpoint(self._layer, source, self._home, bytes_per_second))
         self._pace.drained(time.monotonic() - began)
         self._kept.arrived(published, 0.0 if handle is None else handle.blocking_seconds)
         return published
@@ -396,8 +398,8 @@ class Manager:
                 continue
             refused = handle.verdict.startswith("refused")
             self._failures += not refused
-            if self.config.screen is not None and refused:
-                stops = self.config.screen.on_nonfinite == "raise"
+            if self.config.health_check is not None and refused:
+                stops = self.config.health_check.on_nonfinite == "raise"
             else:
                 stops = self.config.on_error == "raise" or self._failures >= self.config.max_failures
             if stops:

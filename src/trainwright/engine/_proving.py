@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trainwright.checkpoint
 from trainwright.checkpoint import manager as home
-from trainwright.checkpoint.tools.step_digests import Plan, taking_part
+from trainwright.checkpoint.tools.step_digests import Plan, take_part
 from trainwright.engine._engine import Died, Quiet, Returned
 from trainwright.engine._function import load_function
 from trainwright.engine._run import run_assignment
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         assignment = replace(assignment, rank=int(os.environ["RANK"]), world_size=plan.ranks, address=meeting)
     sys.path[0] = str(Path.cwd())
-    with taking_part(plan) as manager:
+    with take_part(plan) as manager:
         trial = importlib.import_module("trainwright.train.trial")
         # whichever the function takes, or `trial.prepare`
         home.Manager = trainwright.checkpoint.Manager = trial.Manager = manager  # type: ignore[misc,attr-defined]

@@ -1,15 +1,16 @@
 """What happens after the last save of an allocation that ends, and when it ends: Slurm's requeue, or any command."""
 
-import math
 import os
 import subprocess
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from trainwright.checkpoint.policy.signals import FORCED_EXIT
 from trainwright.errors import CheckpointConfigError
+from trainwright.settings import Settings
+from trainwright.validators import anything, each, integer, number
 
 __all__ = ["CommandHook", "Hook", "SlurmRequeue", "end_of_allocation"]
 
@@ -22,7 +23,7 @@ class Hook(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SlurmRequeue:
+class SlurmRequeue(Settings, error=CheckpointConfigError):
     """Puts the job back into Slurm's queue: `scontrol requeue $SLURM_JOB_ID`.
 
     The batch script asks for a warning and passes it on to its steps:
@@ -35,13 +36,8 @@ class SlurmRequeue:
     requeue that Slurm refuses.
     """
 
-    max_restarts: int = 100
-    timeout_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.max_restarts < 0:
-            raise CheckpointConfigError(f"SlurmRequeue.max_restarts: got {self.max_restarts!r}; allowed: >= 0")
-        _check_timeout("SlurmRequeue", self.timeout_seconds)
+    max_restarts: Annotated[int, integer(minimum=0), "requeues of one job at most"] = 100
+    timeout_seconds: Annotated[float, number(above=0), "how long `scontrol` may take"] = 30.0
 
     def __call__(self) -> int:
         """Requeue the job that this process belongs to."""
@@ -56,18 +52,13 @@ class SlurmRequeue:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandHook:
+class CommandHook(Settings, error=CheckpointConfigError):
     """Runs a command, given as a list of words; its exit status is the process's."""
 
-    command: Sequence[str]
-    timeout_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.command, str) or not self.command:
-            raise CheckpointConfigError(
-                f"CommandHook.command: got {self.command!r}; allowed: a list of words, such as ['sbatch', 'job.sh']"
-            )
-        _check_timeout("CommandHook", self.timeout_seconds)
+    command: Annotated[
+        Sequence[str], each(anything(), least=1, words="a list of words, such as ['sbatch', 'job.sh']"), "the command"
+    ]
+    timeout_seconds: Annotated[float, number(above=0), "how long it may take"] = 30.0
 
     def __call__(self) -> int:
         """Run it to its end."""
@@ -118,8 +109,3 @@ def _run(command: Sequence[str], timeout: float, environment: Mapping[str, str] 
 def _refused(why: str) -> int:
     warnings.warn(f"the job is not requeued: {why}; submit it again to go on", stacklevel=3)
     return FORCED_EXIT
-
-
-def _check_timeout(name: str, seconds: float) -> None:
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise CheckpointConfigError(f"{name}.timeout_seconds: got {seconds!r}; allowed: a finite number > 0")

@@ -1,65 +1,44 @@
-"""When to save: the useful seconds between two checkpoints, from what a save costs and how often training is lost.
+"""The optimal checkpoint interval: useful seconds between saves, from their cost and the rate of failures.
 
-With C the cost of a save, M the mean time between losses, R the recovery and T the useful seconds between saves, and
-losses at a constant rate, one useful second takes ((M + R) / T) (e^((T + C) / M) - 1) wall seconds, least at
-T = M (1 + W0(-e^(-1 - C / M))), W0 being Lambert's function. That is the default; Young (1974), Daly (2006) and the
-availability formula with recovery (arXiv 2410.18124) are for comparison.
+With C the cost of a save, M the mean time between failures, R the recovery and T the useful seconds between saves, and
+failures at a constant rate, one useful second takes ((M + R) / T) (e^((T + C) / M) - 1) wall seconds. The minimum is at
+T = M (1 + W0(-e^(-1 - C / M))), W0 being Lambert's function. `tools.estimators` compares other formulas with it.
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from typing import Annotated
 
 from trainwright.errors import CheckpointConfigError
+from trainwright.settings import Settings
+from trainwright.validators import check, number
 
-__all__ = [
-    "ESTIMATORS",
-    "Costs",
-    "Estimate",
-    "LossRate",
-    "SavePlan",
-    "availability",
-    "daly",
-    "estimates",
-    "exact",
-    "plan_saves",
-    "young",
-]
+__all__ = ["Costs", "SavePlan", "exact_interval", "plan_saves", "wait_for_commit"]
 
 _DEAD_BAND = 0.05
 _SERIES = (1.0, -1 / 3, 11 / 72, -43 / 540, 769 / 17280, -221 / 8505)
 """1 + W0 near its branch point, in powers of p = sqrt(2 (1 - e^-x)): Corless et al. (1996), equation 4.22."""
 
 
+_SECONDS, _POSITIVE = number(minimum=0, of="seconds"), number(above=0, of="seconds")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
-    """What checkpointing and losses cost a run; all in seconds."""
+class Costs(Settings, error=CheckpointConfigError):
+    """What checkpointing and failures cost a run; all in seconds."""
 
-    mtbf_seconds: float
-    """Mean time between losses of the whole allocation."""
-    cost_seconds: float
-    """What training feels of one save: blocking and slow-down."""
-    recovery_seconds: float = 0.0
-    """From a loss until training goes on: requeue, start, restore."""
-    persist_seconds: float = 0.0
-    """From the start of a save until its commit; a loss before that falls back to the save before."""
+    mtbf_seconds: Annotated[float, _POSITIVE, "mean time between failures of the whole allocation"]
+    cost_seconds: Annotated[float, _SECONDS, "how much longer training takes for one save: blocking and slow-down"]
+    recovery_seconds: Annotated[float, _SECONDS, "from a failure until training resumes: requeue, start, restore"] = 0.0
+    persist_seconds: Annotated[
+        float, _SECONDS, "from the start of a save until its commit; a failure before that loses this save"
+    ] = 0.0
     recovery_can_fail: bool = False
-    """Whether losses strike during recovery too."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.mtbf_seconds) and self.mtbf_seconds > 0):
-            raise CheckpointConfigError(
-                f"Costs.mtbf_seconds: got {self.mtbf_seconds!r}; allowed: a finite number of seconds > 0"
-            )
-        for name in ("cost_seconds", "recovery_seconds", "persist_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise CheckpointConfigError(f"Costs.{name}: got {value!r}; allowed: a finite number of seconds >= 0")
+    """Whether failures strike during recovery too."""
 
     @property
-    def seconds_per_loss(self) -> float:
-        """Wall seconds from one loss to the next, recovery included."""
+    def seconds_per_failure(self) -> float:
+        """Wall seconds from one failure to the next, recovery included."""
         if self.recovery_can_fail:
             return self.mtbf_seconds * math.exp(self.recovery_seconds / self.mtbf_seconds)
         return self.mtbf_seconds + self.recovery_seconds
@@ -69,36 +48,17 @@ class Costs:
         mtbf = self.mtbf_seconds
         lag = math.exp(self.persist_seconds / mtbf)  # a save protects only from its commit on
         if interval_seconds <= 0:
-            return math.inf if self.cost_seconds > 0 else lag * self.seconds_per_loss / mtbf
+            return math.inf if self.cost_seconds > 0 else lag * self.seconds_per_failure / mtbf
         try:
-            return lag * self.seconds_per_loss / interval_seconds * math.expm1(
+            return lag * self.seconds_per_failure / interval_seconds * math.expm1(
                 (interval_seconds + self.cost_seconds) / mtbf
             )  # fmt: skip
-        except OverflowError:  # hundreds of losses are expected before the first commit
+        except OverflowError:  # hundreds of failures are expected before the first commit
             return math.inf
 
 
-def young(costs: Costs) -> float:
-    """Return Young's interval, sqrt(2 M C): good while C is far below M."""
-    return math.sqrt(2 * costs.mtbf_seconds * costs.cost_seconds)
-
-
-def daly(costs: Costs) -> float:
-    """Return Daly's interval, the higher-order one for C < 2 M, else M."""
-    if costs.cost_seconds >= 2 * costs.mtbf_seconds:
-        return costs.mtbf_seconds
-    x = costs.cost_seconds / (2 * costs.mtbf_seconds)
-    return young(costs) * (1 + math.sqrt(x) / 3 + x / 9) - costs.cost_seconds
-
-
-def availability(costs: Costs) -> float:
-    """Return the interval that maximises availability with recovery in the model of arXiv 2410.18124."""
-    cost = costs.cost_seconds
-    return cost + math.sqrt(2 * (costs.mtbf_seconds + costs.recovery_seconds) * cost + cost * cost)
-
-
-def exact(costs: Costs) -> float:
-    """Return the interval of least expected wall time if losses come at a constant rate; recovery does not move it."""
+def exact_interval(costs: Costs) -> float:
+    """Return the interval of least expected wall time for failures at a constant rate; recovery does not change it."""
     x = costs.cost_seconds / costs.mtbf_seconds
     if x < 1e-4:  # the argument of W0 would round away what lies between it and the branch point
         p = math.sqrt(-2 * math.expm1(-x))
@@ -106,35 +66,6 @@ def exact(costs: Costs) -> float:
     from scipy.special import lambertw
 
     return costs.mtbf_seconds * (1 + float(lambertw(-math.exp(-1 - x)).real))
-
-
-ESTIMATORS: Mapping[str, Callable[[Costs], float]] = MappingProxyType(
-    {"exact": exact, "daly": daly, "young": young, "availability": availability}
-)
-"""Every estimator by name, the default first."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What one estimator advises, and what following it costs."""
-
-    name: str
-    interval_seconds: float
-    wall_per_useful: float
-
-    @property
-    def availability(self) -> float:
-        """The share of the wall time that is useful."""
-        return 1 / self.wall_per_useful
-
-
-def estimates(costs: Costs) -> tuple[Estimate, ...]:
-    """Return what every estimator advises; all are judged by the same expected wall time."""
-    found = []
-    for name, estimator in ESTIMATORS.items():
-        interval = _after_commit(estimator(costs), costs)
-        found.append(Estimate(name=name, interval_seconds=interval, wall_per_useful=costs.wall_per_useful(interval)))
-    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,24 +85,22 @@ class SavePlan:
 def plan_saves(
     costs: Costs, *, remaining_seconds: float | None = None, drain_seconds: float = 0.0, before: SavePlan | None = None
 ) -> SavePlan:
-    """SavePlan the next save; the last of those left is committed `drain_seconds` before the end of the allocation.
+    """Plan the next save; the last of those left is committed `drain_seconds` before the end of the allocation.
 
     Made anew after each save, from costs measured anew; an optimum within 5 % of the one `before` is not followed.
     The saves left are whichever of the two whole numbers next to (time left) / (optimum + cost) costs less wall time.
     """
-    optimum = _after_commit(exact(costs), costs)
+    optimum = wait_for_commit(exact_interval(costs), costs)
     if before is not None and abs(optimum - before.optimum_seconds) <= _DEAD_BAND * before.optimum_seconds:
         optimum = before.optimum_seconds
     free = SavePlan(interval_seconds=optimum, optimum_seconds=optimum)
     if remaining_seconds is None:
         return free
-    if math.isnan(remaining_seconds) or remaining_seconds < 0:
-        raise CheckpointConfigError(f"remaining_seconds: got {remaining_seconds!r}; allowed: a number of seconds >= 0")
-    if not (math.isfinite(drain_seconds) and drain_seconds >= 0):
-        raise CheckpointConfigError(f"drain_seconds: got {drain_seconds!r}; allowed: a finite number of seconds >= 0")
-    horizon = remaining_seconds - drain_seconds
-    if math.isinf(horizon):
+    check(drain_seconds, _SECONDS, "drain_seconds", CheckpointConfigError)
+    if remaining_seconds == math.inf:
         return free
+    check(remaining_seconds, _SECONDS, "remaining_seconds", CheckpointConfigError)
+    horizon = remaining_seconds - drain_seconds
     least = max(costs.cost_seconds, costs.persist_seconds)
     if horizon <= least:
         warning = (
@@ -190,39 +119,7 @@ def plan_saves(
     return replace(free, interval_seconds=horizon / saves - costs.cost_seconds, saves=saves)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossRate:
-    """What is believed about the rate of losses of one node: Gamma, as of `losses` seen in `node_seconds`.
-
-    The default has the rate that the Llama 3 report gives (arXiv 2407.21783: 419 unexpected interruptions in 54 days on
-    2,048 nodes) and weighs a tenth of a loss, so that the first few of one's own outweigh it.
-    """
-
-    losses: float = 0.1
-    node_seconds: float = 0.1 * 54 * 86_400 * 2048 / 419
-
-    def __post_init__(self) -> None:
-        for name in ("losses", "node_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise CheckpointConfigError(f"LossRate.{name}: got {value!r}; allowed: a finite number > 0")
-
-    def seen(self, losses: int, node_seconds: float) -> "LossRate":
-        """Return the belief after `losses` more in `node_seconds` of nodes at work (nodes times seconds)."""
-        if losses < 0 or not (math.isfinite(node_seconds) and node_seconds >= 0):
-            raise CheckpointConfigError(
-                f"LossRate.seen: got {losses!r} losses in {node_seconds!r} node-seconds; allowed: numbers >= 0"
-            )
-        return replace(self, losses=self.losses + losses, node_seconds=self.node_seconds + node_seconds)
-
-    def mtbf_seconds(self, nodes: int = 1) -> float:
-        """Return the mean time between losses of an allocation of `nodes`, at the mean of the believed rate."""
-        if nodes < 1:
-            raise CheckpointConfigError(f"LossRate.mtbf_seconds: got {nodes!r} nodes; allowed: an integer >= 1")
-        return self.node_seconds / (self.losses * nodes)
-
-
-def _after_commit(interval: float, costs: Costs) -> float:
+def wait_for_commit(interval: float, costs: Costs) -> float:
     """Return the interval, made long enough that a save is committed before the next one begins."""
     return max(interval, costs.persist_seconds - costs.cost_seconds)
 

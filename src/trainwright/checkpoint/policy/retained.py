@@ -8,16 +8,16 @@ from pathlib import Path
 
 from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.owner import Owner
-from trainwright.checkpoint.policy.retention import retain
-from trainwright.checkpoint.save.publish import Published, set_aside
+from trainwright.checkpoint.policy.retention import choose_retained
+from trainwright.checkpoint.save.publish import Published, quarantine
 from trainwright.publishing import FileLayer
 
-__all__ = ["NO_ROOM", "Kept"]
+__all__ = ["NO_ROOM", "RetainedCheckpoints"]
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class Kept:
+class RetainedCheckpoints:
     """Writer and drain both publish, so changes are made one at a time. Only the coordinator keeps any.
 
     `find` returns all good checkpoints that are there, those of tiers too; it is asked if nothing was restored.
@@ -75,9 +75,9 @@ class Kept:
         return publish()
 
     def _retained(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
-        choice = retain(checkpoints, policy, budget_bytes=self._config.budget_bytes)
+        choice = choose_retained(checkpoints, policy, budget_bytes=self._config.budget_bytes)
         for dropped in choice.drop:
-            trash = set_aside(self._layer, dropped.path, "trash")
+            trash = quarantine(self._layer, dropped.path, "trash")
             if trash is not None:
                 self._layer.remove(trash)
         return list(choice.keep)

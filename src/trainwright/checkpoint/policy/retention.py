@@ -7,22 +7,22 @@ from typing import NamedTuple
 from trainwright.checkpoint.config import Retention
 from trainwright.checkpoint.save.publish import Published
 
-__all__ = ["Choice", "retain"]
+__all__ = ["RetentionChoice", "choose_retained"]
 
 
-class Choice(NamedTuple):
+class RetentionChoice(NamedTuple):
     """What stays and what goes, each newest first."""
 
     keep: tuple[Published, ...]
     drop: tuple[Published, ...]
 
 
-def retain(
+def choose_retained(
     checkpoints: Sequence[Published],
     policy: Retention,
     *,
     budget_bytes: int | None = None,
-) -> Choice:
+) -> RetentionChoice:
     """Choose among a run's checkpoints, given newest first.
 
     The newest that is not suspect (or if all are, the newest) and all pinned ones stay whatever the policy and the
@@ -47,7 +47,7 @@ def retain(
         if place not in keep and (place in certain or fits):
             keep.add(place)
             size += checkpoints[place].manifest.size
-    return Choice(
+    return RetentionChoice(
         tuple(one for place, one in enumerate(checkpoints) if place in keep),
         tuple(one for place, one in enumerate(checkpoints) if place not in keep),
     )

@@ -15,7 +15,7 @@ from trainwright.checkpoint.policy.interval import Costs, SavePlan, plan_saves
 from trainwright.checkpoint.policy.signals import SignalFlag
 from trainwright.checkpoint.save.saver import SaveRecord
 
-__all__ = ["Pace"]
+__all__ = ["SavePolicy"]
 
 _SIGNALS = ("SIGTERM", "SIGUSR1")
 _KNOWN = 20
@@ -31,7 +31,7 @@ _ASK_SECONDS = 600.0
 """How often the batch system is asked when the allocation ends: limits are changed now and then."""
 
 
-class Pace:
+class SavePolicy:
     """Tells a manager when the next save is due, and that the end has come.
 
     `alone`: nobody else ends this process, so that signals are watched from the first step on unless the settings name
@@ -96,10 +96,10 @@ class Pace:
             self._asked = self._steady()
             self._end = end_of_allocation(os.environ, ask=True)
 
-    def raise_held(self) -> None:
+    def raise_pending(self) -> None:
         """Raise what an earlier handler raised when the signal came, if it did."""
         if self._flag is not None:
-            self._flag.raise_held()
+            self._flag.raise_pending()
 
     def close(self) -> None:
         """Put the earlier handlers of signals back."""

@@ -83,7 +83,7 @@ class SignalFlag:
         kept = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (method := kept()) is not None and method())
 
-    def raise_held(self) -> None:
+    def raise_pending(self) -> None:
         """Raise what an earlier handler raised when the signal came, if it did."""
         if self._held is not None:
             raise self._held

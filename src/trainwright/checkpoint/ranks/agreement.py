@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from trainwright.errors import CheckpointConfigError, CheckpointError
+from trainwright.validators import check, integer
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +21,7 @@ class Agreement:
     """
 
     def __init__(self, group: "ProcessGroup | None" = None, *, every: int = 8) -> None:
-        if every < 1:
-            raise CheckpointConfigError(f"agree_every: got {every!r}; allowed: an integer >= 1")
+        check(every, integer(minimum=1), "agree_every", CheckpointConfigError)
         self.every = every
         self._group = group
         self._steps = 0

@@ -11,11 +11,11 @@ from trainwright.checkpoint.ranks.reshard import Share
 from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import CheckpointError
 
-__all__ = ["Report", "merged", "names_of_others", "placed", "tree_of_rank"]
+__all__ = ["RankReport", "merge_reports", "other_ranks_names", "place_record", "tree_of_rank"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class RankReport:
     """What one rank wrote: its file, its parts of tensors, sums of what others have too, and values of its own.
 
     `sums` are by name and offsets of the box, `trees` by item, `ties` the names that it has of tensors by another name.
@@ -33,13 +33,13 @@ class Report:
     error: OSError | CheckpointError | None = None
 
 
-def placed(record: TensorRecord, share: Share) -> TensorRecord:
+def place_record(record: TensorRecord, share: Share) -> TensorRecord:
     """Return a rank's record of its local tensor as a part of the global one."""
     (shard,) = record.shards
     return replace(record, shape=share.shape, shards=(replace(shard, offsets=share.box.offsets),))
 
 
-def merged(manifest: Manifest, reports: Sequence[Report]) -> tuple[Manifest, dict[str, Any]]:
+def merge_reports(manifest: Manifest, reports: Sequence[RankReport]) -> tuple[Manifest, dict[str, Any]]:
     """Return the manifest with the files and tensors of all ranks, and the values that are a rank's own.
 
     Raises a rank's error, and `CheckpointError` if the ranks did not save the same, if what should be equal on
@@ -95,7 +95,7 @@ def tree_of_rank(
     return common, [Difference(item=item, **counts, effect=effect) for item, effect in effects.items()]
 
 
-def names_of_others(manifest: Manifest, *, rank: int, world: int) -> frozenset[str]:
+def other_ranks_names(manifest: Manifest, *, rank: int, world: int) -> frozenset[str]:
     """Return the tensors that are another rank's own; all ranks' own but the first one's if the ranks were others."""
     owners = {record.name: _rank_of(record.name.partition(".")[0]) for record in manifest.tensors}
     keeps = rank if manifest.world_size == world else None
@@ -107,7 +107,7 @@ def _rank_of(item: str) -> int | None:
     return int(number) if mark and number.isdigit() else None
 
 
-def _compare_sums(reports: Sequence[Report]) -> None:
+def _compare_sums(reports: Sequence[RankReport]) -> None:
     """Refuse what should be the same on several ranks and is not; name those that are in the minority."""
     seen: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
     for report in reports:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Parts"]
+__all__ = ["PipelineParts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PipelineParts:
     """The tensors of modules that not all ranks hold; the same on all ranks but for `rank`."""
 
     rank: int = 0
@@ -22,7 +22,7 @@ class Parts:
     """The modules and optimizers, of which each rank may have a part."""
 
     @classmethod
-    def of(cls, names: Sequence[Collection[str]], rank: int, items: Collection[str]) -> "Parts":
+    def of(cls, names: Sequence[Collection[str]], rank: int, items: Collection[str]) -> "PipelineParts":
         """Return who holds what, of the names on each rank."""
         held: dict[str, list[int]] = {}
         for place, own in enumerate(names):
@@ -41,7 +41,7 @@ class Parts:
         ranks = self.holding(name)
         return ranks is None or self.rank in ranks
 
-    def united(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+    def unite_trees(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tree in which the ranks' own trees of divided items ("model@1") are one ("model")."""
         found: dict[str, Any] = {}
         for item, value in tree.items():

@@ -20,13 +20,19 @@ import numpy as np
 from trainwright.checkpoint.digest import digest
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.ranks.agreement import Agreement
-from trainwright.checkpoint.ranks.merging import Report, merged, names_of_others, placed, tree_of_rank
-from trainwright.checkpoint.ranks.pipeline_parts import Parts
-from trainwright.checkpoint.ranks.reshard import Share, held_by, read_shares, wanted_as
+from trainwright.checkpoint.ranks.merging import (
+    RankReport,
+    merge_reports,
+    other_ranks_names,
+    place_record,
+    tree_of_rank,
+)
+from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
+from trainwright.checkpoint.ranks.reshard import Share, read_shares, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import read_tensors, verify
 from trainwright.checkpoint.save.publish import Published, publish
-from trainwright.checkpoint.save.shard_file import Layout, Place, layout_of
-from trainwright.checkpoint.save.writer import Job, write_checkpoint, write_tree
+from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
+from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_tree
 from trainwright.checkpoint.state.captured import Captured
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointError
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Findings", "Portion", "Ranks", "Solo", "ranks_here"]
+__all__ = ["Findings", "Portion", "Ranks", "SingleRank", "make_ranks"]
 
 T = TypeVar("T")
 
@@ -55,17 +61,17 @@ class Portion:
     """What this rank copies into its buffer, in `layout`, and writes of it: `mine`, the head of the buffer."""
 
     captured: Captured
-    layout: Layout
-    mine: Layout
+    layout: ShardFile
+    mine: ShardFile
     shares: Mapping[str, Share] = field(default_factory=dict)
 
 
-class Solo:
+class SingleRank:
     """One process alone: nobody to wait for."""
 
     rank = 0
     world = 1
-    _parts = Parts()
+    _parts = PipelineParts()
 
     @property
     def first(self) -> bool:
@@ -76,19 +82,19 @@ class Solo:
         """Return the name under which this rank keeps an item of its own."""
         return name if self.first else f"{name}@{self.rank}"
 
-    def meet(self, state: Mapping[str, Any], captured: Captured) -> None:
+    def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules. To be called once, before anything else."""
 
-    def portion(self, captured: Captured) -> Portion:
+    def select_portion(self, captured: Captured) -> Portion:
         """Return what of the state this rank keeps: all."""
-        layout = layout_of(captured.tensors)
+        layout = plan_shard_file(captured.tensors)
         return Portion(captured=captured, layout=layout, mine=layout)
 
-    def together(self, act: Callable[[], T]) -> T:
+    def run_together(self, act: Callable[[], T]) -> T:
         """Do the same on all ranks; where it fails on one it fails on all. In the main thread."""
         return act()
 
-    def from_first(self, act: Callable[[], T]) -> T:
+    def run_on_first(self, act: Callable[[], T]) -> T:
         """Return what `act` gives on the coordinator. In the main thread."""
         return act()
 
@@ -96,11 +102,11 @@ class Solo:
         """Tell whether a rank wishes it. In the main thread."""
         return wish
 
-    def hosts(self) -> list[str]:
+    def gather_hosts(self) -> list[str]:
         """Return the names of the nodes that the ranks are on. In the main thread."""
         return [platform.node()]
 
-    def agree(self, findings: Findings) -> Findings:
+    def agree_on_findings(self, findings: Findings) -> Findings:
         """Return what the ranks found together. In the writer's thread, once for each save that was not skipped."""
         return findings
 
@@ -111,11 +117,11 @@ class Solo:
         """
         return now or wish, end
 
-    def publish(self, layer: FileLayer, job: Job, memory: memoryview) -> Published:
+    def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
         """Write and publish a checkpoint. In the writer's thread. Raises `OSError` or `CheckpointError`."""
         return write_checkpoint(layer, job, memory)
 
-    def tree_here(self, tree: Mapping[str, Any], manifest: Manifest) -> tuple[dict[str, Any], list[Difference]]:
+    def select_tree(self, tree: Mapping[str, Any], manifest: Manifest) -> tuple[dict[str, Any], list[Difference]]:
         """Return the plain values that are this rank's, and what cannot be as it was if the ranks were others."""
         return tree_of_rank(self._parts.cut(tree), saved=manifest.world_size, rank=self.rank, world=self.world)
 
@@ -129,7 +135,7 @@ class Solo:
             return read_tensors(published, {name: captured.tensors[name] for name in captured.loadable})
         return self._read_parts(published, state, captured, check=False)
 
-    def reseed(self, manifest: Manifest) -> None:
+    def reseed_generators(self, manifest: Manifest) -> None:
         """Give the generators other seeds if the ranks were others; from the saved ones, the step and the rank."""
         if manifest.world_size == self.world:
             return
@@ -145,12 +151,12 @@ class Solo:
     def _read_parts(
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
     ) -> "dict[str, torch.Tensor]":
-        skip = names_of_others(published.manifest, rank=self.rank, world=self.world)
+        skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
         skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
-        return read_shares(published, wanted_as(state, captured.tensors), check=check, skip=skip)
+        return read_shares(published, read_targets(state, captured.tensors), check=check, skip=skip)
 
 
-class Ranks(Solo):
+class Ranks(SingleRank):
     """All ranks of the default process group, which all make this object, in the same order as other groups."""
 
     def __init__(self, timeout_seconds: float, agree_every: int) -> None:
@@ -164,17 +170,17 @@ class Ranks(Solo):
         self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
         self._echo = 0  # steps for which wishes are still heard that a save has fulfilled
 
-    def meet(self, state: Mapping[str, Any], captured: Captured) -> None:
+    def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules."""
         import torch
 
         modules = {item for item, value in state.items() if isinstance(value, torch.nn.Module)}
         names = sorted(f"{item}.{name}" for item in modules for name in captured.tree[item])
-        if len(set(self._gathered(digest(_spelled(names)), self.control))) > 1:
+        if len(set(self._gather(digest(_spelled(names)), self.control))) > 1:
             optimizers = {item for item, value in state.items() if isinstance(value, torch.optim.Optimizer)}
-            self._parts = Parts.of(self._gathered(names, self.control), self.rank, modules | optimizers)
+            self._parts = PipelineParts.of(self._gather(names, self.control), self.rank, modules | optimizers)
 
-    def portion(self, captured: Captured) -> Portion:
+    def select_portion(self, captured: Captured) -> Portion:
         """Return what of the state this rank keeps: its parts of DTensors, and all plain tensors.
 
         Of the plain ones it writes some; the others it compares with those of the other ranks. Buffers of modules are
@@ -182,15 +188,17 @@ class Ranks(Solo):
         """
         buffers = {name for name in captured.loadable - captured.lazy if name not in captured.tree}
         own = f"{self.item('rng')}."
-        local, shares = held_by(captured.tensors, self.rank, self.world, own=own, of_first=buffers, parts=self._parts)
-        mine = layout_of({name: tensor for name, tensor in local.items() if shares[name].writes})
-        rest = layout_of({name: tensor for name, tensor in local.items() if not shares[name].writes})
+        local, shares = share_tensors(
+            captured.tensors, self.rank, self.world, own=own, of_first=buffers, parts=self._parts
+        )
+        mine = plan_shard_file({name: tensor for name, tensor in local.items() if shares[name].writes})
+        rest = plan_shard_file({name: tensor for name, tensor in local.items() if not shares[name].writes})
         start = -(-mine.size // 8) * 8
         places = (*mine.places, *(place._replace(start=place.start + start) for place in rest.places))
         held = replace(captured, tensors=local, lazy=captured.lazy & local.keys())
-        return Portion(captured=held, layout=Layout(places), mine=mine, shares=shares)
+        return Portion(captured=held, layout=ShardFile(places), mine=mine, shares=shares)
 
-    def together(self, act: Callable[[], T]) -> T:
+    def run_together(self, act: Callable[[], T]) -> T:
         """Do the same on all ranks; where it fails on one it fails on all, with the first one's error."""
         error: CheckpointError | None = None
         try:
@@ -198,7 +206,7 @@ class Ranks(Solo):
         except CheckpointError as raised:
             error = raised
         told = None if error is None else (type(error), str(error))
-        for rank, other in enumerate(self._gathered(told, self.control)):
+        for rank, other in enumerate(self._gather(told, self.control)):
             if error is None and other is not None:
                 kind, sentence = other
                 error = kind(f"rank {rank}: {sentence}")
@@ -206,22 +214,22 @@ class Ranks(Solo):
             raise error
         return result
 
-    def from_first(self, act: Callable[[], T]) -> T:
+    def run_on_first(self, act: Callable[[], T]) -> T:
         """Return what `act` gives on the coordinator; what it raises there is raised on all."""
         found: list[T] = []
-        self.together(lambda: found.append(act()) if self.first else None)
-        result: T = self._told(found[0] if self.first else None, self.control)
+        self.run_together(lambda: found.append(act()) if self.first else None)
+        result: T = self._broadcast(found[0] if self.first else None, self.control)
         return result
 
     def any(self, wish: bool) -> bool:
         """Tell whether a rank wishes it."""
-        return any(self._gathered(wish, self.control))
+        return any(self._gather(wish, self.control))
 
-    def hosts(self) -> list[str]:
+    def gather_hosts(self) -> list[str]:
         """Return the names of the nodes that the ranks are on."""
-        return sorted(set(self._gathered(platform.node(), self.control)))
+        return sorted(set(self._gather(platform.node(), self.control)))
 
-    def agree(self, findings: Findings) -> Findings:
+    def agree_on_findings(self, findings: Findings) -> Findings:
         """Wait for all ranks; return what they found, troubles with their ranks."""
         import torch.distributed as dist
 
@@ -232,7 +240,7 @@ class Ranks(Solo):
                 f"save: not all of the {self.world} ranks came to save within {self._timeout.total_seconds():g} s: "
                 f"{_first_line(error)}; call save on all of them, at the same step"
             ) from error
-        told = self._gathered(findings, self._writers)
+        told = self._gather(findings, self._writers)
         troubles = [(one, f"rank {rank}: {one.trouble}") for rank, one in enumerate(told) if one.trouble]
         return Findings(
             trouble="; ".join(sentence for _, sentence in troubles),
@@ -255,21 +263,21 @@ class Ranks(Solo):
         """Return this rank's parts; with `check` the chunks that they lie in are compared."""
         return self._read_parts(published, state, captured, check=check)
 
-    def publish(self, layer: FileLayer, job: Job, memory: memoryview) -> Published:
+    def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
         """Write this rank's file; on the coordinator, publish what all wrote. Raises the same error on all ranks."""
-        return self._lead(layer, job, memory) if self.first else self._follow(layer, job, memory)
+        return self._publish_as_first(layer, job, memory) if self.first else self._publish_as_other(layer, job, memory)
 
-    def _lead(self, layer: FileLayer, job: Job, memory: memoryview) -> Published:
+    def _publish_as_first(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
         own = {item: _spelled(value) for item, value in job.tree.items()}
         opened = False
 
         def write(folder: Path) -> Manifest:
             nonlocal opened
             opened = True
-            self._told((folder, {item: digest(text) for item, text in own.items()}), self._writers)
-            reports = self._gathered(self._report(layer, folder, job, memory, {}), self._writers)
-            manifest, tree = merged(job.manifest, reports)
-            whole = self._parts.united({**job.tree, **tree})
+            self._broadcast((folder, {item: digest(text) for item, text in own.items()}), self._writers)
+            reports = self._gather(self._report(layer, folder, job, memory, {}), self._writers)
+            manifest, tree = merge_reports(job.manifest, reports)
+            whole = self._parts.unite_trees({**job.tree, **tree})
             return replace(manifest, files=(*manifest.files, write_tree(layer, folder, whole)))
 
         ending: Published | Exception
@@ -278,21 +286,23 @@ class Ranks(Solo):
         except (OSError, CheckpointError) as error:
             ending = error
         if not opened:
-            self._told(None, self._writers)
-        return _ended(self._told(ending, self._writers))
+            self._broadcast(None, self._writers)
+        return _ended(self._broadcast(ending, self._writers))
 
-    def _follow(self, layer: FileLayer, job: Job, memory: memoryview) -> Published:
-        opened = self._told(None, self._writers)
+    def _publish_as_other(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
+        opened = self._broadcast(None, self._writers)
         if opened is not None:
             folder, known = opened
             trees = {item: value for item, value in job.tree.items() if known.get(item) != digest(_spelled(value))}
-            self._gathered(self._report(layer, folder, job, memory, trees), self._writers)
-        return _ended(self._told(None, self._writers))
+            self._gather(self._report(layer, folder, job, memory, trees), self._writers)
+        return _ended(self._broadcast(None, self._writers))
 
-    def _report(self, layer: FileLayer, folder: Path, job: Job, memory: memoryview, trees: Mapping[str, Any]) -> Report:
+    def _report(
+        self, layer: FileLayer, folder: Path, job: WriteJob, memory: memoryview, trees: Mapping[str, Any]
+    ) -> RankReport:
         """Write this rank's file, and say what is in it; or why not."""
         own = job.manifest
-        report = Report(rank=self.rank, step=own.step, lease=own.lease, ties=own.ties)
+        report = RankReport(rank=self.rank, step=own.step, lease=own.lease, ties=own.ties)
         try:
             file, records = job.write_data(layer, folder, memory, rank=self.rank)
         except (OSError, CheckpointError) as error:
@@ -301,7 +311,7 @@ class Ranks(Solo):
         return replace(
             report,
             file=file,
-            tensors=tuple(placed(record, job.shares[record.name]) for record in records),
+            tensors=tuple(place_record(record, job.shares[record.name]) for record in records),
             sums={
                 (place.name, job.shares[place.name].box.offsets): _sum(place, memory)
                 for place in job.layout.places
@@ -310,7 +320,7 @@ class Ranks(Solo):
             trees=named,
         )
 
-    def _gathered(self, own: T, group: "ProcessGroup") -> list[T]:
+    def _gather(self, own: T, group: "ProcessGroup") -> list[T]:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.world
@@ -318,7 +328,7 @@ class Ranks(Solo):
             dist.all_gather_object(found, own, group=group)
         return found
 
-    def _told(self, own: Any, group: "ProcessGroup") -> Any:
+    def _broadcast(self, own: Any, group: "ProcessGroup") -> Any:
         """Return what the coordinator says."""
         import torch.distributed as dist
 
@@ -328,11 +338,11 @@ class Ranks(Solo):
         return said[0]
 
 
-def ranks_here(timeout_seconds: float, agree_every: int) -> Solo:
+def make_ranks(timeout_seconds: float, agree_every: int) -> SingleRank:
     """Return the ranks of the default process group; a process alone where there is none."""
     import torch.distributed as dist
 
-    return Ranks(timeout_seconds, agree_every) if dist.is_available() and dist.is_initialized() else Solo()
+    return Ranks(timeout_seconds, agree_every) if dist.is_available() and dist.is_initialized() else SingleRank()
 
 
 @contextmanager
@@ -360,7 +370,7 @@ def _spelled(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _sum(place: Place, memory: memoryview) -> int:
+def _sum(place: TensorPlace, memory: memoryview) -> int:
     """Return the sum of a tensor's bytes as words of 64 bits: as fast as memory; any one flipped bit changes it."""
     content = np.frombuffer(memory, np.uint8)[place.start : place.start + place.size]
     words = place.size // 8 * 8

@@ -10,8 +10,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.manifest import TensorRecord
-from trainwright.checkpoint.ranks.pipeline_parts import Parts
-from trainwright.checkpoint.ranks.tensor_slices import Box, box_reader
+from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
+from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
 from trainwright.checkpoint.save.publish import Published
 from trainwright.checkpoint.state.captured import canonical_names
 from trainwright.errors import CheckpointStateError
@@ -19,7 +19,7 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Share", "held_by", "read_shares", "wanted_as"]
+__all__ = ["Share", "read_shares", "read_targets", "share_tensors"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,19 +27,19 @@ class Share:
     """What one rank holds of a tensor: a box of its global shape; whether it writes it, and whether others have it."""
 
     shape: tuple[int, ...]
-    box: Box
+    box: TensorSlice
     writes: bool
     shared: bool = False
 
 
-def held_by(
+def share_tensors(
     tensors: "Mapping[str, torch.Tensor]",
     rank: int,
     world: int,
     *,
     own: str = "",
     of_first: Collection[str] = (),
-    parts: Parts | None = None,
+    parts: PipelineParts | None = None,
 ) -> "tuple[dict[str, torch.Tensor], dict[str, Share]]":
     """Return what this rank holds: the local tensors that are not empty, and the share that each is.
 
@@ -76,12 +76,12 @@ def held_by(
             shared = name in alike and len(holders(name)) > 1
             local[name] = tensor
             shares[name] = Share(
-                shape=shape, box=Box.whole(shape), writes=writer.get(name, rank) == rank, shared=shared
+                shape=shape, box=TensorSlice.whole(shape), writes=writer.get(name, rank) == rank, shared=shared
             )
     return local, shares
 
 
-def wanted_as(state: Mapping[str, Any], live: "Mapping[str, torch.Tensor]") -> "Callable[[TensorRecord], Any]":
+def read_targets(state: Mapping[str, Any], live: "Mapping[str, torch.Tensor]") -> "Callable[[TensorRecord], Any]":
     """Return a function that gives, for a stored tensor, the DTensor whose layout it should have here; None: whole.
 
     That is the tensor of that name in `live`; for optimizer state that is not there yet, its parameter, if the shapes
@@ -128,7 +128,7 @@ def read_shares(
     found = {
         record.name: torch.empty(boxes[record.name].lengths, dtype=getattr(torch, record.dtype)) for record in records
     }
-    with box_reader(published.path, published.manifest, check=check) as reader:
+    with open_slices(published.path, published.manifest, check=check) as reader:
         reader.fill([(record, boxes[record.name], found[record.name]) for record in records])
     for name, target in likes.items():
         if target is not None:
@@ -160,11 +160,11 @@ def _dealt(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]
     return writer
 
 
-def _box_wanted(record: TensorRecord, like: Any) -> Box:
-    return Box.whole(record.shape) if like is None else _box_of(record.name, like)[0]
+def _box_wanted(record: TensorRecord, like: Any) -> TensorSlice:
+    return TensorSlice.whole(record.shape) if like is None else _box_of(record.name, like)[0]
 
 
-def _box_of(name: str, tensor: Any) -> tuple[Box, int, int]:
+def _box_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:
     """Return this rank's box of a DTensor, which of its copies this is, and how many there are."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointStateError(
@@ -175,4 +175,4 @@ def _box_of(name: str, tensor: Any) -> tuple[Box, int, int]:
     place = tensor.device_mesh.get_coordinate() or (0,) * tensor.device_mesh.ndim
     replicas = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
     copies = prod(tensor.device_mesh.size(dim) for dim in replicas)
-    return Box(tuple(chunk.offsets), tuple(chunk.sizes)), sum(place[dim] for dim in replicas), copies
+    return TensorSlice(tuple(chunk.offsets), tuple(chunk.sizes)), sum(place[dim] for dim in replicas), copies

@@ -22,23 +22,23 @@ from trainwright.errors import CheckpointCorruptError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Box", "BoxReader", "box_reader"]
+__all__ = ["SliceReader", "TensorSlice", "open_slices"]
 
 _SPAN_BYTES = CHUNK_BYTES // 2  # read at once: with the chunk that it ends in, less than two chunks of memory
 
 
-class Box(NamedTuple):
+class TensorSlice(NamedTuple):
     """A part of a tensor: from `offsets`, of `lengths`."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> "Box":
+    def whole(cls, shape: tuple[int, ...]) -> "TensorSlice":
         """Return the box that is all of a tensor."""
         return cls((0,) * len(shape), shape)
 
-    def meet(self, other: "Box") -> "Box | None":
+    def intersect(self, other: "TensorSlice") -> "TensorSlice | None":
         """Return what two boxes have in common; None if that is nothing."""
         low = tuple(max(pair) for pair in zip(self.offsets, other.offsets, strict=True))
         high = tuple(
@@ -46,9 +46,9 @@ class Box(NamedTuple):
         )
         if any(start >= stop for start, stop in zip(low, high, strict=True)):
             return None
-        return Box(low, tuple(stop - start for start, stop in zip(low, high, strict=True)))
+        return TensorSlice(low, tuple(stop - start for start, stop in zip(low, high, strict=True)))
 
-    def within(self, other: "Box") -> tuple[slice, ...]:
+    def within(self, other: "TensorSlice") -> tuple[slice, ...]:
         """Return the slices that cut this box out of `other`, which holds it."""
         return tuple(
             slice(low - start, low - start + size)
@@ -66,7 +66,7 @@ class _Piece(NamedTuple):
     view: memoryview
 
 
-class BoxReader:
+class SliceReader:
     """Reads boxes of the tensors of one checkpoint; with `check` every chunk that it reads is compared first."""
 
     def __init__(
@@ -79,7 +79,7 @@ class BoxReader:
         self._check = check
         self._last: tuple[str, int, memoryview] | None = None
 
-    def read(self, record: TensorRecord, box: Box) -> "torch.Tensor":
+    def read(self, record: TensorRecord, box: TensorSlice) -> "torch.Tensor":
         """Return a box of a tensor, on the CPU. Raises as `fill`."""
         import torch
 
@@ -87,7 +87,7 @@ class BoxReader:
         self.fill([(record, box, target)])
         return target
 
-    def fill(self, wanted: "Iterable[tuple[TensorRecord, Box, torch.Tensor]]") -> None:
+    def fill(self, wanted: "Iterable[tuple[TensorRecord, TensorSlice, torch.Tensor]]") -> None:
         """Read boxes, each into a tensor of its shape on the CPU, several chunks at once.
 
         What is consecutive in a file and in its tensor is read in place; the rest in parts of less than a chunk. Raises
@@ -98,8 +98,8 @@ class BoxReader:
         for record, box, target in kept:
             covered = 0
             for shard in record.shards:
-                stored = Box(shard.offsets, shard.lengths)
-                common = stored.meet(box)
+                stored = TensorSlice(shard.offsets, shard.lengths)
+                common = stored.intersect(box)
                 if common is None:
                     continue
                 covered += prod(common.lengths)
@@ -116,9 +116,9 @@ class BoxReader:
         for _ in self._pool.map(self._read_piece, pieces):
             pass
 
-    def _pieces(self, name: str, shard: ShardRecord, box: Box, place: "torch.Tensor") -> Iterator[_Piece]:
+    def _pieces(self, name: str, shard: ShardRecord, box: TensorSlice, place: "torch.Tensor") -> Iterator[_Piece]:
         record, view = self._files[shard.file], memory_of(place)
-        cuts = box.within(Box(shard.offsets, shard.lengths))
+        cuts = box.within(TensorSlice(shard.offsets, shard.lengths))
         first = sum(cut.start * stride for cut, stride in zip(cuts, _strides(shard.lengths), strict=True))
         start = at = shard.start + first * place.element_size()
         while at < start + len(view):
@@ -138,12 +138,14 @@ class BoxReader:
         content = self._read_chunk(piece.tensor, piece.file, piece.chunk)
         piece.view[:] = content[piece.start - low : piece.start - low + len(piece.view)]
 
-    def _part(self, record: TensorRecord, shard: ShardRecord, part: Box, like: "torch.Tensor") -> "torch.Tensor":
+    def _part(
+        self, record: TensorRecord, shard: ShardRecord, part: TensorSlice, like: "torch.Tensor"
+    ) -> "torch.Tensor":
         """Return a box as a view of the bytes from its first value to its last."""
         import torch
 
         size, strides = like.element_size(), _strides(shard.lengths)
-        cuts = part.within(Box(shard.offsets, shard.lengths))
+        cuts = part.within(TensorSlice(shard.offsets, shard.lengths))
         first = sum(cut.start * stride for cut, stride in zip(cuts, strides, strict=True))
         start = shard.start + first * size
         stop = start + _span(part.lengths, strides) * size
@@ -179,7 +181,7 @@ class BoxReader:
 
 
 @contextmanager
-def box_reader(folder: Path, manifest: Manifest, *, check: bool = True) -> Iterator[BoxReader]:
+def open_slices(folder: Path, manifest: Manifest, *, check: bool = True) -> Iterator[SliceReader]:
     """Open a checkpoint for reading boxes; its files are opened when they are needed, and closed at the end."""
     handles: dict[str, int] = {}
     lock = threading.Lock()
@@ -196,13 +198,13 @@ def box_reader(folder: Path, manifest: Manifest, *, check: bool = True) -> Itera
 
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            yield BoxReader(folder, manifest, opened, pool, check=check)
+            yield SliceReader(folder, manifest, opened, pool, check=check)
     finally:
         for handle in handles.values():
             os.close(handle)
 
 
-def _parts(box: Box, stored: Box, size: int) -> Iterator[Box]:
+def _parts(box: TensorSlice, stored: TensorSlice, size: int) -> Iterator[TensorSlice]:
     """Yield the boxes into which `box` is cut so that the stored bytes that one spans are few."""
     strides = _strides(stored.lengths)
     if _span(box.lengths, strides) * size <= _SPAN_BYTES:
@@ -212,7 +214,7 @@ def _parts(box: Box, stored: Box, size: int) -> Iterator[Box]:
     rest = _span((1, *box.lengths[dim + 1 :]), strides[dim:])
     rows = max(1, (_SPAN_BYTES // size - rest) // strides[dim] + 1)
     for at in range(0, box.lengths[dim], rows):
-        part = Box(
+        part = TensorSlice(
             (*box.offsets[:dim], box.offsets[dim] + at, *box.offsets[dim + 1 :]),
             (*box.lengths[:dim], min(rows, box.lengths[dim] - at), *box.lengths[dim + 1 :]),
         )

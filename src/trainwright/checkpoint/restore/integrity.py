@@ -6,10 +6,10 @@ from pathlib import Path
 from trainwright.checkpoint.digest import CHUNK_BYTES, digest_file, kind_of
 from trainwright.checkpoint.manifest import FileRecord, Manifest
 
-__all__ = ["damages"]
+__all__ = ["find_damages"]
 
 
-def damages(folder: Path, manifest: Manifest, *, files: frozenset[str] | None = None) -> Iterator[str]:
+def find_damages(folder: Path, manifest: Manifest, *, files: frozenset[str] | None = None) -> Iterator[str]:
     """Yield a phrase for each damage: file, chunk, and the tensors in it; nothing if all is well.
 
     All bytes of all files are read; with `files`, of these alone.

@@ -121,7 +121,7 @@ def _group_names(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _current_groups(optimizer: "torch.optim.Optimizer", names: Mapping[int, str]) -> list[list[str]]:
-    """Return the names of the parameters of each group, named as `capture` names them."""
+    """Return the names of the parameters of each group, named as `capture_state` names them."""
     place = 0
     groups = []
     for group in optimizer.param_groups:

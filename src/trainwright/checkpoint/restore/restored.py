@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.manifest import Manifest, TensorRecord
-from trainwright.checkpoint.restore.integrity import damages
-from trainwright.checkpoint.save.publish import Published, found, set_aside
+from trainwright.checkpoint.restore.integrity import find_damages
+from trainwright.checkpoint.save.publish import Published, found, quarantine
 from trainwright.checkpoint.save.shard_file import read_into
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.state.differences import Difference
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Restored",
-    "bad_ones",
-    "homes",
-    "lineage",
+    "list_homes",
+    "list_quarantined",
     "mark_start",
     "read_ahead",
+    "read_lineage",
     "read_tensors",
     "read_tree",
     "records_by_name",
@@ -65,7 +65,7 @@ class Restored:
         return self.manifest.epoch
 
 
-def homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
+def list_homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
     """Return the folders of checkpoints of this run and of earlier ones, with their leases, newest first."""
     if not lease:
         return [(0, folder)]
@@ -77,7 +77,7 @@ def homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
     return sorted(((number, path) for number, path in numbered if number <= lease), reverse=True)
 
 
-def lineage(
+def read_lineage(
     layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None], tiers: Sequence[Path] = ()
 ) -> Iterator[Published]:
     """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is set aside.
@@ -89,7 +89,7 @@ def lineage(
     roots = (*tiers, folder)
     by_lease: dict[int, list[Path]] = {}
     for root in roots:
-        for number, home in homes(root, lease):
+        for number, home in list_homes(root, lease):
             by_lease.setdefault(number, []).append(home)
     for number in sorted(by_lease, reverse=True):
         whole = []
@@ -99,7 +99,7 @@ def lineage(
                     whole.append(Published(path=path, manifest=Manifest.read(path)))
                 except CheckpointCorruptError as error:
                     if path.exists():  # else another run drops it as we look
-                        set_aside(layer, path, "bad")
+                        quarantine(layer, path, "bad")
                         damaged(path, str(error))
         for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):  # a stable order
             if (number, published.manifest.serial) <= bound:
@@ -119,9 +119,9 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def bad_ones(folders: Sequence[Path], lease: int) -> list[Path]:
+def list_quarantined(folders: Sequence[Path], lease: int) -> list[Path]:
     """Return what was set aside as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
-    return [path for folder in folders for _, home in homes(folder, lease) for path in home.glob(".bad-*")]
+    return [path for folder in folders for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
 
 
 def _start(home: Path) -> tuple[float, float]:
@@ -134,7 +134,7 @@ def _start(home: Path) -> tuple[float, float]:
 
 def verify(published: Published) -> None:
     """Raise `CheckpointCorruptError` at the first byte that is not as its manifest says."""
-    for damage in damages(published.path, published.manifest):
+    for damage in find_damages(published.path, published.manifest):
         raise CheckpointCorruptError(f"{published.path}: {damage}")
 
 
@@ -146,7 +146,7 @@ def records_by_name(manifest: Manifest) -> dict[str, TensorRecord]:
 
 def read_tree(published: Published) -> dict[str, Any]:
     """Return all that is no tensor; checked. Raises `CheckpointCorruptError`."""
-    damage = next(damages(published.path, published.manifest, files=frozenset({STATE})), None)
+    damage = next(find_damages(published.path, published.manifest, files=frozenset({STATE})), None)
     if damage is not None:
         raise CheckpointCorruptError(f"{published.path}: {damage}")
     tree: dict[str, Any] = json.loads((published.path / STATE).read_bytes())

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from trainwright.checkpoint.config import Screen
-from trainwright.checkpoint.save.shard_file import Layout, Place
+from trainwright.checkpoint.config import HealthCheck
+from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ _SPREAD = 1.4826  # of a normal variable, standard deviation over median absolut
 _LEAST_SPREAD = 1e-3  # of the median: a norm that hardly moves may move so much
 
 
-def norms_of(layout: Layout, memory: memoryview, names: Collection[str]) -> dict[str, float]:
+def norms_of(layout: ShardFile, memory: memoryview, names: Collection[str]) -> dict[str, float]:
     """Return the Euclidean norm of each floating-point tensor among `names`; NaN if a value of it is not finite."""
     import torch
 
@@ -35,7 +35,7 @@ def norms_of(layout: Layout, memory: memoryview, names: Collection[str]) -> dict
     }
 
 
-def _norm(flat: "torch.Tensor", place: Place) -> float:
+def _norm(flat: "torch.Tensor", place: TensorPlace) -> float:
     """Return the norm piece by piece: each stays in cache, and is too small for torch to spread over threads."""
     import torch
 
@@ -53,7 +53,7 @@ def _norm(flat: "torch.Tensor", place: Place) -> float:
 class Norms:
     """The norms of the last saves, and what stands out against them."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: HealthCheck) -> None:
         self._screen = screen
         self._seen: dict[str, deque[float]] = {}
 

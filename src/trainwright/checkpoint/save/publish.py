@@ -25,9 +25,9 @@ __all__ = [
     "Published",
     "found",
     "publish",
+    "quarantine",
     "refuse_unwritable",
     "remove_leftovers",
-    "set_aside",
     "step_name",
 ]
 
@@ -97,7 +97,7 @@ def refuse_unwritable(layer: FileLayer, home: Path) -> None:
         ) from error
 
 
-def set_aside(layer: FileLayer, path: Path, mark: str) -> Path | None:
+def quarantine(layer: FileLayer, path: Path, mark: str) -> Path | None:
     """Rename a checkpoint's folder out of the way, as `.bad-...` or `.trash-...`; None if it was gone or may not be."""
     aside = path.with_name(f".{mark}-{path.name}-{secrets.token_hex(4)}")
     with suppress(OSError):

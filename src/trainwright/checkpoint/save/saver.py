@@ -12,12 +12,12 @@ from typing import Any
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.ranks.ranks import Findings, Portion, Solo
+from trainwright.checkpoint.ranks.ranks import Findings, Portion, SingleRank
 from trainwright.checkpoint.save.health_check import Norms, norms_of
 from trainwright.checkpoint.save.publish import Published
-from trainwright.checkpoint.save.shard_file import Layout
+from trainwright.checkpoint.save.shard_file import ShardFile
 from trainwright.checkpoint.save.snapshot import Buffer, Snapshot
-from trainwright.checkpoint.save.writer import Job, Written
+from trainwright.checkpoint.save.writer import WriteJob, Written
 from trainwright.checkpoint.save.writer_process import WriterProcess
 from trainwright.errors import CheckpointError
 
@@ -92,7 +92,10 @@ class Saver:
     """
 
     def __init__(
-        self, config: CheckpointConfig, write: Callable[[SaveHandle, Job, memoryview, bool], Published], ranks: Solo
+        self,
+        config: CheckpointConfig,
+        write: Callable[[SaveHandle, WriteJob, memoryview, bool], Published],
+        ranks: SingleRank,
     ) -> None:
         self._config = config
         self._ranks = ranks
@@ -107,7 +110,7 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trainwright writing")
         self._staging: list[tuple[SaveHandle, Snapshot]] = []
         self._hooks: dict[int, Any] = {}
-        self._norms = None if config.screen is None else Norms(config.screen)
+        self._norms = None if config.health_check is None else Norms(config.health_check)
         self._open: list[SaveHandle] = []
         self.eager = config.staging == "eager"
         self.redo = False
@@ -130,7 +133,7 @@ class Saver:
         handle.bytes = layout.size
         snapshot = Snapshot(captured, layout, buffer.reserve(layout.size)[: layout.size])
         snapshot.copy_small()
-        job = Job(
+        job = WriteJob(
             home=home,
             manifest=manifest,
             tree=captured.tree,
@@ -195,7 +198,7 @@ class Saver:
             handle.staged.result()
             handle.blocking_seconds += time.perf_counter() - started
 
-    def _elsewhere(self, buffer: Buffer, size: int) -> Callable[[Path, Layout, int], Written] | None:
+    def _elsewhere(self, buffer: Buffer, size: int) -> Callable[[Path, ShardFile, int], Written] | None:
         """Return what writes a data file in another process, if the buffer is shared with one."""
         descriptor = buffer.descriptor
         if descriptor is None:
@@ -218,7 +221,7 @@ class Saver:
             return None
         return buffer
 
-    def _stage(self, handle: SaveHandle, buffer: Buffer, snapshot: Snapshot, job: Job, started: float) -> None:
+    def _stage(self, handle: SaveHandle, buffer: Buffer, snapshot: Snapshot, job: WriteJob, started: float) -> None:
         try:
             snapshot.work()
             findings = self._changed(snapshot)
@@ -241,7 +244,7 @@ class Saver:
         self,
         handle: SaveHandle,
         buffer: Buffer,
-        job: Job,
+        job: WriteJob,
         started: float,
         findings: Findings | None = None,
         *,
@@ -254,7 +257,7 @@ class Saver:
         try:
             if findings is None or not findings.trouble:
                 findings = self._screened(handle.step, job, memory)
-            findings = self._ranks.agree(findings)
+            findings = self._ranks.agree_on_findings(findings)
             if not findings.trouble:
                 manifest = replace(job.manifest, screen="suspect" if findings.suspects else "good")
                 published = self._write(handle, replace(job, manifest=manifest), memory, wait)
@@ -270,7 +273,7 @@ class Saver:
         handle.verdict = f"suspect: {', '.join(findings.suspects[:3])}" if findings.suspects else "good"
         handle.committed.set_result(published)
 
-    def _screened(self, step: int, job: Job, memory: memoryview) -> Findings:
+    def _screened(self, step: int, job: WriteJob, memory: memoryview) -> Findings:
         if self._norms is None:
             return Findings()
         norms = norms_of(job.layout, memory, job.screened)

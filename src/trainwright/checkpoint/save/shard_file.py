@@ -19,7 +19,7 @@ from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecor
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Layout", "Place", "layout_of", "memory_of", "read_into", "write_shard"]
+__all__ = ["ShardFile", "TensorPlace", "memory_of", "plan_shard_file", "read_into", "write_shard"]
 
 _CODES = {
     "bool": "BOOL",
@@ -42,7 +42,7 @@ _PAGE = 4096
 _MOST_VIEWS = 512  # the system takes 1024 memories in one read
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor lies in the buffer that is written, and what it is."""
 
     name: str
@@ -53,10 +53,10 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardFile:
     """The places of all tensors of one file, one after the other."""
 
-    places: tuple[Place, ...]
+    places: tuple[TensorPlace, ...]
 
     @property
     def size(self) -> int:
@@ -78,18 +78,20 @@ class Layout:
         return len(text).to_bytes(8, "little") + text
 
 
-def layout_of(tensors: "Mapping[str, torch.Tensor]") -> Layout:
+def plan_shard_file(tensors: "Mapping[str, torch.Tensor]") -> ShardFile:
     """Return the layout of a file with these tensors."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), -item[1].nbytes, item[0]))
     places, at = [], 0
     for name, tensor in ordered:
-        places.append(Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), at, tensor.nbytes))
+        places.append(
+            TensorPlace(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), at, tensor.nbytes)
+        )
         at += tensor.nbytes
-    return Layout(tuple(places))
+    return ShardFile(tuple(places))
 
 
 def write_shard(
-    write: "Callable[[memoryview], Any]", name: str, layout: Layout, data: memoryview
+    write: "Callable[[memoryview], Any]", name: str, layout: ShardFile, data: memoryview
 ) -> tuple[FileRecord, tuple[TensorRecord, ...]]:
     """Hand a file's bytes to `write` in pieces of at most 16 MiB; return its record and those of its tensors.
 

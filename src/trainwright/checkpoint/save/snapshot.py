@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainwright.checkpoint.save.shard_file import Layout
+from trainwright.checkpoint.save.shard_file import ShardFile
 from trainwright.checkpoint.state.captured import Captured
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Buffer:
 class Snapshot:
     """The copying of one captured state into a buffer."""
 
-    def __init__(self, captured: Captured, layout: Layout, memory: memoryview) -> None:
+    def __init__(self, captured: Captured, layout: ShardFile, memory: memoryview) -> None:
         import torch
 
         self._flat = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)

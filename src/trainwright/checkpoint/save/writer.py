@@ -10,10 +10,10 @@ from trainwright.checkpoint.digest import cuts, digest
 from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
 from trainwright.checkpoint.ranks.reshard import Share
 from trainwright.checkpoint.save.publish import Published, publish
-from trainwright.checkpoint.save.shard_file import Layout, write_shard
+from trainwright.checkpoint.save.shard_file import ShardFile, write_shard
 from trainwright.publishing import FileLayer, write_new
 
-__all__ = ["STATE", "Job", "Written", "shard_name", "write_checkpoint", "write_data", "write_tree"]
+__all__ = ["STATE", "WriteJob", "Written", "shard_name", "write_checkpoint", "write_data", "write_tree"]
 
 STATE = "state.json"
 """The name of the file with all that is no tensor."""
@@ -23,7 +23,7 @@ Written = tuple[FileRecord, tuple[TensorRecord, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class WriteJob:
     """One checkpoint to write below `home`: a manifest without files and tensors, the tree, the layout of the buffer.
 
     Of the buffer this process writes `mine`, its head; `shares` says what part of each tensor that is, if others have
@@ -33,11 +33,11 @@ class Job:
     home: Path
     manifest: Manifest
     tree: Mapping[str, Any]
-    layout: Layout
-    mine: Layout
+    layout: ShardFile
+    mine: ShardFile
     shares: Mapping[str, Share] = field(default_factory=dict)
     screened: frozenset[str] = frozenset()
-    elsewhere: Callable[[Path, Layout, int], Written] | None = None
+    elsewhere: Callable[[Path, ShardFile, int], Written] | None = None
 
     def write_data(self, layer: FileLayer, folder: Path, memory: memoryview, *, rank: int = 0) -> Written:
         """Write the data file of a rank: here, or by what `elsewhere` says. Raises `OSError`."""
@@ -51,7 +51,7 @@ def shard_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def write_checkpoint(layer: FileLayer, job: Job, memory: memoryview) -> Published:
+def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
     """Write and publish a checkpoint whose tensors lie in `memory` as the layout says. Raises `OSError`."""
 
     def write(folder: Path) -> Manifest:
@@ -61,7 +61,7 @@ def write_checkpoint(layer: FileLayer, job: Job, memory: memoryview) -> Publishe
     return publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
 
 
-def write_data(layer: FileLayer, folder: Path, layout: Layout, memory: memoryview, *, rank: int = 0) -> Written:
+def write_data(layer: FileLayer, folder: Path, layout: ShardFile, memory: memoryview, *, rank: int = 0) -> Written:
     """Write and sync the data file of a rank; return its record and those of its tensors. Raises `OSError`."""
     name = shard_name(rank)
     handle = layer.create(folder / name)

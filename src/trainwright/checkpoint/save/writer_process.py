@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.manifest import FileRecord, TensorRecord
-from trainwright.checkpoint.save.shard_file import Layout
+from trainwright.checkpoint.save.shard_file import ShardFile
 from trainwright.checkpoint.save.writer import write_data
 from trainwright.errors import CheckpointError
 from trainwright.publishing import FileLayer
@@ -45,7 +45,7 @@ class WriterProcess:
         return None if self._process is None else self._process.pid
 
     def write(
-        self, folder: Path, layout: Layout, memory: memoryview, descriptor: int, *, rank: int = 0
+        self, folder: Path, layout: ShardFile, memory: memoryview, descriptor: int, *, rank: int = 0
     ) -> tuple[FileRecord, tuple[TensorRecord, ...]]:
         """Write and sync a rank's data file from the memory behind `descriptor`, which is `memory` here.
 
@@ -81,7 +81,7 @@ class WriterProcess:
             process.kill()
             return process.wait()
 
-    def _ask(self, folder: Path, layout: Layout, size: int, descriptor: int, rank: int) -> Any:
+    def _ask(self, folder: Path, layout: ShardFile, size: int, descriptor: int, rank: int) -> Any:
         if self._line is None:
             self._start()
         line = self._line

@@ -15,7 +15,7 @@ from trainwright.checkpoint.state.tree import Encoder
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RESERVED", "Captured", "canonical_names", "capture", "parameter_names"]
+__all__ = ["RESERVED", "Captured", "canonical_names", "capture_state", "parameter_names"]
 
 RESERVED = frozenset({"rng", "flags", "counters", "manifest"})
 """Names of items that a checkpoint brings itself."""
@@ -40,7 +40,7 @@ class Captured:
     optimizers: "tuple[torch.optim.Optimizer, ...]"
 
 
-def capture(state: Mapping[str, Any]) -> Captured:
+def capture_state(state: Mapping[str, Any]) -> Captured:
     """Return what the items of `state` hold now; tensors are references, nothing is copied.
 
     An item is anything with `state_dict`, a generator of torch, a tensor, or a value of JSON. Raises

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trainwright.errors import CheckpointMismatchError
 
-__all__ = ["Difference", "Effect", "Mode", "settle"]
+__all__ = ["Difference", "Effect", "Mode", "settle_differences"]
 
 Mode = Literal["exact", "best_effort"]
 """How a checkpoint is restored: as it was or not at all, or as well as it can be."""
@@ -44,7 +44,7 @@ class Difference:
         return f"{self.item} was {_shown(self.saved)} and is {_shown(self.now)} ({self.effect})"
 
 
-def settle(differences: Iterable[Difference], *, mode: Mode, what: str) -> tuple[Difference, ...]:
+def settle_differences(differences: Iterable[Difference], *, mode: Mode, what: str) -> tuple[Difference, ...]:
     """Return the differences, gravest first; in exact mode raise `CheckpointMismatchError` with ten of them.
 
     `what` opens the error's sentence, such as the path of the checkpoint.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import trainwright
 from trainwright.checkpoint.state.differences import Difference, Effect
 
 __all__ = ["ENVIRONMENT", "capture_fingerprint", "compare_fingerprints"]
@@ -90,7 +91,7 @@ def _effect(name: str) -> Effect:
 def _code() -> dict[str, str]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    installed += [site.getusersitepackages(), str(Path(__file__).parents[1])]
+    installed += [site.getusersitepackages(), str(Path(trainwright.__file__).parent)]
     roots = tuple(f"{root}{os.sep}" for path in installed for root in {path, os.path.realpath(path)})
     digests = {}
     for name, module in sorted(sys.modules.items()):

@@ -171,8 +171,8 @@ class Encoder:
         if attributes:
             return None
         if kind is collections.defaultdict:
-            made_by = getattr(value, "default_factory", None)
-            name = next((name for name, factory in _FACTORIES.items() if factory is made_by), None)
+            call_factory = getattr(value, "default_factory", None)
+            name = next((name for name, factory in _FACTORIES.items() if factory is call_factory), None)
             return None if name is None else {"$defaultdict": [name, self._pairs(value, path)]}
         mark = {dict: "$dict", collections.Counter: "$counter"}.get(kind)
         return None if mark is None else {mark: self._pairs(value, path)}

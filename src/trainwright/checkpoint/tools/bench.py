@@ -14,9 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.checkpoint.policy.interval import Costs, estimates
-from trainwright.checkpoint.state.captured import Captured, capture
-from trainwright.checkpoint.tools.bench_targets import FormatWay, ManagerWay, Way, drop_cache, fill_optimizers
+from trainwright.checkpoint.policy.interval import Costs
+from trainwright.checkpoint.state.captured import Captured, capture_state
+from trainwright.checkpoint.tools.bench_targets import (
+    BenchTarget,
+    FormatTarget,
+    ManagerTarget,
+    drop_cache,
+    fill_optimizers,
+)
+from trainwright.checkpoint.tools.estimators import compare_estimators
 from trainwright.checkpoint.tools.formats.registry import FORMATS, format_named
 from trainwright.errors import (
     CheckpointConfigError,
@@ -24,6 +31,7 @@ from trainwright.errors import (
     CheckpointSpaceError,
     InputError,
 )
+from trainwright.validators import check, integer, number
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +109,7 @@ class Bench:
         return (
             f'CheckpointConfig(writer="{best.name.split()[1]}") costs training {cost:.2g} s a save, torch.save '
             f"{baseline.blocking.median:.2g} s; a run that is lost once a day should save every "
-            f"{estimates(costs)[0].interval_seconds:.0f} s"
+            f"{compare_estimators(costs)[0].interval_seconds:.0f} s"
         )
 
 
@@ -122,16 +130,14 @@ def bench(
     `step_seconds`. Takes the memory of the state once more, and once for each writer; on return the state is what it
     was. Raises `InputError` for state that cannot be kept and settings out of range.
     """
-    if repeats < 1:
-        raise CheckpointConfigError(f"bench, repeats: got {repeats!r}; allowed: an integer >= 1")
-    if not 0 <= step_seconds < 1e6:
-        raise CheckpointConfigError(f"bench, step_seconds: got {step_seconds!r}; allowed: a number >= 0")
+    check(repeats, integer(minimum=1), "bench, repeats", CheckpointConfigError)
+    check(step_seconds, number(minimum=0, maximum=1e6), "bench, step_seconds", CheckpointConfigError)
     unknown = [name for name in writers if name not in WRITERS]
     if unknown:
         raise CheckpointConfigError(f"bench, writer: got {unknown[0]!r}; allowed: {', '.join(WRITERS)}")
     chosen = {name: format_named(name) for name in dict.fromkeys((_BASELINE, *formats))}
     fill_optimizers(state)
-    captured = capture(state)
+    captured = capture_state(state)
     raw = sum(tensor.nbytes for tensor in captured.tensors.values())
     _check_room(Path(directory or tempfile.gettempdir()), raw * (1 + 2 * len(writers)))
     kept = {name: tensor.clone() for name, tensor in captured.tensors.items()}
@@ -140,11 +146,11 @@ def bench(
     dropped = True
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trainwright-bench-", dir=directory)))
-        ways: dict[str, Way] = {
-            name: FormatWay(folder / name / f"state{one.suffix}", one, captured) for name, one in chosen.items()
+        ways: dict[str, BenchTarget] = {
+            name: FormatTarget(folder / name / f"state{one.suffix}", one, captured) for name, one in chosen.items()
         }
         for writer in writers:
-            ways[f"Manager {writer}"] = ManagerWay(folder / writer, writer, state, captured, step_seconds)
+            ways[f"Manager {writer}"] = ManagerTarget(folder / writer, writer, state, captured, step_seconds)
         for way in ways.values():
             stack.callback(way.close)
         for repeat in range(repeats + 1):  # the first one warms up: imports, memory, the disk's own structures
@@ -208,7 +214,7 @@ class _Times:
         )
 
 
-def _round(way: Way, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
+def _round(way: BenchTarget, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
     """Save, restore twice, compare, clean up; also return whether the page cache could be dropped."""
     import torch
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.tools.bench import Span
-from trainwright.checkpoint.tools.bench_targets import files_below, fill_optimizers, state_of
+from trainwright.checkpoint.tools.bench_targets import collect_state, files_below, fill_optimizers
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
-__all__ = ["Scaled", "made_by", "rank_main", "scale"]
+__all__ = ["Scaled", "call_factory", "rank_main", "scale"]
 
 _TIMEOUT_SECONDS = 3600
 
@@ -46,7 +46,7 @@ def scale(
     repeats: int = 3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Scaled, ...]:
-    """Measure on each number of ranks; `factory` is "module:function" as `made_by` calls it, in each rank.
+    """Measure on each number of ranks; `factory` is "module:function" as `call_factory` calls it, in each rank.
 
     Raises `CheckpointError` if a rank fails.
     """
@@ -66,7 +66,7 @@ def scale(
     return tuple(found)
 
 
-def made_by(factory: str) -> Any:
+def call_factory(factory: str) -> Any:
     """Return what the function "module:function" returns."""
     from importlib import import_module
 
@@ -112,7 +112,7 @@ def rank_main(factory: str, rank: str, ranks: str, folder: str, repeats: str) ->
     home = Path(folder)
     dist.init_process_group("gloo", init_method=f"file://{home}/store", rank=int(rank), world_size=int(ranks))
     torch.manual_seed(0)
-    state = state_of(made_by(factory))
+    state = collect_state(call_factory(factory))
     torch.manual_seed(0)
     fill_optimizers(state)
     rows = []
@@ -148,18 +148,20 @@ def _ways(state: dict[str, Any], home: Path) -> Any:
     from trainwright.checkpoint.config import CheckpointConfig, Retention
     from trainwright.checkpoint.manager import Manager
     from trainwright.checkpoint.manifest import Manifest
-    from trainwright.checkpoint.state.captured import capture
+    from trainwright.checkpoint.state.captured import capture_state
     from trainwright.checkpoint.tools.formats.registry import FORMATS
 
     dcp: Any = import_module("torch.distributed.checkpoint")  # it lists what it exports for no type checker
-    config = CheckpointConfig(writer="sync", interval=10**9, screen=None, retention=Retention(last=1), on_error="raise")
+    config = CheckpointConfig(
+        writer="sync", interval=10**9, health_check=None, retention=Retention(last=1), on_error="raise"
+    )
     with Manager(home / "manager", config=config, **state) as manager:
 
         def save(_: int) -> Path:
             return manager.save(wait=True).committed.result().path
 
         yield "Manager", save, lambda _: manager.restore(mode="best_effort", check=False), Manifest.read
-    tensors = dict(capture(state).tensors)
+    tensors = dict(capture_state(state).tensors)
 
     def stock(number: int) -> Path:
         path = home / f"dcp-{number}"

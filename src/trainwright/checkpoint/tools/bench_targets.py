@@ -16,12 +16,20 @@ from trainwright.checkpoint.state.captured import Captured
 from trainwright.checkpoint.tools.formats.protocol import Format
 from trainwright.errors import CheckpointStateError
 
-__all__ = ["FormatWay", "ManagerWay", "Way", "drop_cache", "files_below", "fill_optimizers", "state_of"]
+__all__ = [
+    "BenchTarget",
+    "FormatTarget",
+    "ManagerTarget",
+    "collect_state",
+    "drop_cache",
+    "files_below",
+    "fill_optimizers",
+]
 
 _PACE_SECONDS = 0.1  # over which the undisturbed pace of training is taken
 
 
-class Way(Protocol):
+class BenchTarget(Protocol):
     """One way of saving. `save` returns the seconds of blocking, slow-down and total."""
 
     def save(self) -> tuple[float, float, float]:
@@ -40,7 +48,7 @@ class Way(Protocol):
         """Let go of everything."""
 
 
-class FormatWay:
+class FormatTarget:
     """A file format: training waits until it is written."""
 
     def __init__(self, path: Path, form: Format, captured: Captured) -> None:
@@ -80,14 +88,14 @@ class FormatWay:
         """Hold nothing open."""
 
 
-class ManagerWay:
+class ManagerTarget:
     """The Manager: training goes on while the checkpoint is written."""
 
     def __init__(
         self, folder: Path, writer: Any, state: Mapping[str, Any], captured: Captured, step_seconds: float
     ) -> None:
         config = CheckpointConfig(
-            writer=writer, interval=1e9, screen=None, retention=Retention(last=1), on_error="raise"
+            writer=writer, interval=1e9, health_check=None, retention=Retention(last=1), on_error="raise"
         )  # fmt: skip
         self._captured, self._step_seconds = captured, step_seconds
         self._manager = Manager(folder, config=config, **state)
@@ -125,7 +133,7 @@ class ManagerWay:
         self._manager.close()
 
 
-def state_of(made: Any) -> dict[str, Any]:
+def collect_state(made: Any) -> dict[str, Any]:
     """Return the items of state that a factory made: a model, a tuple of model, optimizer and schedule, or a dict."""
     import torch
 

@@ -9,6 +9,7 @@ from trainwright.checkpoint.tools.formats.protocol import Stored
 from trainwright.checkpoint.tools.formats.tensors import as_bytes
 from trainwright.checkpoint.tools.sources import open_source
 from trainwright.errors import CheckpointConfigError
+from trainwright.validators import check, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,8 +80,7 @@ def diff(a: Path | str, b: Path | str, tolerance: float = 0.0) -> Diff:
 
     With a tolerance, NaN equals NaN and 0 equals -0. Raises `CheckpointConfigError` for a tolerance below 0.
     """
-    if not tolerance >= 0:
-        raise CheckpointConfigError(f"diff, tolerance: got {tolerance!r}; allowed: a number >= 0")
+    check(tolerance, number(minimum=0), "diff, tolerance", CheckpointConfigError)
     with open_source(a) as one, open_source(b) as other:
         return _compared(str(one.path), one.stored, str(other.path), other.stored, tolerance)
 

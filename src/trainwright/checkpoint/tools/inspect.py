@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.tools.formats.registry import format_of
-from trainwright.checkpoint.tools.sources import checkpoints_in, infos_of_manifest, newest_in
+from trainwright.checkpoint.tools.sources import find_newest, infos_of_manifest, list_checkpoints
 
 __all__ = ["Inspected", "Inspection", "inspect"]
 
@@ -61,7 +61,7 @@ def inspect(path: Path | str) -> Inspection:
     Raises `CheckpointNotFoundError`, `CheckpointFormatError` or `CheckpointCorruptError` where there is none.
     """
     path = Path(path)
-    newest = newest_in(path)
+    newest = find_newest(path)
     if newest is not None:
         return _of_manager(path, *newest)
     kind = format_of(path)
@@ -110,7 +110,7 @@ def _of_manager(given: Path, path: Path, manifest: Manifest) -> Inspection:
         digest=manifest.digest,
         screen=manifest.screen,
         fingerprint=dict(manifest.fingerprint),
-        steps=tuple(sorted({_step(one) for one in checkpoints_in(given)})),
+        steps=tuple(sorted({_step(one) for one in list_checkpoints(given)})),
     )
 
 

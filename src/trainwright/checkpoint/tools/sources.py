@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.manifest import MANIFEST, Manifest
-from trainwright.checkpoint.ranks.tensor_slices import Box, box_reader
-from trainwright.checkpoint.restore.integrity import damages
+from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
+from trainwright.checkpoint.restore.integrity import find_damages
 from trainwright.checkpoint.save.publish import found
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.tools.formats.protocol import Slices, Stored, TensorInfo
@@ -21,7 +21,7 @@ from trainwright.errors import CheckpointCorruptError, CheckpointNotFoundError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Source", "checkpoints_in", "infos_of_manifest", "newest_in", "open_source"]
+__all__ = ["Source", "find_newest", "infos_of_manifest", "list_checkpoints", "open_source"]
 
 _LEASE = re.compile(r"lease-(\d+)\Z")
 
@@ -36,7 +36,7 @@ class Source:
     manifest: Manifest | None = None
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the folders of a manager's checkpoints: `folder` itself, or all below it, newest lease and step first."""
     if (folder / MANIFEST).is_file():
         return [folder]
@@ -47,13 +47,13 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for home in [*homes, folder] for path in found(home)]
 
 
-def newest_in(path: Path) -> tuple[Path, Manifest] | None:
+def find_newest(path: Path) -> tuple[Path, Manifest] | None:
     """Return the newest of a manager's checkpoints at or below a path, whose manifest is valid; None: no manager's.
 
     Raises `CheckpointNotFoundError` if nothing was ever published there, and what is wrong with the manifest if that is
     all there is.
     """
-    candidates = checkpoints_in(path)
+    candidates = list_checkpoints(path)
     if not candidates:
         hidden = sorted(one.name for one in path.glob(".*-step-*")) if path.is_dir() else []
         if hidden:
@@ -78,7 +78,7 @@ def open_source(path: Path | str, *, trust: bool = False) -> Iterator[Source]:
     With `trust` a pickle in a torch file may execute the code that it names.
     """
     path = Path(path)
-    newest = newest_in(path)
+    newest = find_newest(path)
     with ExitStack() as stack:
         if newest is not None:
             folder, manifest = newest
@@ -101,18 +101,18 @@ def infos_of_manifest(manifest: Manifest) -> dict[str, TensorInfo]:
 @contextmanager
 def _open_manager(folder: Path, manifest: Manifest) -> Iterator[Stored]:
     records = {record.name: record for record in manifest.tensors}
-    damage = next(damages(folder, manifest, files=frozenset({STATE})), None)
+    damage = next(find_damages(folder, manifest, files=frozenset({STATE})), None)
     if damage is not None:
         raise CheckpointCorruptError(f"{folder}: {damage}")
     metadata = {"step": str(manifest.step), "epoch": str(manifest.epoch), "checkpoint": manifest.digest}
     tree = json.loads((folder / STATE).read_bytes())
     metadata |= {item: json.dumps(value) for item, value in tree.items()}
-    with box_reader(folder, manifest) as reader:
+    with open_slices(folder, manifest) as reader:
 
         def fetch(name: str, slices: Slices | None) -> "Tensor":
-            box = Box.whole(records[name].shape)
+            box = TensorSlice.whole(records[name].shape)
             if slices is not None:
-                box = Box(tuple(cut.start for cut in slices), tuple(cut.stop - cut.start for cut in slices))
+                box = TensorSlice(tuple(cut.start for cut in slices), tuple(cut.stop - cut.start for cut in slices))
             return reader.read(records[name], box)
 
         yield Stored(infos=infos_of_manifest(manifest), metadata=metadata, fetch=fetch)

@@ -24,13 +24,13 @@ from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.restore.restored import Restored
 from trainwright.checkpoint.save.saver import SaveHandle
-from trainwright.checkpoint.state.captured import capture
+from trainwright.checkpoint.state.captured import capture_state
 from trainwright.checkpoint.state.differences import Mode
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import CheckpointStateError
 from trainwright.publishing import write_file
 
-__all__ = ["Plan", "main", "taking_part"]
+__all__ = ["Plan", "main", "take_part"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class Plan:
 
 
 @contextmanager
-def taking_part(plan: Plan) -> Iterator[type[Manager]]:
+def take_part(plan: Plan) -> Iterator[type[Manager]]:
     """Let what runs within take part in a proof by the Manager that this yields."""
     seen = _Seen()
     with _watched(seen):
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
     plan_file, script, *rest = arguments
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).resolve().parent)
-    with taking_part(Plan.read(plan_file)) as manager:
+    with take_part(Plan.read(plan_file)) as manager:
         home.Manager = trainwright.checkpoint.Manager = manager  # type: ignore[misc]  # whichever the script takes
         try:
             runpy.run_path(script, run_name="__main__")
@@ -229,7 +229,7 @@ def _undo(name: str, item: Any) -> Callable[[], object]:
 
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:
     """Return a digest of every tensor and of the plain values of every item."""
-    captured = capture(state)
+    captured = capture_state(state)
     values = {item: _hex(json.dumps(tree, sort_keys=True).encode()) for item, tree in captured.tree.items()}
     return values | {name: _digest(tensor) for name, tensor in captured.tensors.items()}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.restore.integrity import damages
+from trainwright.checkpoint.restore.integrity import find_damages
 from trainwright.checkpoint.tools.formats.registry import format_of
-from trainwright.checkpoint.tools.sources import checkpoints_in, newest_in
+from trainwright.checkpoint.tools.sources import find_newest, list_checkpoints
 from trainwright.errors import CheckpointCorruptError
 
 __all__ = ["Verification", "Verified", "verify"]
@@ -54,11 +54,11 @@ def verify(path: Path | str) -> Verification:
     Raises `CheckpointNotFoundError` or `CheckpointFormatError` where there is none.
     """
     path = Path(path)
-    folders = checkpoints_in(path)
+    folders = list_checkpoints(path)
     if folders:
         checked = tuple(_verify_manager(folder) for folder in folders)
     else:
-        newest_in(path)  # says what lies there instead
+        find_newest(path)  # says what lies there instead
         checked = (_verify_file(path),)
     return Verification(path=str(path), checkpoints=checked)
 
@@ -74,7 +74,7 @@ def _verify_manager(folder: Path) -> Verified:
         files=len(manifest.files),
         bytes=manifest.size,
         step=manifest.step,
-        damages=tuple(damages(folder, manifest)),
+        damages=tuple(find_damages(folder, manifest)),
     )
 
 

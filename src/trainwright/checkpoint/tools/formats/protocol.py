@@ -11,7 +11,7 @@ from trainwright.errors import CheckpointFormatError, CheckpointMismatchError, c
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Capabilities", "Format", "Slices", "Stored", "TensorInfo", "box_of"]
+__all__ = ["Capabilities", "Format", "Slices", "Stored", "TensorInfo", "bounded_slices"]
 
 Slices = tuple[slice, ...]
 """A box of a tensor: a slice of step 1 for each of its leading dims."""
@@ -61,7 +61,7 @@ class Stored(Mapping[str, "Tensor"]):
                 f"names{closest(name, self.infos)}"
             )
         info = self.infos[name]
-        return self.fetch(info.tied or name, None if slices is None else box_of(name, info.shape, slices))
+        return self.fetch(info.tied or name, None if slices is None else bounded_slices(name, info.shape, slices))
 
     def read(
         self, names: Iterable[str] | None = None, slices: Mapping[str, Slices] | None = None
@@ -130,7 +130,7 @@ class Format(Protocol):
         ...
 
 
-def box_of(name: str, shape: tuple[int, ...], slices: Slices) -> Slices:
+def bounded_slices(name: str, shape: tuple[int, ...], slices: Slices) -> Slices:
     """Return slices with every bound spelled out, one for each dim of `shape`; steps and extra dims are refused."""
     if len(slices) > len(shape) or any(cut.step not in {None, 1} for cut in slices):
         raise CheckpointFormatError(

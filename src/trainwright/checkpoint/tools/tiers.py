@@ -23,14 +23,14 @@ from typing import NamedTuple
 from trainwright.checkpoint.config import Tier
 from trainwright.checkpoint.digest import CHUNK_BYTES, cuts, digest, kind_of, read_at
 from trainwright.checkpoint.manifest import FileRecord, Manifest
-from trainwright.checkpoint.policy.retention import retain
-from trainwright.checkpoint.restore.restored import homes
-from trainwright.checkpoint.save.publish import Published, publish, set_aside
+from trainwright.checkpoint.policy.retention import choose_retained
+from trainwright.checkpoint.restore.restored import list_homes
+from trainwright.checkpoint.save.publish import Published, publish, quarantine
 from trainwright.checkpoint.save.saver import SaveHandle
 from trainwright.errors import CheckpointConfigError, CheckpointCorruptError, CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer, write_new
 
-__all__ = ["Tiers", "copied", "name_in_tiers", "refuse_several_nodes"]
+__all__ = ["Tiers", "copy_checkpoint", "name_in_tiers", "refuse_several_nodes"]
 
 _NAME = ".tiers"
 
@@ -138,7 +138,7 @@ class Tiers:
         if self._owed is not None or self._again:
             return
         for root in self.roots:
-            for _, home in homes(root, self._lease):
+            for _, home in list_homes(root, self._lease):
                 self._layer.remove(home)
             with contextlib.suppress(OSError):  # gone, or of another run that is still at it
                 root.rmdir()
@@ -198,7 +198,7 @@ class Tiers:
         if level in self._lost:
             return
         try:
-            one = copied(self._layer, published, self.homes[level], pace)
+            one = copy_checkpoint(self._layer, published, self.homes[level], pace)
         except OSError as error:
             self._lose(level, error)
             return
@@ -209,7 +209,7 @@ class Tiers:
     def _fail(self, load: _Load, error: OSError | CheckpointError) -> None:
         path = load.published.path
         if isinstance(error, CheckpointCorruptError):  # nobody must restore it from here either
-            set_aside(self._layer, path, "bad")
+            quarantine(self._layer, path, "bad")
             with self._lock:
                 held = self._held[self._level_of(load.published)]
                 held[:] = [one for one in held if one.path != path]
@@ -238,7 +238,7 @@ class Tiers:
             # a pin counts in the folder itself, where it is by now
             free = [one for one in self._held[level] if one.path not in needed]
             plain = [Published(path=one.path, manifest=replace(one.manifest, pin=None)) for one in free]
-            gone = {one.path for one in retain(plain, policy).drop}
+            gone = {one.path for one in choose_retained(plain, policy).drop}
             self._held[level] = [one for one in self._held[level] if one.path not in gone]
             superseded = [load for load in self._waiting if load.published.path in gone]
             self._waiting = [load for load in self._waiting if load not in superseded]
@@ -246,7 +246,7 @@ class Tiers:
             if load.handle is not None:
                 load.handle.drained.set_result(None)
         for path in gone:
-            trash = set_aside(self._layer, path, "trash")
+            trash = quarantine(self._layer, path, "trash")
             if trash is not None:
                 self._layer.remove(trash)
 
@@ -277,7 +277,9 @@ def refuse_several_nodes(hosts: Sequence[str]) -> None:
         )
 
 
-def copied(layer: FileLayer, source: Published, home: Path, bytes_per_second: float | None = None) -> Published:
+def copy_checkpoint(
+    layer: FileLayer, source: Published, home: Path, bytes_per_second: float | None = None
+) -> Published:
     """Publish a checkpoint in another home, with the manifest that it has, at no more than so many bytes a second.
 
     Every byte is compared with its digest before it is written. Raises `CheckpointCorruptError` if one is damaged.
