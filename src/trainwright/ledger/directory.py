@@ -39,7 +39,7 @@ class DirectoryLedger:
 
     Durability: see `JournalWriter`. Claims rest on `link(2)`, judged by the link count or by what is there, which
     network file systems keep even where they lose the return code. `create=True` makes the directory if it is not
-    there. `beat` may be called from another thread.
+    there. `heartbeat` may be called from another thread.
     """
 
     lease_seconds = 180.0
@@ -156,7 +156,7 @@ class DirectoryLedger:
             self._won = {token: path}
         return won
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Write this writer's next count, and those of the writers it was, and bring late reports to the disk."""
         with self._lock:
             self._beats.setdefault(self.writer, 0)
@@ -175,12 +175,12 @@ class DirectoryLedger:
                 self._renew()  # after a failed sync nobody knows which pages reached the disk
                 raise
 
-    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+    def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
         return {writer: _beats(self.directory / "beats" / writer) for writer in writers}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has not beaten, as its file's time tells; inf if it never has."""
+        """Return for how many seconds each writer has sent no heartbeat, as its file's time tells; inf if it never has."""
         now = time.time()
         return {writer: max(0.0, now - _beaten_at(self.directory / "beats" / writer)) for writer in writers}
 

@@ -39,7 +39,7 @@ class JournalWriter:
 
     `fsync="lifecycle"` (default): on disk before `append` returns, except for batches of proposals, starts, reports,
     decisions, promotions and notes alone, which are written at once (they survive the death of the process) and synced
-    with the next other record, or within 5 seconds of the next append or beat: only the death of the machine can lose
+    with the next other record, or within 5 seconds of the next append or heartbeat: only the death of the machine can lose
     them.
     "always" syncs every batch, "never" leaves it to the system.
     """

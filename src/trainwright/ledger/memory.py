@@ -115,18 +115,18 @@ class MemoryLedger:
         """Return the first token ever given for `key`."""
         return self._store.claims.setdefault(key, token)
 
-    def beat(self) -> None:
-        """Count a beat."""
+    def heartbeat(self) -> None:
+        """Count a heartbeat."""
         with self._store.lock:
             self._store.beats[self.writer] = self._store.beats.get(self.writer, 0) + 1
             self._store.beaten_at[self.writer] = self._store.clock()
 
-    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+    def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
         return {writer: self._store.beats.get(writer, 0) for writer in writers}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has not beaten; inf if it never has."""
+        """Return for how many seconds each writer has sent no heartbeat; inf if it never has."""
         now = self._store.clock()
         return {writer: max(0.0, now - self._store.beaten_at.get(writer, -math.inf)) for writer in writers}
 

@@ -69,7 +69,7 @@ class RedisLedger:
     that comes back with less than it had is found out and refused with `LedgerError`, never silently used.
 
     While the server cannot be reached, every operation is tried again for `patience_seconds`, with growing pauses. A
-    batch whose answer was lost is there once. `beat` may be called from another thread.
+    batch whose answer was lost is there once. `heartbeat` may be called from another thread.
     """
 
     lease_seconds = 60.0
@@ -174,12 +174,12 @@ class RedisLedger:
             owner: bytes = self._change(self._claim, "claims", key.encode(), token.encode())
             return owner.decode()
 
-    def beat(self) -> None:
-        """Count a beat of this writer, and of those that it was: what they began goes on."""
+    def heartbeat(self) -> None:
+        """Count a heartbeat of this writer and of those that it was: trials that they started are still held."""
         with self._lock:
             self._call(self._beat, "beats", *self._writers)
 
-    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+    def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
         if not writers:
             return {}
@@ -187,7 +187,7 @@ class RedisLedger:
         return {writer: int(count or 0) for writer, count in zip(writers, counts, strict=True)}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has not beaten, by the server's clock; inf if it never has."""
+        """Return for how many seconds each writer has sent no heartbeat, by the server's clock; inf if it never has."""
         if not writers:
             return {}
         names = [f"{writer}@" for writer in writers]

@@ -11,14 +11,14 @@ __all__ = ["SILENT", "state_counts", "under_way"]
 SILENT = "silent"
 """The word for a trial whose holder gives no sign, though it may live."""
 
-_SHARE = 1 / 3  # of a lease without a beat, of which four are due in it
+_SHARE = 1 / 3  # of a lease without a heartbeat, of which four are due in it
 
 
 def under_way(ledger: Ledger, state: State) -> dict[int, str]:
     """Return the word for each trial that is recorded as running, by number: "running", "silent" or "lost".
 
     It is lost if its holder's process is gone: the next driver goes on with it. It is silent if that process is stopped
-    or has not beaten for a third of a lease: after a whole lease other drivers go on with it. The time since a beat is
+    or has sent no heartbeat for a third of a lease: after a whole lease other drivers go on with it. The time since a heartbeat is
     that of the ledger's storage, and only said here; drivers never rest a decision on it.
     """
     held = {n: state.trials[n].holder for n in sorted(state.open) if state.trials[n].status is Status.RUNNING}

@@ -81,7 +81,7 @@ class Liveness:
 
     Clocks of different hosts are never compared: the time is that of the observer's own monotonic clock, from when it
     first saw the count. A newcomer therefore waits the whole time. Of the time between two looks no more than a quarter
-    of a lease counts: after a while in which the observer, or everybody, was cut off, the living have time to beat.
+    of a lease counts: after a while in which the observer, or everybody, was cut off, the living have time for a heartbeat.
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,7 +90,7 @@ class Liveness:
         self._seen: dict[str, _Seen] = {}
 
     def dead(self, name: str, writer: Writer | None, beats: int) -> bool | None:
-        """Return whether the writer `name`, who has beaten `beats` times, is dead; None while that is not known yet."""
+        """Return whether the writer `name`, who has sent `beats` heartbeats, is dead; None while that is not known yet."""
         gone = writer.gone() if writer is not None else None
         if gone is not None:
             return gone
@@ -116,7 +116,7 @@ class _Seen:
 
     beats: int
     looked: float
-    silent_seconds: float = 0.0  # watched without a beat
+    silent_seconds: float = 0.0  # watched without a heartbeat
     moved: bool = False
 
 
