@@ -279,7 +279,9 @@ def test_what_a_failed_sync_leaves_in_doubt_is_written_again(ledger, monkeypatch
     with monkeypatch.context() as patch:
         inject(patch, "fdatasync", failing(errno.ENOSPC))
         with pytest.raises(LedgerFull, match="no space left on device"):
-            ledger.append(marks("no")) if at == "append" else ledger.heartbeat() if at == "heartbeat" else ledger.close()
+            ledger.append(
+                marks("no")
+            ) if at == "append" else ledger.heartbeat() if at == "heartbeat" else ledger.close()
     old.unlink()
     ledger.append(marks("three"))
     ledger.close()

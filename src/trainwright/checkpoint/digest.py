@@ -80,7 +80,8 @@ def digest_file(
     workers = max(1, min(threads or min(8, os.cpu_count() or 1), len(chunks)))
 
     def some(number: int) -> list[str]:
-        buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))  # one for all: fresh memory costs more than reading
+        # One for all: fresh memory costs more than reading.
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
         mine = []
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -51,7 +51,8 @@ from trainwright.publishing import FileLayer
 
 __all__ = ["Manager"]
 
-_STEPS_KNOWN = 64  # over which a usual step's time is taken
+# Over which a usual step's time is taken.
+_STEPS_KNOWN = 64
 
 
 class Manager:
@@ -82,7 +83,8 @@ class Manager:
                     f"Manager, {name}: got the format {type(item).__name__}; a Manager saves in files of its own; "
                     "convert what it has saved: trainwright checkpoint convert"
                 )
-        captured = capture_state(state)  # refuses now, not at the first save, what cannot be kept
+        # Refuses now, not at the first save, what cannot be kept.
+        captured = capture_state(state)
         self.config = config or CheckpointConfig()
         self.steps = 0
         """The optimizer steps done: those that `step` counted, and those before the restored checkpoint."""
@@ -206,7 +208,8 @@ class Manager:
                 if self._ranks.first and quarantine(self._layer, published.path, "bad") is not None:
                     self._owner.damaged(published.path, str(error))
                 continue
-            self._begin(restored, line[place:] if step is None else line)  # newer ones are damaged, or of another line
+            # Newer ones are damaged, or of another line.
+            self._begin(restored, line[place:] if step is None else line)
             return restored
         if step is not None:
             steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
@@ -294,7 +297,8 @@ class Manager:
             settle_differences(found, mode=mode, what=what)
             return tree, found
 
-        tree, found = self._ranks.run_together(fitting)  # nothing is changed before all fits, on all ranks
+        # Nothing is changed before all fits, on all ranks.
+        tree, found = self._ranks.run_together(fitting)
         tensors = self._ranks.run_together(lambda: self._ranks.read(published, self._state, captured, check=check))
         items = {name: value for name, value in tree.items() if name not in RESERVED}
         values = load_state(self._state, items, tensors)
@@ -348,7 +352,8 @@ class Manager:
             while (near := self._tiers.nearest) is not None:
                 try:
                     published = self._ranks.publish(self._layer, replace(job, home=near), memory)
-                except OSError as error:  # on all ranks alike
+                except OSError as error:
+                    # On all ranks alike.
                     self._tiers.lost(error)
                 else:
                     handle.tier = str(near)
@@ -418,7 +423,8 @@ class Manager:
     def _report(self, metrics: Mapping[str, float] | None) -> dict[str, Any]:
         report = dict(self._owner.last_report)
         numbers = report.get("metrics", {}) if metrics is None else metrics
-        values = {name: float(value) for name, value in numbers.items()}  # JSON has no NaN and no infinities
+        # JSON has no NaN and no infinities.
+        values = {name: float(value) for name, value in numbers.items()}
         report["metrics"] = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
         return report
 

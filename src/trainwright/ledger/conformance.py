@@ -23,7 +23,8 @@ from trainwright.ledger.record import Record
 
 __all__ = ["LedgerConformance", "bodies", "known_records", "records", "values_of"]
 
-_text = st.text(max_size=8)  # all of Unicode, NUL, line ends and unpaired surrogates
+# All of Unicode, NUL, line ends and unpaired surrogates.
+_text = st.text(max_size=8)
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | _text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),

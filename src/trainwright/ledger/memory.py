@@ -22,12 +22,15 @@ _CHECKED = frozenset({CheckedRecord})
 class _Store:
     clock: Callable[[], float]
     records: list[Record] = field(default_factory=list)
-    appended: list[float] = field(default_factory=list)  # when each was, by the clock
-    delivered: int = 0  # so many of the records has somebody read
+    # When each was, by the clock.
+    appended: list[float] = field(default_factory=list)
+    # So many of the records has somebody read.
+    delivered: int = 0
     claims: dict[str, str] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
-    beaten_at: dict[str, float] = field(default_factory=dict)  # by the clock
+    # By the clock.
+    beaten_at: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -126,7 +129,7 @@ class MemoryLedger:
         return {writer: self._store.beats.get(writer, 0) for writer in writers}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has sent no heartbeat; inf if it never has."""
+        """Return the seconds since each writer's last heartbeat; inf if it sent none."""
         now = self._store.clock()
         return {writer: max(0.0, now - self._store.beaten_at.get(writer, -math.inf)) for writer in writers}
 

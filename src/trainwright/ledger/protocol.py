@@ -64,9 +64,9 @@ class Ledger(Protocol):
         """Return each writer's count of beats; a writer never heard of has 0."""
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has sent no heartbeat, by the clock of the storage; inf if it never has.
+        """Return the seconds since each writer's last heartbeat, by the storage's clock; inf if it sent none.
 
-        For those who look at a study. Whoever goes on with another's trials watches its beats instead.
+        For viewers of a study. A driver that takes over another's trials watches its heartbeats instead.
         """
 
     def dropped(self) -> list[Dropped]:

@@ -88,8 +88,10 @@ def _timestamp(text: str) -> float | None:
     from datetime import datetime
 
     try:
-        return datetime.fromisoformat(text.strip()).timestamp()  # Slurm's is local time, as this one
-    except ValueError:  # "N/A", for a job without a limit
+        # Slurm's is local time, as this one.
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        # "N/A", for a job without a limit.
         return None
 
 

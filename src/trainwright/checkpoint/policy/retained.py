@@ -46,14 +46,16 @@ class RetainedCheckpoints:
         """Return what is kept, newest first; none on ranks that keep none."""
         if not self._first:
             return []
-        if self._kept is None:  # nothing was restored: what is there counts for retention all the same
+        # Nothing was restored: what is there counts for retention all the same.
+        if self._kept is None:
             self.begin(self._find())
         return self._kept or []
 
     def arrived(self, published: Published, blocking_seconds: float) -> None:
         """Take note of a checkpoint in the folder itself, and drop what need not stay; on the coordinator."""
         with self._keeping:
-            kept = [published, *self.known()]  # one that was begun later may be there sooner
+            # One that was begun later may be there sooner.
+            kept = [published, *self.known()]
             kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
             self._owner.committed(
                 published,
@@ -69,7 +71,8 @@ class RetainedCheckpoints:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-        if self._first:  # all can go but the newest good one, and what is pinned
+        # All can go but the newest good one, and what is pinned.
+        if self._first:
             with self._keeping:
                 self._kept = self._retained(self.known(), Retention(last=1))
         return publish()

@@ -55,7 +55,8 @@ class SavePolicy:
         self._end = end_of_allocation(os.environ)
         self._asked = steady()
         self._plan: SavePlan | None = None
-        self._last_before: float | None = None  # the end of the allocation for which the last save was made
+        # The end of the allocation for which the last save was made.
+        self._last_before: float | None = None
         self.saved(0)
 
     @property

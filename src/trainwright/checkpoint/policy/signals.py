@@ -31,7 +31,8 @@ _SPARE_SECONDS = 5.0
 _ECHO_SECONDS = 1.0
 """Within it the same signal counts once: launchers pass on what their steps were sent as well."""
 
-_CLOSE = b"\0"  # no signal has this number
+# No signal has this number.
+_CLOSE = b"\0"
 
 
 class SignalFlag:
@@ -53,7 +54,8 @@ class SignalFlag:
         self._watching = False
         self._held: BaseException | None = None
         self._pipe = (-1, -1)
-        self._woken = False  # whether the interpreter itself writes to our pipe
+        # Whether the interpreter itself writes to our pipe.
+        self._woken = False
         if threading.current_thread() is not threading.main_thread():
             warnings.warn(
                 "signals are not watched: handlers can be set in the main thread only; make the Manager there",
@@ -67,7 +69,8 @@ class SignalFlag:
         os.set_blocking(write, False)
         before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._woken = before == -1
-        if not self._woken:  # another's: it keeps it, and our handler writes
+        # Another's: it keeps it, and our handler writes.
+        if not self._woken:
             signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         self._earlier = {number: signal.getsignal(number) for number in self._numbers}
         self._watching = True
@@ -119,7 +122,8 @@ class SignalFlag:
 
     def _restore(self) -> None:
         for number, handler in self._earlier.items():
-            if signal.getsignal(number) == self._note:  # else a later one chains to ours, which passes on
+            # Else a later one chains to ours, which passes on.
+            if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._woken:
             found = signal.set_wakeup_fd(-1)

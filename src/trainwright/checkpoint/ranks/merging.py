@@ -58,7 +58,8 @@ def merge_reports(manifest: Manifest, reports: Sequence[RankReport]) -> tuple[Ma
     shards: dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], ShardRecord]] = defaultdict(dict)
     for report in reports:
         for record in report.tensors:
-            if record.name in manifest.ties:  # a rank with no part of it saw no tie
+            # A rank with no part of it saw no tie.
+            if record.name in manifest.ties:
                 continue
             known = records.setdefault(record.name, record)
             if (known.dtype, known.shape) != (record.dtype, record.shape):

@@ -52,7 +52,8 @@ class Findings:
     """What was found before a save is written: why it must not be, or which tensors are suspect."""
 
     trouble: str = ""
-    refused: bool = False  # by the screen: nothing failed
+    # By the screen: nothing failed.
+    refused: bool = False
     suspects: tuple[str, ...] = ()
 
 
@@ -168,7 +169,8 @@ class Ranks(SingleRank):
         self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
-        self._echo = 0  # steps for which wishes are still heard that a save has fulfilled
+        # Steps for which wishes are still heard that a save has fulfilled.
+        self._echo = 0
 
     def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SliceReader", "TensorSlice", "open_slices"]
 
-_SPAN_BYTES = CHUNK_BYTES // 2  # read at once: with the chunk that it ends in, less than two chunks of memory
+# Read at once: with the chunk that it ends in, less than two chunks of memory.
+_SPAN_BYTES = CHUNK_BYTES // 2
 
 
 class TensorSlice(NamedTuple):
@@ -94,7 +95,8 @@ class SliceReader:
         `CheckpointCorruptError` if a chunk is damaged, or if the stored boxes do not cover what is wanted.
         """
         pieces: list[_Piece] = []
-        kept = list(wanted)  # pieces know the memory of tensors, and do not keep it
+        # Pieces know the memory of tensors, and do not keep it.
+        kept = list(wanted)
         for record, box, target in kept:
             covered = 0
             for shard in record.shards:
@@ -160,7 +162,8 @@ class SliceReader:
             low, high = _range_of(record, number)
             end = min(stop, high)
             if self._last is None or self._last[:2] != (record.name, number):
-                self._last = None  # let go of one before the next is read
+                # Let go of one before the next is read.
+                self._last = None
                 self._last = record.name, number, memoryview(self._read_chunk(name, record, number))
             content[at - start : end - start] = self._last[2][at - low : end - low]
             at, number = end, number + 1

@@ -39,7 +39,8 @@ def compare_state(
             found += [_missing(f"{item}: {name}", saved=None, now="given") for name in sorted(after - set(before))]
         elif isinstance(value, torch.Tensor):
             found += _compare_tensor(item, value, tensors)
-        elif hasattr(value, "state_differences"):  # such as a loader, of other data
+        elif hasattr(value, "state_differences"):
+            # Such as a loader, of other data.
             found += value.state_differences(decode(tree[item], {}))
     return found
 
@@ -51,7 +52,8 @@ def load_state(
     import torch
 
     values = {}
-    names = parameter_names(state)  # before anything is loaded: a load may replace parameters
+    # Before anything is loaded: a load may replace parameters.
+    names = parameter_names(state)
     for item, target in state.items():
         if item not in tree:
             continue

@@ -38,7 +38,8 @@ __all__ = [
 _START = "start.json"
 """In a lease's folder: the checkpoint that it went on from. What earlier leases publish later is not of its line."""
 
-_AHEAD_BYTES = 32 << 20  # what a disk reads while the state is compared
+# What a disk reads while the state is compared.
+_AHEAD_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +99,12 @@ def read_lineage(
                 try:
                     whole.append(Published(path=path, manifest=Manifest.read(path)))
                 except CheckpointCorruptError as error:
-                    if path.exists():  # else another run drops it as we look
+                    # Else another run drops it as we look.
+                    if path.exists():
                         quarantine(layer, path, "bad")
                         damaged(path, str(error))
-        for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):  # a stable order
+        # A stable order.
+        for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
             if (number, published.manifest.serial) <= bound:
                 yield published
         bound = min(bound, _start(folder / f"lease-{number}" if number else folder))
@@ -115,7 +118,8 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
     try:
         write_new(layer, temporary, [memoryview(content)])
         layer.rename(temporary, home / _START)
-    except OSError:  # no room: then more than the line may be seen, and nothing less
+    except OSError:
+        # No room: then more than the line may be seen, and nothing less.
         temporary.unlink(missing_ok=True)
 
 
@@ -158,7 +162,8 @@ def read_ahead(published: Published) -> None:
     if published.manifest.world_size > 1 or not hasattr(os, "posix_fadvise"):
         return
     for file in published.manifest.files:
-        with suppress(OSError):  # of a file that is not there `read_tensors` tells
+        # Of a file that is not there `read_tensors` tells.
+        with suppress(OSError):
             handle = os.open(published.path / file.name, os.O_RDONLY)
             try:
                 os.posix_fadvise(handle, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)

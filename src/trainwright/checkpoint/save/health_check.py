@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["Norms", "norms_of"]
 
 _PIECE = 32_768
-_SPREAD = 1.4826  # of a normal variable, standard deviation over median absolute deviation
-_LEAST_SPREAD = 1e-3  # of the median: a norm that hardly moves may move so much
+# Of a normal variable, standard deviation over median absolute deviation.
+_SPREAD = 1.4826
+# Of the median: a norm that hardly moves may move so much.
+_LEAST_SPREAD = 1e-3
 
 
 def norms_of(layout: ShardFile, memory: memoryview, names: Collection[str]) -> dict[str, float]:
@@ -40,7 +42,8 @@ def _norm(flat: "torch.Tensor", place: TensorPlace) -> float:
     import torch
 
     values = flat[place.start : place.start + place.size].view(getattr(torch, place.dtype))
-    if values.element_size() == 1:  # eight-bit floats know no arithmetic
+    # Eight-bit floats know no arithmetic.
+    if values.element_size() == 1:
         values = values.float()
     kind = torch.float64 if values.dtype == torch.float64 else torch.float32
     total = math.fsum(float(torch.linalg.vector_norm(piece, dtype=kind)) ** 2 for piece in values.split(_PIECE))

@@ -123,7 +123,8 @@ def _abandoned(path: Path) -> bool:
             os.kill(int(process), 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # somebody else's
+        except PermissionError:
+            # Somebody else's.
             return False
         return False
     with suppress(OSError):
@@ -139,10 +140,12 @@ def _renamed(layer: FileLayer, source: Path, target: Path) -> Path:
             continue
         try:
             layer.rename(source, path)
-        except FileExistsError:  # another writer was faster
+        except FileExistsError:
+            # Another writer was faster.
             continue
         except OSError as error:
-            if path.exists() and source.exists():  # likewise: a folder that is not empty is told in several ways
+            # Likewise: a folder that is not empty is told in several ways.
+            if path.exists() and source.exists():
                 continue
             raise error from None
         return path

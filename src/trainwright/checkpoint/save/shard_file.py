@@ -39,7 +39,8 @@ _CODES = {
     "float8_e5m2": "F8_E5M2",
 }
 _PAGE = 4096
-_MOST_VIEWS = 512  # the system takes 1024 memories in one read
+# The system takes 1024 memories in one read.
+_MOST_VIEWS = 512
 
 
 class TensorPlace(NamedTuple):
@@ -67,7 +68,8 @@ class ShardFile:
         """Return what comes before the data in the file."""
         header = {}
         for place in self.places:
-            code = _CODES.get(place.dtype)  # what other readers have no word for is bytes to them; the manifest knows
+            # What other readers have no word for is bytes to them; the manifest knows.
+            code = _CODES.get(place.dtype)
             header[place.name] = {
                 "dtype": code or "U8",
                 "shape": place.shape if code else [place.size],

@@ -102,8 +102,10 @@ class Snapshot:
                 if isinstance(piece, str):
                     self._copy(piece)
                 else:
-                    ctypes.memmove(*piece)  # lets other threads run
-            finally:  # whoever waits must not wait for ever
+                    # Lets other threads run.
+                    ctypes.memmove(*piece)
+            finally:
+                # Whoever waits must not wait for ever.
                 with self._lock:
                     self._left -= 1
                     if not self._left:

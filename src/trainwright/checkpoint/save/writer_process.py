@@ -36,7 +36,8 @@ class WriterProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection[Any, Any] | None = None
-        self._mapped: dict[int, int] = {}  # descriptor of shared memory -> its size as the process has it
+        # Descriptor of shared memory -> its size as the process has it.
+        self._mapped: dict[int, int] = {}
         self._deaths = 0
 
     @property

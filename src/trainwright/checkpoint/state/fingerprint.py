@@ -97,7 +97,8 @@ def _code() -> dict[str, str]:
     for name, module in sorted(sys.modules.items()):
         file = _source(module)
         if file is not None and not file.startswith(roots):
-            main = name in {"__main__", "__mp_main__"}  # one script, run as such or started by multiprocessing
+            # One script, run as such or started by multiprocessing.
+            main = name in {"__main__", "__mp_main__"}
             digests[Path(file).stem if main else name] = _digest(Path(file))
     return {name: digest for name, digest in digests.items() if digest is not None}
 
@@ -110,7 +111,8 @@ def _source(module: ModuleType | None) -> str | None:
 def _digest(path: Path) -> str | None:
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
-    except OSError:  # in an archive, or gone
+    except OSError:
+        # In an archive, or gone.
         return None
 
 

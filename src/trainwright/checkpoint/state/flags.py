@@ -76,13 +76,15 @@ def restore_flags(saved: Mapping[str, Any]) -> list[Difference]:
     import torch
 
     found = compare_flags(saved, capture_flags())
-    for _ in range(2):  # a switch of TF32 moves those below it: the second pass sets what the first moved
+    # A switch of TF32 moves those below it: the second pass sets what the first moved.
+    for _ in range(2):
         if not found:
             break
         for difference in found:
             name = difference.item.removeprefix("flags.")
             if name == "cublas_workspace" and not torch.cuda.is_initialized() and saved[name] is not None:
-                os.environ["CUBLAS_WORKSPACE_CONFIG"] = saved[name]  # read by cuBLAS when CUDA starts
+                # Read by cuBLAS when CUDA starts.
+                os.environ["CUBLAS_WORKSPACE_CONFIG"] = saved[name]
             elif name not in _UNSETTABLE:
                 _setter(name)(saved[name])
         found = compare_flags(saved, capture_flags())

@@ -166,7 +166,8 @@ class Encoder:
         if kind is dict and all(type(key) is str and not key.startswith(_MARK) for key in value):
             return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
         attributes = getattr(value, "__dict__", {})
-        if kind is collections.OrderedDict:  # torch's states have attributes
+        # Torch's states have attributes.
+        if kind is collections.OrderedDict:
             return {"$ordered": [self._pairs(value, path), self.encode(dict(attributes), path)]}
         if attributes:
             return None
@@ -190,7 +191,8 @@ class Encoder:
                 "indices and values, as items of their own"
             )
         tensor = tensor.detach()
-        held = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
+        # A DTensor has no memory of its own.
+        held = getattr(tensor, "_local_tensor", tensor)
         place = (held.device, held.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         name, number = path, 1
         while name in self.tensors or name in self.ties:
@@ -211,10 +213,12 @@ def _tensor_of(array: Any) -> "torch.Tensor | None":
 
     if array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
-    whole = np.require(array, requirements=["C", "W"])  # not ascontiguousarray, which gives every array a dimension
+    # Not ascontiguousarray, which gives every array a dimension.
+    whole = np.require(array, requirements=["C", "W"])
     try:
         return torch.from_numpy(whole)
-    except TypeError:  # such as long double
+    except TypeError:
+        # Such as long double.
         return None
 
 
@@ -223,7 +227,8 @@ def _class_called(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # not getattr, by which a module may load others
+        # Not getattr, by which a module may load others.
+        found = getattr(found, "__dict__", {}).get(part)
     return found
 
 

@@ -119,7 +119,8 @@ def rank_main(factory: str, rank: str, ranks: str, folder: str, repeats: str) ->
     for name, save, restore, listed in _ways(state, home):
         spans: list[list[float]] = [[], [], []]
         path = home
-        for repeat in range(int(repeats) + 1):  # the first one warms up
+        # The first one warms up.
+        for repeat in range(int(repeats) + 1):
             dist.barrier()
             began = time.perf_counter()
             path = save(repeat)
@@ -151,7 +152,8 @@ def _ways(state: dict[str, Any], home: Path) -> Any:
     from trainwright.checkpoint.state.captured import capture_state
     from trainwright.checkpoint.tools.formats.registry import FORMATS
 
-    dcp: Any = import_module("torch.distributed.checkpoint")  # it lists what it exports for no type checker
+    # It lists what it exports for no type checker.
+    dcp: Any = import_module("torch.distributed.checkpoint")
     config = CheckpointConfig(
         writer="sync", interval=10**9, health_check=None, retention=Retention(last=1), on_error="raise"
     )

@@ -26,7 +26,8 @@ __all__ = [
     "fill_optimizers",
 ]
 
-_PACE_SECONDS = 0.1  # over which the undisturbed pace of training is taken
+# Over which the undisturbed pace of training is taken.
+_PACE_SECONDS = 0.1
 
 
 class BenchTarget(Protocol):
@@ -111,7 +112,8 @@ class ManagerTarget:
             products += _computed(until=handle.committed.done, seconds=self._step_seconds)
             for optimizer in self._captured.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-                optimizer.step()  # without gradients: it changes nothing, but waits for the snapshot
+                # Without gradients: it changes nothing, but waits for the snapshot.
+                optimizer.step()
             products += _computed(until=handle.committed.done, seconds=math.inf)
         beside = time.perf_counter() - began - (handle.blocking_seconds - at_once)
         self._saved = handle.committed.result().path
@@ -186,7 +188,8 @@ def _cached_pages(file: Path) -> int:
     if size == 0:
         return 0
     with file.open("rb") as content, mmap.mmap(content.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
-        first = ctypes.c_ubyte.from_buffer(mapped)  # of a private mapping, which may be asked for its address
+        # Of a private mapping, which may be asked for its address.
+        first = ctypes.c_ubyte.from_buffer(mapped)
         found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
         failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), found)
         del first

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ChangedTensor", "Diff", "DifferentTensor", "diff"]
 
-_PIECE = 1 << 20  # values compared at a time
-_OF_ONE_SAVE = frozenset({"checkpoint"})  # metadata that no two saves share
+# Values compared at a time.
+_PIECE = 1 << 20
+# Metadata that no two saves share.
+_OF_ONE_SAVE = frozenset({"checkpoint"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,8 @@ class Source:
     """An open checkpoint: where it is, what it holds, and its manifest if a manager wrote it."""
 
     path: Path
-    format: str  # "manager", or a format's name
+    # "manager", or a format's name.
+    format: str
     stored: Stored
     manifest: Manifest | None = None
 

@@ -64,13 +64,17 @@ class Tiers:
         self.roots = tuple(Path(tier.folder) / f"trainwright-{name}" for tier in tiers)
         self.homes = tuple(root / home.relative_to(folder) for root in self.roots)
         self._tiers, self._lease, self._layer, self._deliver = tiers, lease, layer, deliver
-        self._held: list[list[Published]] = [[] for _ in tiers]  # newest first
-        self._lost: set[int] = set()  # the tiers that cannot be written any more
+        # Newest first.
+        self._held: list[list[Published]] = [[] for _ in tiers]
+        # The tiers that cannot be written any more.
+        self._lost: set[int] = set()
         self._lock = threading.RLock()
         self._waiting: list[_Load] = []
-        self._again: list[_Load] = []  # that must be carried on, and could not be
+        # That must be carried on, and could not be.
+        self._again: list[_Load] = []
         self._in_hand: Published | None = None
-        self._owed: _Load | None = None  # the newest of what was saved, until it is where it is to get
+        # The newest of what was saved, until it is where it is to get.
+        self._owed: _Load | None = None
         self._count = 0
         self._troubles: list[CheckpointError] = []
         self._drain = ThreadPoolExecutor(1, thread_name_prefix="trainwright drain")
@@ -140,7 +144,8 @@ class Tiers:
         for root in self.roots:
             for _, home in list_homes(root, self._lease):
                 self._layer.remove(home)
-            with contextlib.suppress(OSError):  # gone, or of another run that is still at it
+            # Gone, or of another run that is still at it.
+            with contextlib.suppress(OSError):
                 root.rmdir()
 
     @property
@@ -171,7 +176,8 @@ class Tiers:
     def _carry(self) -> None:
         """Carry the newest one that waits through all tiers, to the folder itself; in the drain's thread."""
         with self._lock:
-            if not self._waiting:  # dropped before its turn
+            # Dropped before its turn.
+            if not self._waiting:
                 return
             load = max(self._waiting, key=lambda one: (one.must, one.published.manifest.serial))
             self._waiting.remove(load)
@@ -208,13 +214,15 @@ class Tiers:
 
     def _fail(self, load: _Load, error: OSError | CheckpointError) -> None:
         path = load.published.path
-        if isinstance(error, CheckpointCorruptError):  # nobody must restore it from here either
+        # Nobody must restore it from here either.
+        if isinstance(error, CheckpointCorruptError):
             quarantine(self._layer, path, "bad")
             with self._lock:
                 held = self._held[self._level_of(load.published)]
                 held[:] = [one for one in held if one.path != path]
                 if self._owed is not None and self._owed.published == load.published:
-                    self._owed = None  # there is nothing to carry on
+                    # There is nothing to carry on.
+                    self._owed = None
         elif load.must:
             with self._lock:
                 self._again.append(load._replace(handle=None))
