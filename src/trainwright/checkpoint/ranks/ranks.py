@@ -143,6 +143,7 @@ class SingleRank:
         import torch
 
         saved = [record.digest for record in manifest.tensors if record.name.startswith("rng.")]
+        # Every rank derives its own seed from the saved generators, so a restore on other ranks is repeatable.
         key = f"{saved} {manifest.study} {manifest.trial} {manifest.step} {self.rank} of {self.world}"
         seed = int(digest(key.encode())[:8], 16)
         random.seed(seed)
@@ -152,6 +153,7 @@ class SingleRank:
     def _read_parts(
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
     ) -> "dict[str, torch.Tensor]":
+        # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
         skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
         skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
         return read_shares(published, read_targets(state, captured.tensors), check=check, skip=skip)
@@ -178,6 +180,7 @@ class Ranks(SingleRank):
 
         modules = {item for item, value in state.items() if isinstance(value, torch.nn.Module)}
         names = sorted(f"{item}.{name}" for item in modules for name in captured.tree[item])
+        # Names are long: ranks compare digests first, and exchange the names only if these differ.
         if len(set(self._gather(digest(_spelled(names)), self.control))) > 1:
             optimizers = {item for item, value in state.items() if isinstance(value, torch.optim.Optimizer)}
             self._parts = PipelineParts.of(self._gather(names, self.control), self.rank, modules | optimizers)
@@ -195,6 +198,7 @@ class Ranks(SingleRank):
         )
         mine = plan_shard_file({name: tensor for name, tensor in local.items() if shares[name].writes})
         rest = plan_shard_file({name: tensor for name, tensor in local.items() if not shares[name].writes})
+        # The buffer holds what this rank writes, then copies that are only compared; sums there read aligned words.
         start = -(-mine.size // 8) * 8
         places = (*mine.places, *(place._replace(start=place.start + start) for place in rest.places))
         held = replace(captured, tensors=local, lazy=captured.lazy & local.keys())
@@ -208,6 +212,7 @@ class Ranks(SingleRank):
         except CheckpointError as raised:
             error = raised
         told = None if error is None else (type(error), str(error))
+        # Every rank learns of the first failure, so that none waits in the next collective for one that raised.
         for rank, other in enumerate(self._gather(told, self.control)):
             if error is None and other is not None:
                 kind, sentence = other
@@ -253,6 +258,7 @@ class Ranks(SingleRank):
     def due(self, now: bool, wish: bool, *, end: bool = False) -> tuple[bool, bool]:
         """Tell whether to save at this step, and whether to end; all ranks do at the same one."""
         agreed, ended = self._agreement.step(wish, end)
+        # A wish that led to this save is still on its way to be agreed on once more; it must not cause a second one.
         if now or (agreed and not self._echo):
             self._echo = 2 * self._agreement.every
             return True, ended
@@ -287,6 +293,7 @@ class Ranks(SingleRank):
             ending = publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
         except (OSError, CheckpointError) as error:
             ending = error
+        # The other ranks wait for the name of the folder, even if there is none.
         if not opened:
             self._broadcast(None, self._writers)
         return _ended(self._broadcast(ending, self._writers))
@@ -295,6 +302,7 @@ class Ranks(SingleRank):
         opened = self._broadcast(None, self._writers)
         if opened is not None:
             folder, known = opened
+            # Plain values are equal on most ranks; only those that differ from the first rank's travel.
             trees = {item: value for item, value in job.tree.items() if known.get(item) != digest(_spelled(value))}
             self._gather(self._report(layer, folder, job, memory, trees), self._writers)
         return _ended(self._broadcast(None, self._writers))

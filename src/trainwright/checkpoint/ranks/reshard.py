@@ -57,6 +57,7 @@ def share_tensors(
 
     local: dict[str, torch.Tensor] = {}
     shares: dict[str, Share] = {}
+    # These tensors are equal on all of their holders: one of them writes, the others compare.
     alike = {
         name: tensor
         for name, tensor in tensors.items()
@@ -69,6 +70,7 @@ def share_tensors(
             continue
         if isinstance(tensor, DTensor):
             box, replica, copies = _box_of(name, tensor)
+            # An empty part is not written, except that the first rank writes a tensor that is empty as a whole.
             if prod(box.lengths) or (not prod(shape) and not rank):
                 local[name] = tensor.to_local()
                 shares[name] = Share(shape=shape, box=box, writes=not replica, shared=copies > 1)
@@ -100,6 +102,7 @@ def read_targets(state: Mapping[str, Any], live: "Mapping[str, torch.Tensor]") -
     def like(record: TensorRecord) -> torch.Tensor | None:
         found = live.get(record.name)
         if found is None:
+            # Moments are laid out as their parameter: "optimizer.state.model.0.weight.exp_avg" as "model.0.weight".
             _, _, parameter = record.name.rpartition(".")[0].partition(".state.")
             found = parameters.get(parameter)
         return found if isinstance(found, DTensor) and tuple(found.shape) == record.shape else None
@@ -151,6 +154,8 @@ def _dealt(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]
     """
     loads: dict[tuple[int, ...], list[int]] = {}
     writer = {}
+    # Greedy by falling size: each tensor goes to the holder with the fewest bytes so far. Names break ties, so that all
+    # ranks compute the same without a message.
     for name in sorted(tensors, key=lambda name: (-tensors[name][0], name)):
         size, ranks = tensors[name]
         of_these = loads.setdefault(ranks, [0] * len(ranks))
@@ -171,8 +176,10 @@ def _box_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:
             f"{name}: a checkpoint cannot keep a DTensor placed as {tensor.placements}; allowed: Shard and Replicate; "
             "redistribute it first"
         )
+    # The same hook by which torch.distributed.checkpoint asks a DTensor for its chunk.
     (chunk,) = tensor.__create_chunk_list__()
     place = tensor.device_mesh.get_coordinate() or (0,) * tensor.device_mesh.ndim
+    # Of the copies along replicated mesh dimensions, the one at coordinate 0 writes.
     replicas = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
     copies = prod(tensor.device_mesh.size(dim) for dim in replicas)
     return TensorSlice(tuple(chunk.offsets), tuple(chunk.sizes)), sum(place[dim] for dim in replicas), copies

@@ -41,6 +41,7 @@ class TensorSlice(NamedTuple):
 
     def intersect(self, other: "TensorSlice") -> "TensorSlice | None":
         """Return what two boxes have in common; None if that is nothing."""
+        # Slices are half-open intervals per dimension; an empty one in any dimension makes the whole empty.
         low = tuple(max(pair) for pair in zip(self.offsets, other.offsets, strict=True))
         high = tuple(
             min(one + size, two + other_size) for one, size, two, other_size in zip(*self, *other, strict=True)
@@ -106,9 +107,11 @@ class SliceReader:
                     continue
                 covered += prod(common.lengths)
                 place = target[common.within(box)]
+                # Consecutive in the file and in the target: read straight into place, chunk by chunk, in parallel.
                 if place.is_contiguous() and _span(common.lengths, _strides(stored.lengths)) == place.numel():
                     pieces += self._pieces(record.name, shard, common, place)
                     continue
+                # Otherwise read stretches of the file that hold the slice, and copy the wanted values out of them.
                 for part in _parts(common, stored, target.element_size()):
                     target[part.within(box)].copy_(self._part(record, shard, part, target))
             if covered != prod(box.lengths):
@@ -132,6 +135,7 @@ class SliceReader:
     def _read_piece(self, piece: _Piece) -> None:
         low, high = _range_of(piece.file, piece.chunk)
         handle = self._open(piece.file.name)
+        # A piece that is a whole chunk is checked in its target; a part of a chunk needs the chunk around it.
         if not self._check or len(piece.view) == high - low:
             count = read_at(handle, piece.start, piece.view)
             if count < len(piece.view) or (self._check and not _is(piece.view, piece.file.chunks[piece.chunk])):
@@ -213,6 +217,7 @@ def _parts(box: TensorSlice, stored: TensorSlice, size: int) -> Iterator[TensorS
     if _span(box.lengths, strides) * size <= _SPAN_BYTES:
         yield box
         return
+    # Cut along the outermost dimension that has more than one row, into as many rows as fit the span.
     dim = next(place for place, length in enumerate(box.lengths) if length > 1)
     rest = _span((1, *box.lengths[dim + 1 :]), strides[dim:])
     rows = max(1, (_SPAN_BYTES // size - rest) // strides[dim] + 1)

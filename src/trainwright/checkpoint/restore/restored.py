@@ -105,8 +105,10 @@ def read_lineage(
                         damaged(path, str(error))
         # A stable order.
         for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
+            # Serials grow within a lease, so (lease, serial) orders all checkpoints of a run.
             if (number, published.manifest.serial) <= bound:
                 yield published
+        # What an earlier lease published after this one had started from it is on another line.
         bound = min(bound, _start(folder / f"lease-{number}" if number else folder))
 
 
@@ -179,6 +181,7 @@ def read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") -> 
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
+    # Grouped by file, so that each is read in a few large reads in the order of its bytes.
     wanted: dict[str, list[tuple[int, torch.Tensor]]] = {}
     for record in published.manifest.tensors:
         dtype = getattr(torch, record.dtype)

@@ -132,6 +132,7 @@ class Saver:
         captured, layout = portion.captured, portion.layout
         handle.bytes = layout.size
         snapshot = Snapshot(captured, layout, buffer.reserve(layout.size)[: layout.size])
+        # Counters, generators and the like may change at any time, so they are copied before this returns.
         snapshot.copy_small()
         job = WriteJob(
             home=home,
@@ -144,6 +145,7 @@ class Saver:
             elsewhere=self._elsewhere(buffer, layout.size),
         )
         synchronous = self._config.writer == "sync"
+        # Without an optimizer whose step a hook could delay, nothing would protect a copy in the background.
         if wait or synchronous or self.eager or not captured.optimizers:
             snapshot.work()
             handle.staged.set_result(True)
@@ -154,6 +156,8 @@ class Saver:
                 if wait:
                     handle.committed.exception()
         else:
+            # Weights and moments are stable until the next optimizer step: that step is delayed by a hook until they
+            # are copied, and the forward and backward pass before it hides the copy.
             self._staging.append((handle, snapshot))
             for optimizer in captured.optimizers:
                 if id(optimizer) not in self._hooks:
@@ -195,6 +199,7 @@ class Saver:
             handle, snapshot = self._staging.pop()
             started = time.perf_counter()
             snapshot.work()
+            # The staging thread may hold the last piece; only its result says that all of the state is copied.
             handle.staged.result()
             handle.blocking_seconds += time.perf_counter() - started
 
@@ -214,6 +219,7 @@ class Saver:
         try:
             buffer = self._free.get_nowait()
         except queue.Empty:
+            # All ranks must skip the same saves, so those without a free buffer tell the others.
             self._ranks.any(True)
             return None
         if self._ranks.any(False):
@@ -234,6 +240,7 @@ class Saver:
         changed = snapshot.changed()
         if not changed:
             return Findings()
+        # A training that writes to its weights outside of the step will do it again: copy at once from now on.
         self.eager = self.redo = True
         return Findings(
             trouble=f"{', '.join(changed[:3])} changed outside of the optimizer's step while it was copied; it is "
@@ -257,6 +264,7 @@ class Saver:
         try:
             if findings is None or not findings.trouble:
                 findings = self._screened(handle.step, job, memory)
+            # A checkpoint is published by all ranks or by none.
             findings = self._ranks.agree_on_findings(findings)
             if not findings.trouble:
                 manifest = replace(job.manifest, screen="suspect" if findings.suspects else "good")
@@ -264,6 +272,7 @@ class Saver:
         except Exception as raised:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
             error, findings = raised, Findings(trouble=str(raised))
         handle.persist_seconds = time.perf_counter() - started
+        # The bytes are on disk or given up: the next snapshot may overwrite them.
         self._free.put(buffer)
         if published is None:
             _failed(

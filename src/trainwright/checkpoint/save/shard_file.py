@@ -76,12 +76,14 @@ class ShardFile:
                 "data_offsets": [place.start, place.start + place.size],
             }
         text = json.dumps(header, separators=(",", ":")).encode()
+        # Data begins on a page, so that a reader can map it into memory.
         text += b" " * (-(len(text) + 8) % _PAGE)
         return len(text).to_bytes(8, "little") + text
 
 
 def plan_shard_file(tensors: "Mapping[str, torch.Tensor]") -> ShardFile:
     """Return the layout of a file with these tensors."""
+    # Falling element sizes keep every tensor aligned without padding between them.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), -item[1].nbytes, item[0]))
     places, at = [], 0
     for name, tensor in ordered:
@@ -112,6 +114,7 @@ def write_shard(
         for start, stop in cuts(place.start, place.start + place.size):
             own.append(digest(data[start:stop], kind))
             ends.append(origin + stop)
+            # Digests follow tensor edges, writes do not: small tensors go out together in one large write.
             if stop - written >= CHUNK_BYTES:
                 written = _write_range(write, data, written, stop)
         digests += own
@@ -173,6 +176,7 @@ def _runs(wanted: "Sequence[tuple[int, torch.Tensor]]") -> Iterator[tuple[int, l
     for start, tensor in sorted(wanted, key=lambda item: item[0]):
         memory = memory_of(tensor)
         for at, stop in cuts(0, len(memory)):
+            # A new read begins at a gap in the file, at 16 MiB, or where the system takes no more memories at once.
             if start + at != end or end - begin + stop - at > CHUNK_BYTES or len(views) == _MOST_VIEWS:
                 if views:
                     yield begin, views
@@ -189,6 +193,7 @@ def _fill(handle: int, start: int, views: list[memoryview]) -> None:
         if count == 0:
             raise EOFError("the file ends too early")
         start += count
+        # A read may end in the middle of a tensor: drop what is full and go on in the rest.
         while views and count >= len(views[0]):
             count -= len(views.pop(0))
         if views:

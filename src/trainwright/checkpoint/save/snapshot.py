@@ -82,6 +82,7 @@ class Snapshot:
     def copy_small(self) -> None:
         """Copy everything that may change at any time, and list the rest."""
         for name, tensor in self._captured.tensors.items():
+            # Only optimizer steps change these tensors; the rest is small and is copied now.
             if name in self._captured.lazy:
                 self._versions[name] = tensor._version  # noqa: SLF001 -- torch has no other way to ask
                 self._pieces.extend(self._cut(name, tensor))
@@ -125,6 +126,7 @@ class Snapshot:
     def _cut(self, name: str, tensor: "torch.Tensor") -> "list[tuple[int, int, int] | str]":
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
             return [name]
+        # Small pieces let the thread of the training help when its optimizer waits.
         target, source = self._flat.data_ptr() + self._places[name].start, tensor.data_ptr()
         return [
             (target + at, source + at, min(_PIECE_BYTES, tensor.nbytes - at))
