@@ -116,7 +116,7 @@ def plan_saves(
     if spacing <= 0:
         return free
     saves = min(
-        (n for n in _neighbours(horizon / spacing) if n == 1 or horizon / n > least),
+        (n for n in _whole_neighbours(horizon / spacing) if n == 1 or horizon / n > least),
         key=lambda n: costs.wall_per_useful(horizon / n - costs.cost_seconds),
     )
     return replace(free, interval_seconds=horizon / saves - costs.cost_seconds, saves=saves)
@@ -127,5 +127,5 @@ def wait_for_commit(interval: float, costs: Costs) -> float:
     return max(interval, costs.persist_seconds - costs.cost_seconds)
 
 
-def _neighbours(ratio: float) -> tuple[int, int]:
+def _whole_neighbours(ratio: float) -> tuple[int, int]:
     return max(1, math.floor(ratio)), max(1, math.ceil(ratio))

@@ -63,13 +63,13 @@ def share_tensors(
         for name, tensor in tensors.items()
         if not isinstance(tensor, DTensor) and not (own and name.startswith(own)) and name not in of_first
     }
-    writer = _dealt({name: (tensor.nbytes, holders(name)) for name, tensor in alike.items()})
+    writer = _deal_writers({name: (tensor.nbytes, holders(name)) for name, tensor in alike.items()})
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         if name in of_first and rank != holders(name)[0] and not isinstance(tensor, DTensor):
             continue
         if isinstance(tensor, DTensor):
-            box, replica, copies = _box_of(name, tensor)
+            box, replica, copies = _slice_of(name, tensor)
             # An empty part is not written, except that the first rank writes a tensor that is empty as a whole.
             if prod(box.lengths) or (not prod(shape) and not rank):
                 local[name] = tensor.to_local()
@@ -127,7 +127,7 @@ def read_shares(
 
     records = [record for record in published.manifest.tensors if record.name not in skip]
     likes = {record.name: like(record) for record in records}
-    boxes = {record.name: _box_wanted(record, likes[record.name]) for record in records}
+    boxes = {record.name: _wanted_slice(record, likes[record.name]) for record in records}
     found = {
         record.name: torch.empty(boxes[record.name].lengths, dtype=getattr(torch, record.dtype)) for record in records
     }
@@ -147,7 +147,7 @@ def read_shares(
     return found | {alias: found[home] for alias, home in aliases.items()}
 
 
-def _dealt(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]:
+def _deal_writers(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]:
     """Return, for the bytes and holders of each name, who writes it; all holders find the same.
 
     Those that the same ranks hold are dealt out among them, so that all have about as many bytes of these.
@@ -165,11 +165,11 @@ def _dealt(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]
     return writer
 
 
-def _box_wanted(record: TensorRecord, like: Any) -> TensorSlice:
-    return TensorSlice.whole(record.shape) if like is None else _box_of(record.name, like)[0]
+def _wanted_slice(record: TensorRecord, like: Any) -> TensorSlice:
+    return TensorSlice.whole(record.shape) if like is None else _slice_of(record.name, like)[0]
 
 
-def _box_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:
+def _slice_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:
     """Return this rank's box of a DTensor, which of its copies this is, and how many there are."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointStateError(

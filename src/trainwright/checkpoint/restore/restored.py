@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.manifest import Manifest, TensorRecord
 from trainwright.checkpoint.restore.integrity import find_damages
-from trainwright.checkpoint.save.publish import Published, found, quarantine
+from trainwright.checkpoint.save.publish import Published, list_published, quarantine
 from trainwright.checkpoint.save.shard_file import read_into
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.state.differences import Difference
@@ -32,7 +32,7 @@ __all__ = [
     "read_tensors",
     "read_tree",
     "records_by_name",
-    "verify",
+    "verify_digests",
 ]
 
 _START = "start.json"
@@ -95,7 +95,7 @@ def read_lineage(
     for number in sorted(by_lease, reverse=True):
         whole = []
         for home in by_lease[number]:
-            for path in found(home):
+            for path in list_published(home):
                 try:
                     whole.append(Published(path=path, manifest=Manifest.read(path)))
                 except CheckpointCorruptError as error:
@@ -109,7 +109,7 @@ def read_lineage(
             if (number, published.manifest.serial) <= bound:
                 yield published
         # What an earlier lease published after this one had started from it is on another line.
-        bound = min(bound, _start(folder / f"lease-{number}" if number else folder))
+        bound = min(bound, _read_start(folder / f"lease-{number}" if number else folder))
 
 
 def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
@@ -130,7 +130,7 @@ def list_quarantined(folders: Sequence[Path], lease: int) -> list[Path]:
     return [path for folder in folders for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
 
 
-def _start(home: Path) -> tuple[float, float]:
+def _read_start(home: Path) -> tuple[float, float]:
     try:
         start = json.loads((home / _START).read_bytes())
         return start["lease"], start["serial"]
@@ -138,7 +138,7 @@ def _start(home: Path) -> tuple[float, float]:
         return math.inf, math.inf
 
 
-def verify(published: Published) -> None:
+def verify_digests(published: Published) -> None:
     """Raise `CheckpointCorruptError` at the first byte that is not as its manifest says."""
     for damage in find_damages(published.path, published.manifest):
         raise CheckpointCorruptError(f"{published.path}: {damage}")

@@ -31,13 +31,13 @@ def norms_of(layout: ShardFile, memory: memoryview, names: Collection[str]) -> d
 
     flat = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
     return {
-        place.name: _norm(flat, place)
+        place.name: _norm_of(flat, place)
         for place in layout.places
         if place.name in names and place.size and getattr(torch, place.dtype).is_floating_point
     }
 
 
-def _norm(flat: "torch.Tensor", place: TensorPlace) -> float:
+def _norm_of(flat: "torch.Tensor", place: TensorPlace) -> float:
     """Return the norm piece by piece: each stays in cache, and is too small for torch to spread over threads."""
     import torch
 
@@ -56,8 +56,8 @@ def _norm(flat: "torch.Tensor", place: TensorPlace) -> float:
 class Norms:
     """The norms of the last saves, and what stands out against them."""
 
-    def __init__(self, screen: HealthCheck) -> None:
-        self._screen = screen
+    def __init__(self, settings: HealthCheck) -> None:
+        self._settings = settings
         self._seen: dict[str, deque[float]] = {}
 
     def suspects(self, norms: Mapping[str, float]) -> list[str]:
@@ -67,11 +67,11 @@ class Norms:
         """
         found = []
         for name, norm in norms.items():
-            seen = self._seen.setdefault(name, deque(maxlen=self._screen.history))
+            seen = self._seen.setdefault(name, deque(maxlen=self._settings.history))
             if len(seen) >= 3:
                 median = statistics.median(seen)
                 spread = _SPREAD * statistics.median(abs(value - median) for value in seen)
-                if abs(norm - median) > self._screen.deviations * max(spread, _LEAST_SPREAD * abs(median)):
+                if abs(norm - median) > self._settings.deviations * max(spread, _LEAST_SPREAD * abs(median)):
                     found.append(name)
             seen.append(norm)
         return found

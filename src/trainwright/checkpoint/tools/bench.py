@@ -160,7 +160,7 @@ def bench(
                     continue
                 progress(f"{name}: {'warming up' if repeat == 0 else f'{repeat} of {repeats}'}")
                 try:
-                    times, empty = _round(way, captured, kept)
+                    times, empty = _measure_round(way, captured, kept)
                 except (InputError, CheckpointError) as error:
                     skipped[name] = str(error)
                     _put_right(captured, kept)
@@ -215,7 +215,7 @@ class _Times:
         )
 
 
-def _round(way: BenchTarget, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
+def _measure_round(way: BenchTarget, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
     """Save, restore twice, compare, clean up; also return whether the page cache could be dropped."""
     import torch
 

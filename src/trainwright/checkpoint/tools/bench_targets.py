@@ -104,17 +104,17 @@ class ManagerTarget:
 
     def save(self) -> tuple[float, float, float]:
         """Save while training computes, until all is on disk."""
-        pace = _computed(until=lambda: False, seconds=_PACE_SECONDS) / _PACE_SECONDS
+        pace = _compute_until(until=lambda: False, seconds=_PACE_SECONDS) / _PACE_SECONDS
         handle = self._manager.save()
         at_once, began = handle.blocking_seconds, time.perf_counter()
         products = 0
         if not handle.committed.done():
-            products += _computed(until=handle.committed.done, seconds=self._step_seconds)
+            products += _compute_until(until=handle.committed.done, seconds=self._step_seconds)
             for optimizer in self._captured.optimizers:
                 optimizer.zero_grad(set_to_none=True)
                 # Without gradients: it changes nothing, but waits for the snapshot.
                 optimizer.step()
-            products += _computed(until=handle.committed.done, seconds=math.inf)
+            products += _compute_until(until=handle.committed.done, seconds=math.inf)
         beside = time.perf_counter() - began - (handle.blocking_seconds - at_once)
         self._saved = handle.committed.result().path
         return handle.blocking_seconds, max(0.0, beside - products / pace), handle.persist_seconds
@@ -196,7 +196,7 @@ def _cached_pages(file: Path) -> int:
     return len(found) if failed else sum(page & 1 for page in bytes(found))
 
 
-def _computed(*, until: Callable[[], bool], seconds: float) -> int:
+def _compute_until(*, until: Callable[[], bool], seconds: float) -> int:
     """Keep the main thread as busy as training does; return how many products it got done."""
     import torch
 
