@@ -6,7 +6,7 @@ import math
 import pytest
 
 from trainwright.checkpoint.config import CheckpointConfig
-from trainwright.checkpoint.policy.interval import Costs, exact
+from trainwright.checkpoint.policy.interval import Costs, exact_interval
 from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.save.saver import SaveRecord
 from trainwright.errors import CheckpointConfigError
@@ -49,7 +49,7 @@ def record(cost=1.0, persist=2.0, verdict="good"):
 def waits(pace, clock, most=1e6):
     """Let time pass until a save is due; return how long that took."""
     began = clock.now
-    while not pace.due(0) and clock.now - began < most:
+    while not pace.is_due(0) and clock.now - began < most:
         clock.now += 0.5
     return clock.now - began
 
@@ -75,7 +75,7 @@ class TestInterval:
         auto.saved(1)
         for cost in (1.0, 5.0, 1.0):
             auto.ended(record(cost))
-        optimum = exact(Costs(mtbf_seconds=10_000, cost_seconds=1))
+        optimum = exact_interval(Costs(mtbf_seconds=10_000, cost_seconds=1))
         assert waits(auto, clock) == pytest.approx(optimum, abs=0.5)
         auto.saved(2)
         assert waits(auto, clock) == pytest.approx(optimum, abs=0.5)
@@ -93,7 +93,7 @@ class TestInterval:
     def test_a_slow_down_below_zero_is_noise(self, pace, clock):
         auto = pace(mtbf_seconds=20_000.0)
         auto.ended(SaveRecord(step=1, blocking_seconds=1.0, slowdown_seconds=-9.0))
-        assert waits(auto, clock) == pytest.approx(exact(Costs(mtbf_seconds=20_000, cost_seconds=1)), abs=0.5)
+        assert waits(auto, clock) == pytest.approx(exact_interval(Costs(mtbf_seconds=20_000, cost_seconds=1)), abs=0.5)
 
 
 class TestEndOfAllocation:

@@ -19,7 +19,7 @@ from torch import nn
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.checkpoint.restore.loading import load_state
 from trainwright.checkpoint.state.captured import canonical_names, capture_state
-from trainwright.checkpoint.state.tree import decode
+from trainwright.checkpoint.state.tree import decode_tree
 from trainwright.errors import CheckpointStateError
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -114,7 +114,7 @@ def through(value):
     """Capture a value, write its tree down as JSON, and make it anew."""
     captured = capture_state({"item": value})
     every = captured.tensors | {alias: captured.tensors[name] for alias, name in captured.ties.items()}
-    return decode(json.loads(json.dumps(captured.tree, allow_nan=False)), every)["item"]
+    return decode_tree(json.loads(json.dumps(captured.tree, allow_nan=False)), every)["item"]
 
 
 def same(one, other):
@@ -177,10 +177,10 @@ def test_a_named_tuple_that_changed_or_is_not_loaded(monkeypatch):
     captured = capture_state({"item": Position(1, 2)})
     monkeypatch.setattr(sys.modules[__name__], "Position", collections.namedtuple("Position", "epoch step"))  # noqa: PYI024
     with pytest.raises(CheckpointStateError, match=r"a named tuple .*:Position with the fields epoch, batch was saved"):
-        decode(captured.tree, captured.tensors)
+        decode_tree(captured.tree, captured.tensors)
     for name in ("not_there:A", "json:decoder.JSONDecoder", "builtins:tuple", "os:environ"):
         with pytest.raises(CheckpointStateError, match=rf"a named tuple {name} with the fields value was saved, and"):
-            decode({"$namedtuple": [name, ["value"], [1]]}, {})
+            decode_tree({"$namedtuple": [name, ["value"], [1]]}, {})
 
 
 def test_marks_of_our_own_are_data_too():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.checkpoint.digest import digest
+from trainwright.checkpoint.digest import digest_bytes
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.ranks import tensor_slices as boxes
 from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
@@ -31,7 +31,7 @@ def write(folder, tensors, grid, chunk):
             data = tensor[tuple(slice(low, low + size) for low, size in zip(offsets, lengths, strict=True))]
             own = bytes(data.contiguous().reshape(-1).view(torch.uint8).numpy())
             held = content.setdefault(f"file-{number}", bytearray(b"header"))
-            place = {"file": f"file-{number}", "start": len(held), "bytes": len(own), "digest": digest(own)}
+            place = {"file": f"file-{number}", "start": len(held), "bytes": len(own), "digest": digest_bytes(own)}
             shards.append(ShardRecord(**place, offsets=offsets, lengths=lengths))
             held += own
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -40,7 +40,7 @@ def write(folder, tensors, grid, chunk):
     for name, held in content.items():
         (folder / name).write_bytes(held)
         ends = [*range(chunk, len(held), chunk), len(held)]
-        chunks = [digest(held[start:stop]) for start, stop in itertools.pairwise([0, *ends])]
+        chunks = [digest_bytes(held[start:stop]) for start, stop in itertools.pairwise([0, *ends])]
         files.append(FileRecord(name=name, bytes=len(held), chunks=tuple(chunks), ends=tuple(ends)))
     return Manifest(step=1, files=tuple(files), tensors=tuple(records))
 

@@ -36,7 +36,8 @@ class Retention(Settings, error=CheckpointConfigError):
 
     last: Annotated[int, integer(minimum=1), "the newest checkpoints"] = 2
     best: Annotated[int, integer(minimum=0), "the best checkpoints by the metric"] = 0
-    metric: str = ""  # of `save(metrics=...)`; "-accuracy" for one that should be high
+    # Of `save(metrics=...)`; "-accuracy" for one that should be high.
+    metric: str = ""
     every_steps: Annotated[int, integer(minimum=0), "the checkpoints of every n-th step; 0: none"] = 0
 
     def check_together(self) -> None:
@@ -145,8 +146,10 @@ class CheckpointConfig(Settings, error=CheckpointConfigError):
     max_failures: Annotated[int, integer(minimum=1), "failed saves in a row that stop the training"] = 3
     timeout_seconds: Annotated[float, number(above=0), "how long ranks wait for each other"] = 600.0
     agree_every: Annotated[int, integer(minimum=1), "steps after which ranks exchange their signals"] = 8
-    signals: tuple[str, ...] | None = None  # such as ("SIGUSR2",)
-    grace_seconds: float | None = 30.0  # from a signal until the batch system kills; None: it does not
+    # Such as ("SIGUSR2",).
+    signals: tuple[str, ...] | None = None
+    # From a signal until the batch system kills; None: it does not.
+    grace_seconds: float | None = 30.0
     margin_seconds: Annotated[
         float, number(minimum=0), "from the last planned commit until the end of the allocation"
     ] = 30.0

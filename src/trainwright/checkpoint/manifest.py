@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.digest import combined, digest
+from trainwright.checkpoint.digest import combine_digests, digest_bytes
 from trainwright.errors import CheckpointCorruptError, CheckpointVersionError
 
 __all__ = ["MANIFEST", "SCHEMA", "FileRecord", "Manifest", "ShardRecord", "TensorRecord"]
@@ -65,9 +65,9 @@ class TensorRecord:
         return sum(shard.bytes for shard in self.shards)
 
     @property
-    def digest(self) -> str:
+    def digest_bytes(self) -> str:
         """The digest of its content; of equal content it is equal if it is cut into equal boxes."""
-        return combined([shard.digest for shard in self.shards])
+        return combine_digests([shard.digest for shard in self.shards])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ class Manifest:
         """Bytes of all files but the manifest."""
         return sum(file.bytes for file in self.files)
 
-    def encoded(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the content of `manifest.json`."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         plain["files"] = [_plain(file) for file in self.files]
@@ -114,21 +114,21 @@ class Manifest:
             {**_plain(tensor), "shards": [_plain(shard) for shard in tensor.shards]} for tensor in self.tensors
         ]
         body = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()[:-1]
-        return b'%b,"digest":"%b"}' % (body, digest(body).encode())
+        return b'%b,"digest":"%b"}' % (body, digest_bytes(body).encode())
 
     @property
-    def digest(self) -> str:
+    def digest_bytes(self) -> str:
         """The manifest's own digest, which names the checkpoint."""
-        return self.encoded()[-34:-2].decode()
+        return self.to_bytes()[-34:-2].decode()
 
     @classmethod
-    def decoded(cls, content: bytes, path: Path) -> "Manifest":
+    def from_bytes(cls, content: bytes, path: Path) -> "Manifest":
         """Return the manifest that `encoded` gave; `path` is for the error's sentence.
 
         Raises `CheckpointCorruptError` if a byte of it changed, `CheckpointVersionError` if it is of a newer form.
         """
         tail = _TAIL.search(content)
-        if tail is None or digest(content[: tail.start()]).encode() != tail[1]:
+        if tail is None or digest_bytes(content[: tail.start()]).encode() != tail[1]:
             raise CheckpointCorruptError(f"{path}: the manifest is damaged: its digest does not fit its content")
         plain = json.loads(content)
         if plain["schema"] > SCHEMA:
@@ -158,7 +158,7 @@ class Manifest:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise CheckpointCorruptError(f"{path}: the manifest cannot be read: {reason}") from error
-        return cls.decoded(content, path)
+        return cls.from_bytes(content, path)
 
 
 def _plain(record: FileRecord | ShardRecord | TensorRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trainwright.cli._words import print_table, seconds, size
 from trainwright.errors import InputError, closest
 
 if TYPE_CHECKING:
-    from trainwright.checkpoint.tools.bench_ranks import Scaled
+    from trainwright.checkpoint.tools.bench_ranks import RanksRow
 
 __all__ = ["bench", "interval"]
 
@@ -151,7 +151,7 @@ def bench(
         print_json({**asdict(done), "scale": rows, "recommendation": done.recommendation})
 
 
-def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[Scaled, ...]":
+def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[RanksRow, ...]":
     """Measure on 1, 2, 4, ... ranks, and print."""
     from trainwright.checkpoint.tools.bench_ranks import scale
 

@@ -234,11 +234,13 @@ NOTES: Mapping[str, Field] = MappingProxyType(
 
 _STARTED_SHAPE = _shape(*_STARTED)
 _UNKNOWN = Kind("", Shape(()), Optional(_A_TRIAL), Optional(_A_LEASE))
-_STAMP: Mapping[str, Type] = MappingProxyType(  # in the order of `Record`
+# In the order of `Record`.
+_STAMP: Mapping[str, Type] = MappingProxyType(
     {
         "writer": Text(),
         "seq": Whole(),
-        "at": Seconds(253_402_300_799.0),  # the end of the year 9999, up to which there are dates
+        # The end of the year 9999, up to which there are dates.
+        "at": Seconds(253_402_300_799.0),
         "v": Whole(1),
     }
 )

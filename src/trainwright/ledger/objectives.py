@@ -183,7 +183,8 @@ def violation_of(outcomes: Sequence[Outcome], losses: Sequence[float]) -> float:
     """Return by how much losses exceed bounds and constraints in all, each as a share of its limit; 0 keeps them."""
     total = 0.0
     for outcome, loss in zip(outcomes, losses, strict=True):
-        if loss > outcome.limit:  # so the limit is finite
+        # So the limit is finite.
+        if loss > outcome.limit:
             scale = abs(outcome.limit)
             total += (loss - outcome.limit) / (scale if scale >= sys.float_info.min else 1.0)
     return total

@@ -43,12 +43,12 @@ class SlurmRequeue(Settings, error=CheckpointConfigError):
         """Requeue the job that this process belongs to."""
         job = os.environ.get("SLURM_JOB_ID")
         if job is None:
-            return _refused("this is no Slurm job (SLURM_JOB_ID is not set)")
+            return _warn_refused("this is no Slurm job (SLURM_JOB_ID is not set)")
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         if restarts >= self.max_restarts:
-            return _refused(f"job {job} was requeued {restarts} times, max_restarts is {self.max_restarts}")
-        status, said = _run(["scontrol", "requeue", job], self.timeout_seconds)
-        return 0 if status == 0 else _refused(f"`scontrol requeue {job}` says: {said}")
+            return _warn_refused(f"job {job} was requeued {restarts} times, max_restarts is {self.max_restarts}")
+        status, said = _run_command(["scontrol", "requeue", job], self.timeout_seconds)
+        return 0 if status == 0 else _warn_refused(f"`scontrol requeue {job}` says: {said}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class CommandHook(Settings, error=CheckpointConfigError):
 
     def __call__(self) -> int:
         """Run it to its end."""
-        status, said = _run(self.command, self.timeout_seconds)
+        status, said = _run_command(self.command, self.timeout_seconds)
         if status != 0:
             warnings.warn(f"the command after the last checkpoint failed with {status}: {said}", stacklevel=2)
         return status
@@ -75,8 +75,8 @@ def end_of_allocation(environment: Mapping[str, str], *, ask: bool = False) -> f
     """
     job = environment.get("SLURM_JOB_ID")
     if ask and job is not None:
-        status, said = _run(["squeue", "--noheader", "--jobs", job, "--format", "%e"], 10.0, environment)
-        if status == 0 and (end := _timestamp(said)) is not None:
+        status, said = _run_command(["squeue", "--noheader", "--jobs", job, "--format", "%e"], 10.0, environment)
+        if status == 0 and (end := _parse_timestamp(said)) is not None:
             return end
     try:
         return float(environment["SLURM_JOB_END_TIME"])
@@ -84,16 +84,20 @@ def end_of_allocation(environment: Mapping[str, str], *, ask: bool = False) -> f
         return None
 
 
-def _timestamp(text: str) -> float | None:
+def _parse_timestamp(text: str) -> float | None:
     from datetime import datetime
 
     try:
-        return datetime.fromisoformat(text.strip()).timestamp()  # Slurm's is local time, as this one
-    except ValueError:  # "N/A", for a job without a limit
+        # Slurm's is local time, as this one.
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        # "N/A", for a job without a limit.
         return None
 
 
-def _run(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+def _run_command(
+    command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Return the exit status and what the command said; 75 if it cannot be run or takes too long."""
     try:
         done = subprocess.run(
@@ -106,6 +110,6 @@ def _run(command: Sequence[str], timeout: float, environment: Mapping[str, str] 
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
-def _refused(why: str) -> int:
+def _warn_refused(why: str) -> int:
     warnings.warn(f"the job is not requeued: {why}; submit it again to go on", stacklevel=3)
     return FORCED_EXIT

@@ -46,21 +46,24 @@ class Costs(Settings, error=CheckpointConfigError):
     def wall_per_useful(self, interval_seconds: float) -> float:
         """Return the expected wall seconds for one useful second when saving every `interval_seconds` useful ones."""
         mtbf = self.mtbf_seconds
-        lag = math.exp(self.persist_seconds / mtbf)  # a save protects only from its commit on
+        # A save protects only from its commit on.
+        lag = math.exp(self.persist_seconds / mtbf)
         if interval_seconds <= 0:
             return math.inf if self.cost_seconds > 0 else lag * self.seconds_per_failure / mtbf
         try:
             return lag * self.seconds_per_failure / interval_seconds * math.expm1(
                 (interval_seconds + self.cost_seconds) / mtbf
             )  # fmt: skip
-        except OverflowError:  # hundreds of failures are expected before the first commit
+        except OverflowError:
+            # Hundreds of failures are expected before the first commit.
             return math.inf
 
 
 def exact_interval(costs: Costs) -> float:
     """Return the interval of least expected wall time for failures at a constant rate; recovery does not change it."""
     x = costs.cost_seconds / costs.mtbf_seconds
-    if x < 1e-4:  # the argument of W0 would round away what lies between it and the branch point
+    # The argument of W0 would round away what lies between it and the branch point.
+    if x < 1e-4:
         p = math.sqrt(-2 * math.expm1(-x))
         return costs.mtbf_seconds * sum(factor * p**power for power, factor in enumerate(_SERIES, start=1))
     from scipy.special import lambertw
@@ -113,7 +116,7 @@ def plan_saves(
     if spacing <= 0:
         return free
     saves = min(
-        (n for n in _neighbours(horizon / spacing) if n == 1 or horizon / n > least),
+        (n for n in _whole_neighbours(horizon / spacing) if n == 1 or horizon / n > least),
         key=lambda n: costs.wall_per_useful(horizon / n - costs.cost_seconds),
     )
     return replace(free, interval_seconds=horizon / saves - costs.cost_seconds, saves=saves)
@@ -124,5 +127,5 @@ def wait_for_commit(interval: float, costs: Costs) -> float:
     return max(interval, costs.persist_seconds - costs.cost_seconds)
 
 
-def _neighbours(ratio: float) -> tuple[int, int]:
+def _whole_neighbours(ratio: float) -> tuple[int, int]:
     return max(1, math.floor(ratio)), max(1, math.ceil(ratio))

@@ -36,7 +36,7 @@ class RetainedCheckpoints:
         self._folder, self._config, self._owner, self._layer = folder, config, owner, layer
         self._first, self._find = first, find
         self._kept: list[Published] | None = None
-        self._keeping = threading.Lock()
+        self._lock = threading.Lock()
 
     def begin(self, line: Iterable[Published]) -> None:
         """Keep what lies in the folder itself of a line of checkpoints."""
@@ -46,21 +46,23 @@ class RetainedCheckpoints:
         """Return what is kept, newest first; none on ranks that keep none."""
         if not self._first:
             return []
-        if self._kept is None:  # nothing was restored: what is there counts for retention all the same
+        # Nothing was restored: what is there counts for retention all the same.
+        if self._kept is None:
             self.begin(self._find())
         return self._kept or []
 
-    def arrived(self, published: Published, blocking_seconds: float) -> None:
+    def add(self, published: Published, blocking_seconds: float) -> None:
         """Take note of a checkpoint in the folder itself, and drop what need not stay; on the coordinator."""
-        with self._keeping:
-            kept = [published, *self.known()]  # one that was begun later may be there sooner
+        with self._lock:
+            # One that was begun later may be there sooner.
+            kept = [published, *self.known()]
             kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
             self._owner.committed(
                 published,
                 blocking_seconds=blocking_seconds,
                 persist_seconds=time.time() - published.manifest.times["saved_at"],
             )
-            self._kept = self._retained(kept, self._config.retention)
+            self._kept = self._drop_others(kept, self._config.retention)
 
     def with_room(self, publish: Callable[[], Published]) -> Published:
         """Publish; where there is no room, drop all that can go and try once more."""
@@ -69,12 +71,13 @@ class RetainedCheckpoints:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-        if self._first:  # all can go but the newest good one, and what is pinned
-            with self._keeping:
-                self._kept = self._retained(self.known(), Retention(last=1))
+        # All can go but the newest good one, and what is pinned.
+        if self._first:
+            with self._lock:
+                self._kept = self._drop_others(self.known(), Retention(last=1))
         return publish()
 
-    def _retained(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
+    def _drop_others(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
         choice = choose_retained(checkpoints, policy, budget_bytes=self._config.budget_bytes)
         for dropped in choice.drop:
             trash = quarantine(self._layer, dropped.path, "trash")

@@ -32,8 +32,8 @@ def choose_retained(
     safe = next((place for place, one in enumerate(checkpoints) if one.manifest.screen == "good"), 0)
     certain = pinned | {safe} if checkpoints else pinned
     best = sorted(
-        (place for place, one in enumerate(checkpoints) if not math.isnan(_value(one, policy.metric))),
-        key=lambda place: (_value(checkpoints[place], policy.metric), place),
+        (place for place, one in enumerate(checkpoints) if not math.isnan(_metric_value(one, policy.metric))),
+        key=lambda place: (_metric_value(checkpoints[place], policy.metric), place),
     )[: policy.best]
     every = [
         place
@@ -53,7 +53,7 @@ def choose_retained(
     )
 
 
-def _value(checkpoint: Published, metric: str) -> float:
+def _metric_value(checkpoint: Published, metric: str) -> float:
     metrics = checkpoint.manifest.report.get("metrics", {})
     value = float(metrics.get(metric.removeprefix("-"), math.nan)) if metric else math.nan
     return -value if metric.startswith("-") else value

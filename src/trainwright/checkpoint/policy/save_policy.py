@@ -55,8 +55,9 @@ class SavePolicy:
         self._end = end_of_allocation(os.environ)
         self._asked = steady()
         self._plan: SavePlan | None = None
-        self._last_before: float | None = None  # the end of the allocation for which the last save was made
-        self.saved(0)
+        # The end of the allocation for which the last save was made.
+        self._last_before: float | None = None
+        self.note_save(0)
 
     @property
     def signal(self) -> str | None:
@@ -65,32 +66,32 @@ class SavePolicy:
             self._flag = SignalFlag(self._signals, grace_seconds=self._config.grace_seconds)
         return self._flag.received
 
-    def due(self, steps: int) -> bool:
+    def is_due(self, steps: int) -> bool:
         """Whether the next save should begin."""
         interval = self._config.interval
         if isinstance(interval, int):
             return steps - self._saved_step >= interval
         return self._steady() - self._saved_at >= (self._next if interval == "auto" else interval)
 
-    def saved(self, steps: int) -> None:
+    def note_save(self, steps: int) -> None:
         """Take note of a save that begins, or of a training that goes on."""
-        if self._plan is not None and self._plan.saves == 1 and self.due(steps):
+        if self._plan is not None and self._plan.saves == 1 and self.is_due(steps):
             self._last_before = self._end
         self._saved_step, self._saved_at, self._saved_time = steps, self._steady(), self._clock()
-        self._next = self._interval()
+        self._next = self._next_interval()
 
-    def ended(self, record: SaveRecord) -> None:
+    def note_end(self, record: SaveRecord) -> None:
         """Learn from a save what the next one will cost."""
         if record.verdict.startswith(("good", "suspect")):
             cost = record.blocking_seconds + max(0.0, record.slowdown_seconds)
             self._costs.append((cost, record.persist_seconds))
-            self._next = self._interval()
+            self._next = self._next_interval()
 
-    def drained(self, seconds: float) -> None:
+    def note_drain(self, seconds: float) -> None:
         """Learn how long a checkpoint takes from a tier to the folder itself; the last one has to get there, too."""
         self._drain_seconds = seconds
 
-    def ask(self) -> None:
+    def ask_for_end(self) -> None:
         """Ask the batch system anew when the allocation ends, if it is long ago; may take seconds."""
         if self._end is not None and self._steady() - self._asked > _ASK_SECONDS:
             self._asked = self._steady()
@@ -106,7 +107,7 @@ class SavePolicy:
         if self._flag is not None:
             self._flag.close()
 
-    def _interval(self) -> float:
+    def _next_interval(self) -> float:
         """Return how long after the last save the next one is due, for interval="auto"."""
         if self._config.interval != "auto":
             return math.inf

@@ -31,7 +31,8 @@ _SPARE_SECONDS = 5.0
 _ECHO_SECONDS = 1.0
 """Within it the same signal counts once: launchers pass on what their steps were sent as well."""
 
-_CLOSE = b"\0"  # no signal has this number
+# No signal has this number.
+_CLOSE = b"\0"
 
 
 class SignalFlag:
@@ -51,48 +52,50 @@ class SignalFlag:
         self._patience = math.inf if grace_seconds is None else grace_seconds - _SPARE_SECONDS
         self._earlier: dict[int, Any] = {}
         self._watching = False
-        self._held: BaseException | None = None
+        self._pending: BaseException | None = None
         self._pipe = (-1, -1)
-        self._woken = False  # whether the interpreter itself writes to our pipe
+        # Whether the interpreter itself writes to our pipe.
+        self._woken = False
         if threading.current_thread() is not threading.main_thread():
             warnings.warn(
                 "signals are not watched: handlers can be set in the main thread only; make the Manager there",
                 stacklevel=3,
             )
         elif self._numbers:
-            self._open()
+            self._start_watching()
 
-    def _open(self) -> None:
+    def _start_watching(self) -> None:
         read, write = self._pipe = os.pipe()
         os.set_blocking(write, False)
         before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._woken = before == -1
-        if not self._woken:  # another's: it keeps it, and our handler writes
+        # Another's: it keeps it, and our handler writes.
+        if not self._woken:
             signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         self._earlier = {number: signal.getsignal(number) for number in self._numbers}
         self._watching = True
         for number in self._numbers:
-            signal.signal(number, self._note)
+            signal.signal(number, self._handle_signal)
         self._watcher = threading.Thread(
-            target=_watch,
+            target=_watch_pipe,
             args=(read, frozenset(self._numbers), self._patience),
             name="trainwright signals",
             daemon=True,
         )
         self._watcher.start()
-        kept = weakref.WeakMethod(self._forget)
+        kept = weakref.WeakMethod(self._stop_in_child)
         os.register_at_fork(after_in_child=lambda: (method := kept()) is not None and method())
 
     def raise_pending(self) -> None:
         """Raise what an earlier handler raised when the signal came, if it did."""
-        if self._held is not None:
-            raise self._held
+        if self._pending is not None:
+            raise self._pending
 
     def close(self) -> None:
         """Put the earlier handlers back and end the watch. A second call does nothing."""
         if not self._watching:
             return
-        self._restore()
+        self._restore_handlers()
         os.write(self._pipe[1], _CLOSE)
         self._watcher.join()
         for end in self._pipe:
@@ -104,7 +107,7 @@ class SignalFlag:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self._watching:
             self.received = self.received or signal.Signals(number).name
             if not self._woken:
@@ -115,11 +118,12 @@ class SignalFlag:
             try:
                 earlier(number, frame)
             except BaseException as error:  # noqa: BLE001  raised at the next step boundary, by raise_held
-                self._held = error
+                self._pending = error
 
-    def _restore(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._earlier.items():
-            if signal.getsignal(number) == self._note:  # else a later one chains to ours, which passes on
+            # Else a later one chains to ours, which passes on.
+            if signal.getsignal(number) == self._handle_signal:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._woken:
             found = signal.set_wakeup_fd(-1)
@@ -127,9 +131,9 @@ class SignalFlag:
                 signal.set_wakeup_fd(found)
         self._watching = False
 
-    def _forget(self) -> None:
+    def _stop_in_child(self) -> None:
         if self._watching:
-            self._restore()
+            self._restore_handlers()
 
 
 def check_signals(signals: Sequence[str], grace_seconds: float | None) -> None:
@@ -147,13 +151,13 @@ def check_signals(signals: Sequence[str], grace_seconds: float | None) -> None:
         )
 
 
-def _watch(read: int, numbers: frozenset[int], patience: float) -> None:
+def _watch_pipe(read: int, numbers: frozenset[int], patience: float) -> None:
     first = deadline = math.inf
     while True:
         left = deadline - time.monotonic()
         ready, _, _ = select.select([read], [], [], None if math.isinf(left) else max(0.0, left))
         if not ready:
-            _leave(f"{patience:g} s after the signal the step is not over")
+            _exit_by_force(f"{patience:g} s after the signal the step is not over")
         for number in os.read(read, 512):
             now = time.monotonic()
             if number == _CLOSE[0]:
@@ -163,10 +167,10 @@ def _watch(read: int, numbers: frozenset[int], patience: float) -> None:
             if math.isinf(first):
                 first, deadline = now, now + patience
             elif now - first > _ECHO_SECONDS:
-                _leave(f"a second signal, {signal.Signals(number).name}")
+                _exit_by_force(f"a second signal, {signal.Signals(number).name}")
 
 
-def _leave(why: str) -> None:
+def _exit_by_force(why: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"trainwright: forced exit: {why}; the newest checkpoint committed is intact\n".encode())
     os._exit(FORCED_EXIT)

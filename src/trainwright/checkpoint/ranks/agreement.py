@@ -37,13 +37,13 @@ class Agreement:
         import torch
         import torch.distributed as dist
 
-        agreed = self._read(len(wishes))
+        agreed = self._read_pending(len(wishes))
         values = torch.tensor(wishes, dtype=torch.int32)
         work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending = work, values
         return agreed
 
-    def _read(self, count: int) -> tuple[bool, ...]:
+    def _read_pending(self, count: int) -> tuple[bool, ...]:
         if self._pending is None:
             return (False,) * count
         work, values = self._pending

@@ -53,12 +53,14 @@ def merge_reports(manifest: Manifest, reports: Sequence[RankReport]) -> tuple[Ma
                 f"save: rank {report.rank} saves step {report.step} of lease {report.lease}, rank 0 step "
                 f"{manifest.step} of lease {manifest.lease}; save at the same step on all ranks"
             )
+    # Replicas must agree before anything is published: a difference means that a rank computes wrongly.
     _compare_sums(reports)
     records: dict[str, TensorRecord] = {}
     shards: dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], ShardRecord]] = defaultdict(dict)
     for report in reports:
         for record in report.tensors:
-            if record.name in manifest.ties:  # a rank with no part of it saw no tie
+            # A rank with no part of it saw no tie.
+            if record.name in manifest.ties:
                 continue
             known = records.setdefault(record.name, record)
             if (known.dtype, known.shape) != (record.dtype, record.shape):
@@ -71,6 +73,7 @@ def merge_reports(manifest: Manifest, reports: Sequence[RankReport]) -> tuple[Ma
     tensors = []
     for name, record in records.items():
         parts = shards[name]
+        # Parts of several writers do not overlap, so equal counts mean that no value is missing.
         covered = sum(prod(lengths) for _, lengths in parts)
         if covered != prod(record.shape):
             raise CheckpointError(f"save: the ranks hold {covered} of the {prod(record.shape)} values of {name}")
@@ -117,6 +120,7 @@ def _compare_sums(reports: Sequence[RankReport]) -> None:
     if not wrong:
         return
     (name, _), sums = next(iter(wrong.items()))
+    # With three or more copies the majority is taken as right, and the others are named.
     usual, count = Counter(sums.values()).most_common(1)[0]
     odd = [rank for rank, total in sums.items() if total != usual]
     which = (

@@ -47,14 +47,14 @@ class PipelineParts:
         for item, value in tree.items():
             home = item.rpartition("@")[0]
             whole = home if home in self.items else item
-            found[whole] = _joined(found[whole], value) if whole in found else value
+            found[whole] = _join_trees(found[whole], value) if whole in found else value
         return found
 
     def cut(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tree with what this rank has of divided items."""
-        return {item: self._cut(item, value) if item in self.items else value for item, value in tree.items()}
+        return {item: self._cut_item(item, value) if item in self.items else value for item, value in tree.items()}
 
-    def _cut(self, item: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+    def _cut_item(self, item: str, tree: Mapping[str, Any]) -> dict[str, Any]:
         if "param_groups" not in tree:
             return {name: value for name, value in tree.items() if self.here(f"{item}.{name}")}
         groups = [
@@ -64,14 +64,14 @@ class PipelineParts:
         return {**tree, "state": state, "param_groups": groups}
 
 
-def _joined(one: Any, other: Any) -> Any:
+def _join_trees(one: Any, other: Any) -> Any:
     """Return what two ranks' trees are together: all keys, and all names of a list of names."""
     if one == other:
         return one
     if isinstance(one, dict) and isinstance(other, dict):
-        return {**one, **{key: _joined(one[key], value) if key in one else value for key, value in other.items()}}
+        return {**one, **{key: _join_trees(one[key], value) if key in one else value for key, value in other.items()}}
     if isinstance(one, list) and isinstance(other, list):
         if all(isinstance(each, dict) for each in (*one, *other)) and len(one) == len(other):
-            return [_joined(*pair) for pair in zip(one, other, strict=True)]
+            return [_join_trees(*pair) for pair in zip(one, other, strict=True)]
         return list(dict.fromkeys((*one, *other)))
     return one

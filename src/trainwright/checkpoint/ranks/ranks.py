@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from trainwright.checkpoint.digest import digest
+from trainwright.checkpoint.digest import digest_bytes
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.ranks.agreement import Agreement
 from trainwright.checkpoint.ranks.merging import (
@@ -29,7 +29,7 @@ from trainwright.checkpoint.ranks.merging import (
 )
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
 from trainwright.checkpoint.ranks.reshard import Share, read_shares, read_targets, share_tensors
-from trainwright.checkpoint.restore.restored import read_tensors, verify
+from trainwright.checkpoint.restore.restored import read_tensors, verify_digests
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
 from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_tree
@@ -52,7 +52,8 @@ class Findings:
     """What was found before a save is written: why it must not be, or which tensors are suspect."""
 
     trouble: str = ""
-    refused: bool = False  # by the screen: nothing failed
+    # By the screen: nothing failed.
+    refused: bool = False
     suspects: tuple[str, ...] = ()
 
 
@@ -130,7 +131,7 @@ class SingleRank:
     ) -> "dict[str, torch.Tensor]":
         """Return the tensors that this rank needs; with `check` every byte that was saved is compared first."""
         if check:
-            verify(published)
+            verify_digests(published)
         if published.manifest.world_size == 1:
             return read_tensors(published, {name: captured.tensors[name] for name in captured.loadable})
         return self._read_parts(published, state, captured, check=False)
@@ -142,8 +143,9 @@ class SingleRank:
         import torch
 
         saved = [record.digest for record in manifest.tensors if record.name.startswith("rng.")]
+        # Every rank derives its own seed from the saved generators, so a restore on other ranks is repeatable.
         key = f"{saved} {manifest.study} {manifest.trial} {manifest.step} {self.rank} of {self.world}"
-        seed = int(digest(key.encode())[:8], 16)
+        seed = int(digest_bytes(key.encode())[:8], 16)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002 -- the user's libraries draw from it
         torch.manual_seed(seed)
@@ -151,6 +153,7 @@ class SingleRank:
     def _read_parts(
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
     ) -> "dict[str, torch.Tensor]":
+        # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
         skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
         skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
         return read_shares(published, read_targets(state, captured.tensors), check=check, skip=skip)
@@ -168,7 +171,8 @@ class Ranks(SingleRank):
         self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
-        self._echo = 0  # steps for which wishes are still heard that a save has fulfilled
+        # Steps for which wishes are still heard that a save has fulfilled.
+        self._echo = 0
 
     def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules."""
@@ -176,7 +180,8 @@ class Ranks(SingleRank):
 
         modules = {item for item, value in state.items() if isinstance(value, torch.nn.Module)}
         names = sorted(f"{item}.{name}" for item in modules for name in captured.tree[item])
-        if len(set(self._gather(digest(_spelled(names)), self.control))) > 1:
+        # Names are long: ranks compare digests first, and exchange the names only if these differ.
+        if len(set(self._gather(digest_bytes(_encode_json(names)), self.control))) > 1:
             optimizers = {item for item, value in state.items() if isinstance(value, torch.optim.Optimizer)}
             self._parts = PipelineParts.of(self._gather(names, self.control), self.rank, modules | optimizers)
 
@@ -193,6 +198,7 @@ class Ranks(SingleRank):
         )
         mine = plan_shard_file({name: tensor for name, tensor in local.items() if shares[name].writes})
         rest = plan_shard_file({name: tensor for name, tensor in local.items() if not shares[name].writes})
+        # The buffer holds what this rank writes, then copies that are only compared; sums there read aligned words.
         start = -(-mine.size // 8) * 8
         places = (*mine.places, *(place._replace(start=place.start + start) for place in rest.places))
         held = replace(captured, tensors=local, lazy=captured.lazy & local.keys())
@@ -206,6 +212,7 @@ class Ranks(SingleRank):
         except CheckpointError as raised:
             error = raised
         told = None if error is None else (type(error), str(error))
+        # Every rank learns of the first failure, so that none waits in the next collective for one that raised.
         for rank, other in enumerate(self._gather(told, self.control)):
             if error is None and other is not None:
                 kind, sentence = other
@@ -251,6 +258,7 @@ class Ranks(SingleRank):
     def due(self, now: bool, wish: bool, *, end: bool = False) -> tuple[bool, bool]:
         """Tell whether to save at this step, and whether to end; all ranks do at the same one."""
         agreed, ended = self._agreement.step(wish, end)
+        # A wish that led to this save is still on its way to be agreed on once more; it must not cause a second one.
         if now or (agreed and not self._echo):
             self._echo = 2 * self._agreement.every
             return True, ended
@@ -268,14 +276,14 @@ class Ranks(SingleRank):
         return self._publish_as_first(layer, job, memory) if self.first else self._publish_as_other(layer, job, memory)
 
     def _publish_as_first(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
-        own = {item: _spelled(value) for item, value in job.tree.items()}
+        own = {item: _encode_json(value) for item, value in job.tree.items()}
         opened = False
 
         def write(folder: Path) -> Manifest:
             nonlocal opened
             opened = True
-            self._broadcast((folder, {item: digest(text) for item, text in own.items()}), self._writers)
-            reports = self._gather(self._report(layer, folder, job, memory, {}), self._writers)
+            self._broadcast((folder, {item: digest_bytes(text) for item, text in own.items()}), self._writers)
+            reports = self._gather(self._write_report(layer, folder, job, memory, {}), self._writers)
             manifest, tree = merge_reports(job.manifest, reports)
             whole = self._parts.unite_trees({**job.tree, **tree})
             return replace(manifest, files=(*manifest.files, write_tree(layer, folder, whole)))
@@ -285,19 +293,23 @@ class Ranks(SingleRank):
             ending = publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
         except (OSError, CheckpointError) as error:
             ending = error
+        # The other ranks wait for the name of the folder, even if there is none.
         if not opened:
             self._broadcast(None, self._writers)
-        return _ended(self._broadcast(ending, self._writers))
+        return _unwrap_ending(self._broadcast(ending, self._writers))
 
     def _publish_as_other(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
         opened = self._broadcast(None, self._writers)
         if opened is not None:
             folder, known = opened
-            trees = {item: value for item, value in job.tree.items() if known.get(item) != digest(_spelled(value))}
-            self._gather(self._report(layer, folder, job, memory, trees), self._writers)
-        return _ended(self._broadcast(None, self._writers))
+            # Plain values are equal on most ranks; only those that differ from the first rank's travel.
+            trees = {
+                item: value for item, value in job.tree.items() if known.get(item) != digest_bytes(_encode_json(value))
+            }
+            self._gather(self._write_report(layer, folder, job, memory, trees), self._writers)
+        return _unwrap_ending(self._broadcast(None, self._writers))
 
-    def _report(
+    def _write_report(
         self, layer: FileLayer, folder: Path, job: WriteJob, memory: memoryview, trees: Mapping[str, Any]
     ) -> RankReport:
         """Write this rank's file, and say what is in it; or why not."""
@@ -313,7 +325,7 @@ class Ranks(SingleRank):
             file=file,
             tensors=tuple(place_record(record, job.shares[record.name]) for record in records),
             sums={
-                (place.name, job.shares[place.name].box.offsets): _sum(place, memory)
+                (place.name, job.shares[place.name].box.offsets): _sum_words(place, memory)
                 for place in job.layout.places
                 if job.shares[place.name].shared
             },
@@ -324,7 +336,7 @@ class Ranks(SingleRank):
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.world
-        with _spoken():
+        with _translate_group_errors():
             dist.all_gather_object(found, own, group=group)
         return found
 
@@ -333,7 +345,7 @@ class Ranks(SingleRank):
         import torch.distributed as dist
 
         said = [own]
-        with _spoken():
+        with _translate_group_errors():
             dist.broadcast_object_list(said, group_src=0, group=group)
         return said[0]
 
@@ -346,7 +358,7 @@ def make_ranks(timeout_seconds: float, agree_every: int) -> SingleRank:
 
 
 @contextmanager
-def _spoken() -> Iterator[None]:
+def _translate_group_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -356,7 +368,7 @@ def _spoken() -> Iterator[None]:
         ) from error
 
 
-def _ended(ending: Published | Exception) -> Published:
+def _unwrap_ending(ending: Published | Exception) -> Published:
     if isinstance(ending, Exception):
         raise ending
     return ending
@@ -366,11 +378,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _spelled(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _sum(place: TensorPlace, memory: memoryview) -> int:
+def _sum_words(place: TensorPlace, memory: memoryview) -> int:
     """Return the sum of a tensor's bytes as words of 64 bits: as fast as memory; any one flipped bit changes it."""
     content = np.frombuffer(memory, np.uint8)[place.start : place.start + place.size]
     words = place.size // 8 * 8

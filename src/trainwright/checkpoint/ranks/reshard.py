@@ -57,18 +57,20 @@ def share_tensors(
 
     local: dict[str, torch.Tensor] = {}
     shares: dict[str, Share] = {}
+    # These tensors are equal on all of their holders: one of them writes, the others compare.
     alike = {
         name: tensor
         for name, tensor in tensors.items()
         if not isinstance(tensor, DTensor) and not (own and name.startswith(own)) and name not in of_first
     }
-    writer = _dealt({name: (tensor.nbytes, holders(name)) for name, tensor in alike.items()})
+    writer = _deal_writers({name: (tensor.nbytes, holders(name)) for name, tensor in alike.items()})
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         if name in of_first and rank != holders(name)[0] and not isinstance(tensor, DTensor):
             continue
         if isinstance(tensor, DTensor):
-            box, replica, copies = _box_of(name, tensor)
+            box, replica, copies = _slice_of(name, tensor)
+            # An empty part is not written, except that the first rank writes a tensor that is empty as a whole.
             if prod(box.lengths) or (not prod(shape) and not rank):
                 local[name] = tensor.to_local()
                 shares[name] = Share(shape=shape, box=box, writes=not replica, shared=copies > 1)
@@ -100,6 +102,7 @@ def read_targets(state: Mapping[str, Any], live: "Mapping[str, torch.Tensor]") -
     def like(record: TensorRecord) -> torch.Tensor | None:
         found = live.get(record.name)
         if found is None:
+            # Moments are laid out as their parameter: "optimizer.state.model.0.weight.exp_avg" as "model.0.weight".
             _, _, parameter = record.name.rpartition(".")[0].partition(".state.")
             found = parameters.get(parameter)
         return found if isinstance(found, DTensor) and tuple(found.shape) == record.shape else None
@@ -124,7 +127,7 @@ def read_shares(
 
     records = [record for record in published.manifest.tensors if record.name not in skip]
     likes = {record.name: like(record) for record in records}
-    boxes = {record.name: _box_wanted(record, likes[record.name]) for record in records}
+    boxes = {record.name: _wanted_slice(record, likes[record.name]) for record in records}
     found = {
         record.name: torch.empty(boxes[record.name].lengths, dtype=getattr(torch, record.dtype)) for record in records
     }
@@ -144,13 +147,15 @@ def read_shares(
     return found | {alias: found[home] for alias, home in aliases.items()}
 
 
-def _dealt(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]:
+def _deal_writers(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]:
     """Return, for the bytes and holders of each name, who writes it; all holders find the same.
 
     Those that the same ranks hold are dealt out among them, so that all have about as many bytes of these.
     """
     loads: dict[tuple[int, ...], list[int]] = {}
     writer = {}
+    # Greedy by falling size: each tensor goes to the holder with the fewest bytes so far. Names break ties, so that all
+    # ranks compute the same without a message.
     for name in sorted(tensors, key=lambda name: (-tensors[name][0], name)):
         size, ranks = tensors[name]
         of_these = loads.setdefault(ranks, [0] * len(ranks))
@@ -160,19 +165,21 @@ def _dealt(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]
     return writer
 
 
-def _box_wanted(record: TensorRecord, like: Any) -> TensorSlice:
-    return TensorSlice.whole(record.shape) if like is None else _box_of(record.name, like)[0]
+def _wanted_slice(record: TensorRecord, like: Any) -> TensorSlice:
+    return TensorSlice.whole(record.shape) if like is None else _slice_of(record.name, like)[0]
 
 
-def _box_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:
+def _slice_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:
     """Return this rank's box of a DTensor, which of its copies this is, and how many there are."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointStateError(
             f"{name}: a checkpoint cannot keep a DTensor placed as {tensor.placements}; allowed: Shard and Replicate; "
             "redistribute it first"
         )
+    # The same hook by which torch.distributed.checkpoint asks a DTensor for its chunk.
     (chunk,) = tensor.__create_chunk_list__()
     place = tensor.device_mesh.get_coordinate() or (0,) * tensor.device_mesh.ndim
+    # Of the copies along replicated mesh dimensions, the one at coordinate 0 writes.
     replicas = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
     copies = prod(tensor.device_mesh.size(dim) for dim in replicas)
     return TensorSlice(tuple(chunk.offsets), tuple(chunk.sizes)), sum(place[dim] for dim in replicas), copies

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, digest, kind_of, read_at, read_chunk
+from trainwright.checkpoint.digest import CHUNK_BYTES, digest_bytes, kind_of, read_at, read_chunk
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.save.shard_file import memory_of
 from trainwright.errors import CheckpointCorruptError
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SliceReader", "TensorSlice", "open_slices"]
 
-_SPAN_BYTES = CHUNK_BYTES // 2  # read at once: with the chunk that it ends in, less than two chunks of memory
+# Read at once: with the chunk that it ends in, less than two chunks of memory.
+_SPAN_BYTES = CHUNK_BYTES // 2
 
 
 class TensorSlice(NamedTuple):
@@ -40,6 +41,7 @@ class TensorSlice(NamedTuple):
 
     def intersect(self, other: "TensorSlice") -> "TensorSlice | None":
         """Return what two boxes have in common; None if that is nothing."""
+        # Slices are half-open intervals per dimension; an empty one in any dimension makes the whole empty.
         low = tuple(max(pair) for pair in zip(self.offsets, other.offsets, strict=True))
         high = tuple(
             min(one + size, two + other_size) for one, size, two, other_size in zip(*self, *other, strict=True)
@@ -94,7 +96,8 @@ class SliceReader:
         `CheckpointCorruptError` if a chunk is damaged, or if the stored boxes do not cover what is wanted.
         """
         pieces: list[_Piece] = []
-        kept = list(wanted)  # pieces know the memory of tensors, and do not keep it
+        # Pieces know the memory of tensors, and do not keep it.
+        kept = list(wanted)
         for record, box, target in kept:
             covered = 0
             for shard in record.shards:
@@ -104,11 +107,13 @@ class SliceReader:
                     continue
                 covered += prod(common.lengths)
                 place = target[common.within(box)]
-                if place.is_contiguous() and _span(common.lengths, _strides(stored.lengths)) == place.numel():
-                    pieces += self._pieces(record.name, shard, common, place)
+                # Consecutive in the file and in the target: read straight into place, chunk by chunk, in parallel.
+                if place.is_contiguous() and _span_values(common.lengths, _strides_of(stored.lengths)) == place.numel():
+                    pieces += self._contiguous_pieces(record.name, shard, common, place)
                     continue
-                for part in _parts(common, stored, target.element_size()):
-                    target[part.within(box)].copy_(self._part(record, shard, part, target))
+                # Otherwise read stretches of the file that hold the slice, and copy the wanted values out of them.
+                for part in _split_slice(common, stored, target.element_size()):
+                    target[part.within(box)].copy_(self._read_part(record, shard, part, target))
             if covered != prod(box.lengths):
                 raise CheckpointCorruptError(
                     f"{self._folder}: {record.name} has {covered} of the {prod(box.lengths)} values that are asked for"
@@ -116,13 +121,15 @@ class SliceReader:
         for _ in self._pool.map(self._read_piece, pieces):
             pass
 
-    def _pieces(self, name: str, shard: ShardRecord, box: TensorSlice, place: "torch.Tensor") -> Iterator[_Piece]:
+    def _contiguous_pieces(
+        self, name: str, shard: ShardRecord, box: TensorSlice, place: "torch.Tensor"
+    ) -> Iterator[_Piece]:
         record, view = self._files[shard.file], memory_of(place)
         cuts = box.within(TensorSlice(shard.offsets, shard.lengths))
-        first = sum(cut.start * stride for cut, stride in zip(cuts, _strides(shard.lengths), strict=True))
+        first = sum(cut.start * stride for cut, stride in zip(cuts, _strides_of(shard.lengths), strict=True))
         start = at = shard.start + first * place.element_size()
         while at < start + len(view):
-            number = _chunk_at(record, at)
+            number = _chunk_number(record, at)
             end = min(start + len(view), _range_of(record, number)[1])
             yield _Piece(name, record, number, at, view[at - start : end - start])
             at = end
@@ -130,37 +137,39 @@ class SliceReader:
     def _read_piece(self, piece: _Piece) -> None:
         low, high = _range_of(piece.file, piece.chunk)
         handle = self._open(piece.file.name)
+        # A piece that is a whole chunk is checked in its target; a part of a chunk needs the chunk around it.
         if not self._check or len(piece.view) == high - low:
             count = read_at(handle, piece.start, piece.view)
-            if count < len(piece.view) or (self._check and not _is(piece.view, piece.file.chunks[piece.chunk])):
-                raise self._damage(piece.tensor, piece.file, piece.chunk)
+            if count < len(piece.view) or (self._check and not _has_digest(piece.view, piece.file.chunks[piece.chunk])):
+                raise self._damage_error(piece.tensor, piece.file, piece.chunk)
             return
         content = self._read_chunk(piece.tensor, piece.file, piece.chunk)
         piece.view[:] = content[piece.start - low : piece.start - low + len(piece.view)]
 
-    def _part(
+    def _read_part(
         self, record: TensorRecord, shard: ShardRecord, part: TensorSlice, like: "torch.Tensor"
     ) -> "torch.Tensor":
         """Return a box as a view of the bytes from its first value to its last."""
         import torch
 
-        size, strides = like.element_size(), _strides(shard.lengths)
+        size, strides = like.element_size(), _strides_of(shard.lengths)
         cuts = part.within(TensorSlice(shard.offsets, shard.lengths))
         first = sum(cut.start * stride for cut, stride in zip(cuts, strides, strict=True))
         start = shard.start + first * size
-        stop = start + _span(part.lengths, strides) * size
-        content = self._bytes(record.name, self._files[shard.file], start, stop)
+        stop = start + _span_values(part.lengths, strides) * size
+        content = self._read_bytes(record.name, self._files[shard.file], start, stop)
         return torch.frombuffer(content, dtype=like.dtype).as_strided(part.lengths, strides)
 
-    def _bytes(self, name: str, record: FileRecord, start: int, stop: int) -> bytearray:
+    def _read_bytes(self, name: str, record: FileRecord, start: int, stop: int) -> bytearray:
         """Return bytes of a file, out of its chunks; the last one is kept, for the next part may begin in it."""
         content = bytearray(stop - start)
-        number, at = _chunk_at(record, start), start
+        number, at = _chunk_number(record, start), start
         while at < stop:
             low, high = _range_of(record, number)
             end = min(stop, high)
             if self._last is None or self._last[:2] != (record.name, number):
-                self._last = None  # let go of one before the next is read
+                # Let go of one before the next is read.
+                self._last = None
                 self._last = record.name, number, memoryview(self._read_chunk(name, record, number))
             content[at - start : end - start] = self._last[2][at - low : end - low]
             at, number = end, number + 1
@@ -169,11 +178,11 @@ class SliceReader:
     def _read_chunk(self, name: str, record: FileRecord, number: int) -> bytearray:
         start, stop = _range_of(record, number)
         content = read_chunk(self._open(record.name), start, stop)
-        if len(content) != stop - start or (self._check and not _is(content, record.chunks[number])):
-            raise self._damage(name, record, number)
+        if len(content) != stop - start or (self._check and not _has_digest(content, record.chunks[number])):
+            raise self._damage_error(name, record, number)
         return content
 
-    def _damage(self, name: str, record: FileRecord, number: int) -> CheckpointCorruptError:
+    def _damage_error(self, name: str, record: FileRecord, number: int) -> CheckpointCorruptError:
         start, stop = _range_of(record, number)
         return CheckpointCorruptError(
             f"{self._folder}: {record.name} is damaged in chunk {number} (bytes {start} to {stop}, {name})"
@@ -186,7 +195,7 @@ def open_slices(folder: Path, manifest: Manifest, *, check: bool = True) -> Iter
     handles: dict[str, int] = {}
     lock = threading.Lock()
 
-    def opened(name: str) -> int:
+    def open_file(name: str) -> int:
         with lock:
             if name not in handles:
                 try:
@@ -198,39 +207,40 @@ def open_slices(folder: Path, manifest: Manifest, *, check: bool = True) -> Iter
 
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            yield SliceReader(folder, manifest, opened, pool, check=check)
+            yield SliceReader(folder, manifest, open_file, pool, check=check)
     finally:
         for handle in handles.values():
             os.close(handle)
 
 
-def _parts(box: TensorSlice, stored: TensorSlice, size: int) -> Iterator[TensorSlice]:
+def _split_slice(box: TensorSlice, stored: TensorSlice, size: int) -> Iterator[TensorSlice]:
     """Yield the boxes into which `box` is cut so that the stored bytes that one spans are few."""
-    strides = _strides(stored.lengths)
-    if _span(box.lengths, strides) * size <= _SPAN_BYTES:
+    strides = _strides_of(stored.lengths)
+    if _span_values(box.lengths, strides) * size <= _SPAN_BYTES:
         yield box
         return
+    # Cut along the outermost dimension that has more than one row, into as many rows as fit the span.
     dim = next(place for place, length in enumerate(box.lengths) if length > 1)
-    rest = _span((1, *box.lengths[dim + 1 :]), strides[dim:])
+    rest = _span_values((1, *box.lengths[dim + 1 :]), strides[dim:])
     rows = max(1, (_SPAN_BYTES // size - rest) // strides[dim] + 1)
     for at in range(0, box.lengths[dim], rows):
         part = TensorSlice(
             (*box.offsets[:dim], box.offsets[dim] + at, *box.offsets[dim + 1 :]),
             (*box.lengths[:dim], min(rows, box.lengths[dim] - at), *box.lengths[dim + 1 :]),
         )
-        yield from _parts(part, stored, size)
+        yield from _split_slice(part, stored, size)
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
-def _span(lengths: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def _span_values(lengths: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the number of values from the first to the last of a box."""
     return 1 + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
 
 
-def _chunk_at(record: FileRecord, at: int) -> int:
+def _chunk_number(record: FileRecord, at: int) -> int:
     return bisect.bisect_right(record.ends, at) if record.ends else at // CHUNK_BYTES
 
 
@@ -240,5 +250,5 @@ def _range_of(record: FileRecord, number: int) -> tuple[int, int]:
     return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, record.bytes)
 
 
-def _is(content: bytearray | memoryview, expected: str) -> bool:
-    return digest(content, kind_of(expected)) == expected
+def _has_digest(content: bytearray | memoryview, expected: str) -> bool:
+    return digest_bytes(content, kind_of(expected)) == expected

@@ -30,7 +30,7 @@ def find_damages(folder: Path, manifest: Manifest, *, files: frozenset[str] | No
         for number, (chunk, expected) in enumerate(zip(seen, record.chunks, strict=False)):
             if chunk != expected:
                 start, stop = _range(record, number)
-                tensors = _tensors(manifest, record, start, stop)
+                tensors = _tensors_in(manifest, record, start, stop)
                 yield f"{record.name} is damaged in chunk {number} (bytes {start} to {stop}{tensors})"
         if len(seen) != len(record.chunks):
             yield f"{record.name} has {len(seen)} chunks, not {len(record.chunks)}"
@@ -42,7 +42,7 @@ def _range(record: FileRecord, number: int) -> tuple[int, int]:
     return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, record.bytes)
 
 
-def _tensors(manifest: Manifest, record: FileRecord, start: int, stop: int) -> str:
+def _tensors_in(manifest: Manifest, record: FileRecord, start: int, stop: int) -> str:
     names = [
         tensor.name
         for tensor in manifest.tensors

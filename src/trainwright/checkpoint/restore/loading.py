@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.checkpoint.manifest import TensorRecord
 from trainwright.checkpoint.state.captured import canonical_names, parameter_names
 from trainwright.checkpoint.state.differences import Difference, Effect
-from trainwright.checkpoint.state.tree import decode
+from trainwright.checkpoint.state.tree import decode_tree
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,8 @@ def compare_state(
     """
     import torch
 
-    found = [_missing(item, saved=None, now="given") for item in state if item not in tree]
-    found += [_missing(item, saved="saved", now=None) for item in tree if whole and item not in state]
+    found = [_missing_item(item, saved=None, now="given") for item in state if item not in tree]
+    found += [_missing_item(item, saved="saved", now=None) for item in tree if whole and item not in state]
     for item, value in state.items():
         if item not in tree:
             continue
@@ -35,12 +35,13 @@ def compare_state(
             before = _group_names(tree[item])
             names = parameter_names(state)
             after = {name for group in _current_groups(value, names) for name in group}
-            found += [_missing(f"{item}: {name}", saved="saved", now=None) for name in before if name not in after]
-            found += [_missing(f"{item}: {name}", saved=None, now="given") for name in sorted(after - set(before))]
+            found += [_missing_item(f"{item}: {name}", saved="saved", now=None) for name in before if name not in after]
+            found += [_missing_item(f"{item}: {name}", saved=None, now="given") for name in sorted(after - set(before))]
         elif isinstance(value, torch.Tensor):
             found += _compare_tensor(item, value, tensors)
-        elif hasattr(value, "state_differences"):  # such as a loader, of other data
-            found += value.state_differences(decode(tree[item], {}))
+        elif hasattr(value, "state_differences"):
+            # Such as a loader, of other data.
+            found += value.state_differences(decode_tree(tree[item], {}))
     return found
 
 
@@ -51,11 +52,12 @@ def load_state(
     import torch
 
     values = {}
-    names = parameter_names(state)  # before anything is loaded: a load may replace parameters
+    # Before anything is loaded: a load may replace parameters.
+    names = parameter_names(state)
     for item, target in state.items():
         if item not in tree:
             continue
-        value = decode(tree[item], tensors)
+        value = decode_tree(tree[item], tensors)
         if isinstance(target, torch.nn.Module):
             _load_module(target, value)
         elif isinstance(target, torch.optim.Optimizer):
@@ -77,7 +79,7 @@ def load_state(
     return values
 
 
-def _missing(item: str, *, saved: Any, now: Any) -> Difference:
+def _missing_item(item: str, *, saved: Any, now: Any) -> Difference:
     return Difference(item=item, saved=saved, now=now, effect=Effect.STATE)
 
 
@@ -90,10 +92,10 @@ def _compare_module(
     names = {name: key for key, name in canonical_names(current).items()}
     for name in tree:
         if name not in names:
-            yield _missing(f"{item}.{name}", saved="saved", now=None)
+            yield _missing_item(f"{item}.{name}", saved="saved", now=None)
     for name, key in names.items():
         if name not in tree:
-            yield _missing(f"{item}.{name}", saved=None, now="given")
+            yield _missing_item(f"{item}.{name}", saved=None, now="given")
         elif isinstance(current[key], torch.Tensor):
             yield from _compare_tensor(f"{item}.{name}", current[key], tensors)
 
@@ -103,7 +105,7 @@ def _compare_tensor(name: str, tensor: "torch.Tensor", tensors: Mapping[str, Ten
     now = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
     saved = None if record is None else {"dtype": record.dtype, "shape": list(record.shape)}
     if saved != now:
-        yield _missing(name, saved=saved, now=now)
+        yield _missing_item(name, saved=saved, now=now)
 
 
 def _load_module(module: "torch.nn.Module", value: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.manifest import Manifest, TensorRecord
 from trainwright.checkpoint.restore.integrity import find_damages
-from trainwright.checkpoint.save.publish import Published, found, quarantine
+from trainwright.checkpoint.save.publish import Published, list_published, quarantine
 from trainwright.checkpoint.save.shard_file import read_into
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.state.differences import Difference
@@ -32,13 +32,14 @@ __all__ = [
     "read_tensors",
     "read_tree",
     "records_by_name",
-    "verify",
+    "verify_digests",
 ]
 
 _START = "start.json"
 """In a lease's folder: the checkpoint that it went on from. What earlier leases publish later is not of its line."""
 
-_AHEAD_BYTES = 32 << 20  # what a disk reads while the state is compared
+# What a disk reads while the state is compared.
+_AHEAD_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,17 +95,21 @@ def read_lineage(
     for number in sorted(by_lease, reverse=True):
         whole = []
         for home in by_lease[number]:
-            for path in found(home):
+            for path in list_published(home):
                 try:
                     whole.append(Published(path=path, manifest=Manifest.read(path)))
                 except CheckpointCorruptError as error:
-                    if path.exists():  # else another run drops it as we look
+                    # Else another run drops it as we look.
+                    if path.exists():
                         quarantine(layer, path, "bad")
                         damaged(path, str(error))
-        for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):  # a stable order
+        # A stable order.
+        for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
+            # Serials grow within a lease, so (lease, serial) orders all checkpoints of a run.
             if (number, published.manifest.serial) <= bound:
                 yield published
-        bound = min(bound, _start(folder / f"lease-{number}" if number else folder))
+        # What an earlier lease published after this one had started from it is on another line.
+        bound = min(bound, _read_start(folder / f"lease-{number}" if number else folder))
 
 
 def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
@@ -115,7 +120,8 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
     try:
         write_new(layer, temporary, [memoryview(content)])
         layer.rename(temporary, home / _START)
-    except OSError:  # no room: then more than the line may be seen, and nothing less
+    except OSError:
+        # No room: then more than the line may be seen, and nothing less.
         temporary.unlink(missing_ok=True)
 
 
@@ -124,7 +130,7 @@ def list_quarantined(folders: Sequence[Path], lease: int) -> list[Path]:
     return [path for folder in folders for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
 
 
-def _start(home: Path) -> tuple[float, float]:
+def _read_start(home: Path) -> tuple[float, float]:
     try:
         start = json.loads((home / _START).read_bytes())
         return start["lease"], start["serial"]
@@ -132,7 +138,7 @@ def _start(home: Path) -> tuple[float, float]:
         return math.inf, math.inf
 
 
-def verify(published: Published) -> None:
+def verify_digests(published: Published) -> None:
     """Raise `CheckpointCorruptError` at the first byte that is not as its manifest says."""
     for damage in find_damages(published.path, published.manifest):
         raise CheckpointCorruptError(f"{published.path}: {damage}")
@@ -158,7 +164,8 @@ def read_ahead(published: Published) -> None:
     if published.manifest.world_size > 1 or not hasattr(os, "posix_fadvise"):
         return
     for file in published.manifest.files:
-        with suppress(OSError):  # of a file that is not there `read_tensors` tells
+        # Of a file that is not there `read_tensors` tells.
+        with suppress(OSError):
             handle = os.open(published.path / file.name, os.O_RDONLY)
             try:
                 os.posix_fadvise(handle, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
@@ -174,6 +181,7 @@ def read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") -> 
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
+    # Grouped by file, so that each is read in a few large reads in the order of its bytes.
     wanted: dict[str, list[tuple[int, torch.Tensor]]] = {}
     for record in published.manifest.tensors:
         dtype = getattr(torch, record.dtype)

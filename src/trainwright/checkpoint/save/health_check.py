@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["Norms", "norms_of"]
 
 _PIECE = 32_768
-_SPREAD = 1.4826  # of a normal variable, standard deviation over median absolute deviation
-_LEAST_SPREAD = 1e-3  # of the median: a norm that hardly moves may move so much
+# Of a normal variable, standard deviation over median absolute deviation.
+_SPREAD = 1.4826
+# Of the median: a norm that hardly moves may move so much.
+_LEAST_SPREAD = 1e-3
 
 
 def norms_of(layout: ShardFile, memory: memoryview, names: Collection[str]) -> dict[str, float]:
@@ -29,18 +31,19 @@ def norms_of(layout: ShardFile, memory: memoryview, names: Collection[str]) -> d
 
     flat = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
     return {
-        place.name: _norm(flat, place)
+        place.name: _norm_of(flat, place)
         for place in layout.places
         if place.name in names and place.size and getattr(torch, place.dtype).is_floating_point
     }
 
 
-def _norm(flat: "torch.Tensor", place: TensorPlace) -> float:
+def _norm_of(flat: "torch.Tensor", place: TensorPlace) -> float:
     """Return the norm piece by piece: each stays in cache, and is too small for torch to spread over threads."""
     import torch
 
     values = flat[place.start : place.start + place.size].view(getattr(torch, place.dtype))
-    if values.element_size() == 1:  # eight-bit floats know no arithmetic
+    # Eight-bit floats know no arithmetic.
+    if values.element_size() == 1:
         values = values.float()
     kind = torch.float64 if values.dtype == torch.float64 else torch.float32
     total = math.fsum(float(torch.linalg.vector_norm(piece, dtype=kind)) ** 2 for piece in values.split(_PIECE))
@@ -53,8 +56,8 @@ def _norm(flat: "torch.Tensor", place: TensorPlace) -> float:
 class Norms:
     """The norms of the last saves, and what stands out against them."""
 
-    def __init__(self, screen: HealthCheck) -> None:
-        self._screen = screen
+    def __init__(self, settings: HealthCheck) -> None:
+        self._settings = settings
         self._seen: dict[str, deque[float]] = {}
 
     def suspects(self, norms: Mapping[str, float]) -> list[str]:
@@ -64,11 +67,11 @@ class Norms:
         """
         found = []
         for name, norm in norms.items():
-            seen = self._seen.setdefault(name, deque(maxlen=self._screen.history))
+            seen = self._seen.setdefault(name, deque(maxlen=self._settings.history))
             if len(seen) >= 3:
                 median = statistics.median(seen)
                 spread = _SPREAD * statistics.median(abs(value - median) for value in seen)
-                if abs(norm - median) > self._screen.deviations * max(spread, _LEAST_SPREAD * abs(median)):
+                if abs(norm - median) > self._settings.deviations * max(spread, _LEAST_SPREAD * abs(median)):
                     found.append(name)
             seen.append(norm)
         return found

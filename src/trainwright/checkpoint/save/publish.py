@@ -23,7 +23,7 @@ from trainwright.publishing import FileLayer, write_new
 
 __all__ = [
     "Published",
-    "found",
+    "list_published",
     "publish",
     "quarantine",
     "refuse_unwritable",
@@ -50,7 +50,7 @@ def step_name(step: int) -> str:
     return f"step-{step:012d}"
 
 
-def found(home: Path) -> list[Path]:
+def list_published(home: Path) -> list[Path]:
     """Return the folders in `home` that are named as checkpoints, newest step first; their manifests may be damaged."""
     if not home.is_dir():
         return []
@@ -72,10 +72,10 @@ def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable
     try:
         layer.make_folder(temporary)
         manifest = write(temporary)
-        write_new(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.encoded())])
+        write_new(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.to_bytes())])
         layer.rename(temporary / f"{MANIFEST}.tmp", temporary / MANIFEST)
         layer.sync_folder(temporary)
-        path = _renamed(layer, temporary, home / step_name(step))
+        path = _rename_to_free(layer, temporary, home / step_name(step))
         layer.sync_folder(home)
     except (OSError, CheckpointError):
         layer.remove(temporary)
@@ -111,11 +111,11 @@ def remove_leftovers(layer: FileLayer, home: Path, *, ended: bool) -> None:
     if not home.is_dir():
         return
     for path in home.iterdir():
-        if path.name.startswith(".trash-") or (path.name.startswith(".tmp-") and (ended or _abandoned(path))):
+        if path.name.startswith(".trash-") or (path.name.startswith(".tmp-") and (ended or _is_abandoned(path))):
             layer.remove(path)
 
 
-def _abandoned(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Whether the writer of a temporary folder is gone: a process of this host that is no more, or one of long ago."""
     host, process = path.name.split(".")[-3:-1]
     if host == _HERE and process.isdigit():
@@ -123,7 +123,8 @@ def _abandoned(path: Path) -> bool:
             os.kill(int(process), 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # somebody else's
+        except PermissionError:
+            # Somebody else's.
             return False
         return False
     with suppress(OSError):
@@ -131,7 +132,7 @@ def _abandoned(path: Path) -> bool:
     return False
 
 
-def _renamed(layer: FileLayer, source: Path, target: Path) -> Path:
+def _rename_to_free(layer: FileLayer, source: Path, target: Path) -> Path:
     """Rename to the first free of step-N, step-N.2, ...: a name is never used twice."""
     for number in range(1, _MOST_TRIES):
         path = target if number == 1 else target.with_name(f"{target.name}.{number}")
@@ -139,10 +140,12 @@ def _renamed(layer: FileLayer, source: Path, target: Path) -> Path:
             continue
         try:
             layer.rename(source, path)
-        except FileExistsError:  # another writer was faster
+        except FileExistsError:
+            # Another writer was faster.
             continue
         except OSError as error:
-            if path.exists() and source.exists():  # likewise: a folder that is not empty is told in several ways
+            # Likewise: a folder that is not empty is told in several ways.
+            if path.exists() and source.exists():
                 continue
             raise error from None
         return path

@@ -125,13 +125,14 @@ class Saver:
         """Take a snapshot and write it; with `wait` it is over when this returns. Training waits since `started`."""
         handle = SaveHandle(manifest.step)
         self._open.append(handle)
-        buffer = self._buffer(wait=wait or self._config.when_busy == "wait")
+        buffer = self._take_buffer(wait=wait or self._config.when_busy == "wait")
         if buffer is None:
             handle.staged.set_result(False)
-            return _failed(handle, "skipped", "the save before was still being written")
+            return _mark_failed(handle, "skipped", "the save before was still being written")
         captured, layout = portion.captured, portion.layout
         handle.bytes = layout.size
         snapshot = Snapshot(captured, layout, buffer.reserve(layout.size)[: layout.size])
+        # Counters, generators and the like may change at any time, so they are copied before this returns.
         snapshot.copy_small()
         job = WriteJob(
             home=home,
@@ -141,24 +142,27 @@ class Saver:
             mine=portion.mine,
             shares=portion.shares,
             screened=captured.lazy,
-            elsewhere=self._elsewhere(buffer, layout.size),
+            elsewhere=self._remote_writer(buffer, layout.size),
         )
         synchronous = self._config.writer == "sync"
+        # Without an optimizer whose step a hook could delay, nothing would protect a copy in the background.
         if wait or synchronous or self.eager or not captured.optimizers:
-            snapshot.work()
+            snapshot.copy_rest()
             handle.staged.set_result(True)
             if synchronous:
-                self._persist(handle, buffer, job, started, wait=wait)
+                self._persist_snapshot(handle, buffer, job, started, wait=wait)
             else:
-                self._writer.submit(self._persist, handle, buffer, job, started, wait=wait)
+                self._writer.submit(self._persist_snapshot, handle, buffer, job, started, wait=wait)
                 if wait:
                     handle.committed.exception()
         else:
+            # Weights and moments are stable until the next optimizer step: that step is delayed by a hook until they
+            # are copied, and the forward and backward pass before it hides the copy.
             self._staging.append((handle, snapshot))
             for optimizer in captured.optimizers:
                 if id(optimizer) not in self._hooks:
                     self._hooks[id(optimizer)] = optimizer.register_step_pre_hook(self._before_step)
-            self._stager.submit(self._stage, handle, buffer, snapshot, job, started)
+            self._stager.submit(self._stage_snapshot, handle, buffer, snapshot, job, started)
         handle.blocking_seconds = time.perf_counter() - started
         return handle
 
@@ -194,11 +198,12 @@ class Saver:
         while self._staging:
             handle, snapshot = self._staging.pop()
             started = time.perf_counter()
-            snapshot.work()
+            snapshot.copy_rest()
+            # The staging thread may hold the last piece; only its result says that all of the state is copied.
             handle.staged.result()
             handle.blocking_seconds += time.perf_counter() - started
 
-    def _elsewhere(self, buffer: Buffer, size: int) -> Callable[[Path, ShardFile, int], Written] | None:
+    def _remote_writer(self, buffer: Buffer, size: int) -> Callable[[Path, ShardFile, int], Written] | None:
         """Return what writes a data file in another process, if the buffer is shared with one."""
         descriptor = buffer.descriptor
         if descriptor is None:
@@ -207,13 +212,14 @@ class Saver:
             folder, layout, buffer.reserve(size), descriptor, rank=rank
         )
 
-    def _buffer(self, *, wait: bool) -> Buffer | None:
+    def _take_buffer(self, *, wait: bool) -> Buffer | None:
         """Return a free buffer; without `wait` None if there is none, here or on another rank."""
         if wait:
             return self._free.get()
         try:
             buffer = self._free.get_nowait()
         except queue.Empty:
+            # All ranks must skip the same saves, so those without a free buffer tell the others.
             self._ranks.any(True)
             return None
         if self._ranks.any(False):
@@ -221,26 +227,29 @@ class Saver:
             return None
         return buffer
 
-    def _stage(self, handle: SaveHandle, buffer: Buffer, snapshot: Snapshot, job: WriteJob, started: float) -> None:
+    def _stage_snapshot(
+        self, handle: SaveHandle, buffer: Buffer, snapshot: Snapshot, job: WriteJob, started: float
+    ) -> None:
         try:
-            snapshot.work()
-            findings = self._changed(snapshot)
+            snapshot.copy_rest()
+            findings = self._check_unchanged(snapshot)
         except Exception as error:  # noqa: BLE001 -- whatever a device may raise: nobody must wait for ever
             findings = Findings(trouble=str(error))
         handle.staged.set_result(not findings.trouble)
-        self._writer.submit(self._persist, handle, buffer, job, started, findings)
+        self._writer.submit(self._persist_snapshot, handle, buffer, job, started, findings)
 
-    def _changed(self, snapshot: Snapshot) -> Findings:
+    def _check_unchanged(self, snapshot: Snapshot) -> Findings:
         changed = snapshot.changed()
         if not changed:
             return Findings()
+        # A training that writes to its weights outside of the step will do it again: copy at once from now on.
         self.eager = self.redo = True
         return Findings(
             trouble=f"{', '.join(changed[:3])} changed outside of the optimizer's step while it was copied; it is "
             "saved again at the next step, and at once from now on: give CheckpointConfig(staging='eager')"
         )
 
-    def _persist(
+    def _persist_snapshot(
         self,
         handle: SaveHandle,
         buffer: Buffer,
@@ -256,7 +265,8 @@ class Saver:
         error: Exception | None = None
         try:
             if findings is None or not findings.trouble:
-                findings = self._screened(handle.step, job, memory)
+                findings = self._check_health(handle.step, job, memory)
+            # A checkpoint is published by all ranks or by none.
             findings = self._ranks.agree_on_findings(findings)
             if not findings.trouble:
                 manifest = replace(job.manifest, screen="suspect" if findings.suspects else "good")
@@ -264,16 +274,17 @@ class Saver:
         except Exception as raised:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
             error, findings = raised, Findings(trouble=str(raised))
         handle.persist_seconds = time.perf_counter() - started
+        # The bytes are on disk or given up: the next snapshot may overwrite them.
         self._free.put(buffer)
         if published is None:
-            _failed(
+            _mark_failed(
                 handle, f"{'refused' if findings.refused else 'failed'}: {findings.trouble}", findings.trouble, error
             )
             return
         handle.verdict = f"suspect: {', '.join(findings.suspects[:3])}" if findings.suspects else "good"
         handle.committed.set_result(published)
 
-    def _screened(self, step: int, job: WriteJob, memory: memoryview) -> Findings:
+    def _check_health(self, step: int, job: WriteJob, memory: memoryview) -> Findings:
         if self._norms is None:
             return Findings()
         norms = norms_of(job.layout, memory, job.screened)
@@ -284,7 +295,7 @@ class Saver:
         return Findings(suspects=tuple(self._norms.suspects(norms)))
 
 
-def _failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:
+def _mark_failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:
     handle.verdict = verdict
     told = error if isinstance(error, CheckpointError) else CheckpointError(sentence)
     handle.drained.set_exception(told)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, combined, cuts, digest, fastest_kind
+from trainwright.checkpoint.digest import CHUNK_BYTES, chunk_ranges, combine_digests, digest_bytes, fastest_kind
 from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecord
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ _CODES = {
     "float8_e5m2": "F8_E5M2",
 }
 _PAGE = 4096
-_MOST_VIEWS = 512  # the system takes 1024 memories in one read
+# The system takes 1024 memories in one read.
+_MOST_VIEWS = 512
 
 
 class TensorPlace(NamedTuple):
@@ -67,19 +68,22 @@ class ShardFile:
         """Return what comes before the data in the file."""
         header = {}
         for place in self.places:
-            code = _CODES.get(place.dtype)  # what other readers have no word for is bytes to them; the manifest knows
+            # What other readers have no word for is bytes to them; the manifest knows.
+            code = _CODES.get(place.dtype)
             header[place.name] = {
                 "dtype": code or "U8",
                 "shape": place.shape if code else [place.size],
                 "data_offsets": [place.start, place.start + place.size],
             }
         text = json.dumps(header, separators=(",", ":")).encode()
+        # Data begins on a page, so that a reader can map it into memory.
         text += b" " * (-(len(text) + 8) % _PAGE)
         return len(text).to_bytes(8, "little") + text
 
 
 def plan_shard_file(tensors: "Mapping[str, torch.Tensor]") -> ShardFile:
     """Return the layout of a file with these tensors."""
+    # Falling element sizes keep every tensor aligned without padding between them.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), -item[1].nbytes, item[0]))
     places, at = [], 0
     for name, tensor in ordered:
@@ -100,16 +104,17 @@ def write_shard(
     header = layout.header()
     origin = len(header)
     kind = fastest_kind()
-    digests = [digest(header[start:stop], kind) for start, stop in cuts(0, origin)]
-    ends = [stop for _, stop in cuts(0, origin)]
+    digests = [digest_bytes(header[start:stop], kind) for start, stop in chunk_ranges(0, origin)]
+    ends = [stop for _, stop in chunk_ranges(0, origin)]
     tensors = []
     write(memoryview(header))
     written = 0
     for place in layout.places:
         own = []
-        for start, stop in cuts(place.start, place.start + place.size):
-            own.append(digest(data[start:stop], kind))
+        for start, stop in chunk_ranges(place.start, place.start + place.size):
+            own.append(digest_bytes(data[start:stop], kind))
             ends.append(origin + stop)
+            # Digests follow tensor edges, writes do not: small tensors go out together in one large write.
             if stop - written >= CHUNK_BYTES:
                 written = _write_range(write, data, written, stop)
         digests += own
@@ -118,7 +123,7 @@ def write_shard(
             file=name,
             start=origin + place.start,
             bytes=place.size,
-            digest=combined(own) if own else digest(b"", kind),
+            digest=combine_digests(own) if own else digest_bytes(b"", kind),
             offsets=whole,
             lengths=place.shape,
         )
@@ -129,7 +134,7 @@ def write_shard(
 
 
 def _write_range(write: "Callable[[memoryview], Any]", data: memoryview, start: int, stop: int) -> int:
-    for at, end in cuts(start, stop):
+    for at, end in chunk_ranges(start, stop):
         write(data[at:end])
     return stop
 
@@ -140,22 +145,22 @@ def read_into(path: Path, wanted: "Sequence[tuple[int, torch.Tensor]]") -> None:
     Each of several threads reads one stretch of the file by a handle of its own, as the system's read-ahead likes it.
     Raises `OSError`, and `EOFError` if the file is too short.
     """
-    runs = list(_runs(wanted))
+    runs = list(_group_reads(wanted))
     threads = max(1, min(8, os.cpu_count() or 1, len(runs)))
 
-    def some(number: int) -> None:
+    def read_stretch(number: int) -> None:
         handle = os.open(path, os.O_RDONLY)
         try:
             for start, views in runs[len(runs) * number // threads : len(runs) * (number + 1) // threads]:
-                _fill(handle, start, views)
+                _read_views(handle, start, views)
         finally:
             os.close(handle)
 
     if threads == 1:
-        some(0)
+        read_stretch(0)
         return
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(some, range(threads)))
+        list(pool.map(read_stretch, range(threads)))
 
 
 def memory_of(tensor: "torch.Tensor") -> memoryview:
@@ -165,12 +170,13 @@ def memory_of(tensor: "torch.Tensor") -> memoryview:
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def _runs(wanted: "Sequence[tuple[int, torch.Tensor]]") -> Iterator[tuple[int, list[memoryview]]]:
+def _group_reads(wanted: "Sequence[tuple[int, torch.Tensor]]") -> Iterator[tuple[int, list[memoryview]]]:
     """Yield (start, memories) of what lies together in the file, 16 MiB or so at a time: one read for each."""
     begin, end, views = 0, -1, list[memoryview]()
     for start, tensor in sorted(wanted, key=lambda item: item[0]):
         memory = memory_of(tensor)
-        for at, stop in cuts(0, len(memory)):
+        for at, stop in chunk_ranges(0, len(memory)):
+            # A new read begins at a gap in the file, at 16 MiB, or where the system takes no more memories at once.
             if start + at != end or end - begin + stop - at > CHUNK_BYTES or len(views) == _MOST_VIEWS:
                 if views:
                     yield begin, views
@@ -181,12 +187,13 @@ def _runs(wanted: "Sequence[tuple[int, torch.Tensor]]") -> Iterator[tuple[int, l
         yield begin, views
 
 
-def _fill(handle: int, start: int, views: list[memoryview]) -> None:
+def _read_views(handle: int, start: int, views: list[memoryview]) -> None:
     while views:
         count = os.preadv(handle, views, start)
         if count == 0:
             raise EOFError("the file ends too early")
         start += count
+        # A read may end in the middle of a tensor: drop what is full and go on in the rest.
         while views and count >= len(views[0]):
             count -= len(views.pop(0))
         if views:

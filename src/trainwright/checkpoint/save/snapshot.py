@@ -82,16 +82,17 @@ class Snapshot:
     def copy_small(self) -> None:
         """Copy everything that may change at any time, and list the rest."""
         for name, tensor in self._captured.tensors.items():
+            # Only optimizer steps change these tensors; the rest is small and is copied now.
             if name in self._captured.lazy:
                 self._versions[name] = tensor._version  # noqa: SLF001 -- torch has no other way to ask
-                self._pieces.extend(self._cut(name, tensor))
+                self._pieces.extend(self._cut_pieces(name, tensor))
             else:
-                self._copy(name)
+                self._copy_tensor(name)
         self._left = len(self._pieces)
         if not self._left:
             self._done.set()
 
-    def work(self) -> None:
+    def copy_rest(self) -> None:
         """Copy what is left, together with any other thread that does; return when all is copied."""
         while True:
             try:
@@ -100,10 +101,12 @@ class Snapshot:
                 break
             try:
                 if isinstance(piece, str):
-                    self._copy(piece)
+                    self._copy_tensor(piece)
                 else:
-                    ctypes.memmove(*piece)  # lets other threads run
-            finally:  # whoever waits must not wait for ever
+                    # Lets other threads run.
+                    ctypes.memmove(*piece)
+            finally:
+                # Whoever waits must not wait for ever.
                 with self._lock:
                     self._left -= 1
                     if not self._left:
@@ -120,16 +123,17 @@ class Snapshot:
         tensors = self._captured.tensors
         return [name for name, version in self._versions.items() if tensors[name]._version != version]  # noqa: SLF001
 
-    def _cut(self, name: str, tensor: "torch.Tensor") -> "list[tuple[int, int, int] | str]":
+    def _cut_pieces(self, name: str, tensor: "torch.Tensor") -> "list[tuple[int, int, int] | str]":
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
             return [name]
+        # Small pieces let the thread of the training help when its optimizer waits.
         target, source = self._flat.data_ptr() + self._places[name].start, tensor.data_ptr()
         return [
             (target + at, source + at, min(_PIECE_BYTES, tensor.nbytes - at))
             for at in range(0, tensor.nbytes, _PIECE_BYTES)
         ]
 
-    def _copy(self, name: str) -> None:
+    def _copy_tensor(self, name: str) -> None:
         tensor, place = self._captured.tensors[name], self._places[name]
         if place.size:
             target = self._flat[place.start : place.start + place.size].view(tensor.dtype).view(tensor.shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.digest import cuts, digest
+from trainwright.checkpoint.digest import chunk_ranges, digest_bytes
 from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
 from trainwright.checkpoint.ranks.reshard import Share
 from trainwright.checkpoint.save.publish import Published, publish
@@ -77,5 +77,5 @@ def write_tree(layer: FileLayer, folder: Path, tree: Mapping[str, Any]) -> FileR
     """Write and sync the file of all that is no tensor; return its record. Raises `OSError`."""
     content = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     write_new(layer, folder / STATE, [memoryview(content)])
-    chunks = tuple(digest(content[start:stop]) for start, stop in cuts(0, len(content)))
+    chunks = tuple(digest_bytes(content[start:stop]) for start, stop in chunk_ranges(0, len(content)))
     return FileRecord(name=STATE, bytes=len(content), chunks=chunks)

@@ -36,7 +36,8 @@ class WriterProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection[Any, Any] | None = None
-        self._mapped: dict[int, int] = {}  # descriptor of shared memory -> its size as the process has it
+        # Descriptor of shared memory -> its size as the process has it.
+        self._mapped: dict[int, int] = {}
         self._deaths = 0
 
     @property
@@ -54,7 +55,7 @@ class WriterProcess:
         if self._deaths > _RESTARTS:
             return write_data(FileLayer(), folder, layout, memory, rank=rank)
         try:
-            answer = self._ask(folder, layout, len(memory), descriptor, rank)
+            answer = self._request_write(folder, layout, len(memory), descriptor, rank)
         except (EOFError, ConnectionError) as error:
             self._deaths += 1
             status = self.close()
@@ -81,9 +82,9 @@ class WriterProcess:
             process.kill()
             return process.wait()
 
-    def _ask(self, folder: Path, layout: ShardFile, size: int, descriptor: int, rank: int) -> Any:
+    def _request_write(self, folder: Path, layout: ShardFile, size: int, descriptor: int, rank: int) -> Any:
         if self._line is None:
-            self._start()
+            self._start_process()
         line = self._line
         if line is None:
             raise EOFError
@@ -95,7 +96,7 @@ class WriterProcess:
         line.send(("write", descriptor, str(folder), layout, rank))
         return line.recv()
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs, signals_held():
             self._process = subprocess.Popen(

@@ -55,7 +55,7 @@ def capture_state(state: Mapping[str, Any]) -> Captured:
         if isinstance(value, torch.nn.Module):
             tree[item] = _encode_module(encoder, item, value)
         elif isinstance(value, torch.optim.Optimizer):
-            tree[item] = encoder.encode(_named(value, names), item)
+            tree[item] = encoder.encode(_name_parameters(value, names), item)
             encoder.lazy.update(name for name in encoder.tensors if name.startswith(f"{item}.state."))
             encoder.loadable.update(name for name in encoder.tensors if name.startswith(f"{item}.state."))
         elif isinstance(value, torch.Generator):
@@ -107,7 +107,7 @@ def _encode_module(encoder: Encoder, item: str, module: "torch.nn.Module") -> An
     return tree
 
 
-def _named(optimizer: "torch.optim.Optimizer", names: Mapping[int, str]) -> dict[str, Any]:
+def _name_parameters(optimizer: "torch.optim.Optimizer", names: Mapping[int, str]) -> dict[str, Any]:
     """Return an optimizer's state dict with the names of parameters for their positions."""
     state = optimizer.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -41,7 +41,7 @@ class Difference:
     effect: Effect
 
     def __str__(self) -> str:
-        return f"{self.item} was {_shown(self.saved)} and is {_shown(self.now)} ({self.effect})"
+        return f"{self.item} was {_show_value(self.saved)} and is {_show_value(self.now)} ({self.effect})"
 
 
 def settle_differences(differences: Iterable[Difference], *, mode: Mode, what: str) -> tuple[Difference, ...]:
@@ -59,6 +59,6 @@ def settle_differences(differences: Iterable[Difference], *, mode: Mode, what: s
     return found
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     text = "missing" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

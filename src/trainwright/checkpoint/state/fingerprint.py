@@ -53,12 +53,14 @@ def capture_fingerprint() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-        "driver": _first(Path("/proc/driver/nvidia/version"), r"Kernel Module\D*([\d.]+)") if cuda else None,
+        "driver": _first_line(Path("/proc/driver/nvidia/version"), r"Kernel Module\D*([\d.]+)") if cuda else None,
         "devices": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
-        "cpu": _first(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)") or platform.processor() or platform.machine(),
+        "cpu": _first_line(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)")
+        or platform.processor()
+        or platform.machine(),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        "code": _code(),
+        "code": _digest_code(),
     }
 
 
@@ -88,21 +90,22 @@ def _effect(name: str) -> Effect:
     return Effect.CODE if name == "trainwright" else Effect.ROUNDING
 
 
-def _code() -> dict[str, str]:
+def _digest_code() -> dict[str, str]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += [site.getusersitepackages(), str(Path(trainwright.__file__).parent)]
     roots = tuple(f"{root}{os.sep}" for path in installed for root in {path, os.path.realpath(path)})
     digests = {}
     for name, module in sorted(sys.modules.items()):
-        file = _source(module)
+        file = _source_file(module)
         if file is not None and not file.startswith(roots):
-            main = name in {"__main__", "__mp_main__"}  # one script, run as such or started by multiprocessing
+            # One script, run as such or started by multiprocessing.
+            main = name in {"__main__", "__mp_main__"}
             digests[Path(file).stem if main else name] = _digest(Path(file))
     return {name: digest for name, digest in digests.items() if digest is not None}
 
 
-def _source(module: ModuleType | None) -> str | None:
+def _source_file(module: ModuleType | None) -> str | None:
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) and file.endswith(".py") else None
 
@@ -110,11 +113,12 @@ def _source(module: ModuleType | None) -> str | None:
 def _digest(path: Path) -> str | None:
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
-    except OSError:  # in an archive, or gone
+    except OSError:
+        # In an archive, or gone.
         return None
 
 
-def _first(path: Path, pattern: str) -> str | None:
+def _first_line(path: Path, pattern: str) -> str | None:
     try:
         found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
     except OSError:

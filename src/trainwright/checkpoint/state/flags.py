@@ -44,14 +44,14 @@ def capture_flags() -> dict[str, Any]:
     flags: dict[str, Any] = {name: attrgetter(name)(torch.backends) for name in _BACKENDS}
     flags |= {f"attention.{kind}": getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in _ATTENTION}
     flags |= {
-        f"autocast.{device}": [torch.is_autocast_enabled(device), _name(torch.get_autocast_dtype(device))]
+        f"autocast.{device}": [torch.is_autocast_enabled(device), _dtype_name(torch.get_autocast_dtype(device))]
         for device in _AUTOCAST
     }
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     return flags | {
         "deterministic_algorithms": [torch.are_deterministic_algorithms_enabled(), warn_only],
         "fill_uninitialized_memory": getattr(torch.utils.deterministic, "fill_uninitialized_memory"),  # noqa: B009 -- untyped
-        "default_dtype": _name(torch.get_default_dtype()),
+        "default_dtype": _dtype_name(torch.get_default_dtype()),
         "threads": torch.get_num_threads(),
         "hash_seed": None if sys.flags.ignore_environment else os.environ.get("PYTHONHASHSEED"),
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG") if torch.cuda.is_available() else None,
@@ -61,7 +61,7 @@ def capture_flags() -> dict[str, Any]:
 def compare_flags(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return the flags whose values differ; one that either side does not know is none."""
     return [
-        Difference(item=f"flags.{name}", saved=saved[name], now=now[name], effect=_effect(name))
+        Difference(item=f"flags.{name}", saved=saved[name], now=now[name], effect=_effect_of(name))
         for name in saved
         if name in now and saved[name] != now[name]
     ]
@@ -76,20 +76,22 @@ def restore_flags(saved: Mapping[str, Any]) -> list[Difference]:
     import torch
 
     found = compare_flags(saved, capture_flags())
-    for _ in range(2):  # a switch of TF32 moves those below it: the second pass sets what the first moved
+    # A switch of TF32 moves those below it: the second pass sets what the first moved.
+    for _ in range(2):
         if not found:
             break
         for difference in found:
             name = difference.item.removeprefix("flags.")
             if name == "cublas_workspace" and not torch.cuda.is_initialized() and saved[name] is not None:
-                os.environ["CUBLAS_WORKSPACE_CONFIG"] = saved[name]  # read by cuBLAS when CUDA starts
+                # Read by cuBLAS when CUDA starts.
+                os.environ["CUBLAS_WORKSPACE_CONFIG"] = saved[name]
             elif name not in _UNSETTABLE:
-                _setter(name)(saved[name])
+                _find_setter(name)(saved[name])
         found = compare_flags(saved, capture_flags())
     return found
 
 
-def _setter(name: str) -> Callable[[Any], None]:
+def _find_setter(name: str) -> Callable[[Any], None]:
     import torch
 
     kind, _, last = name.rpartition(".")
@@ -118,9 +120,9 @@ def _set_autocast(device: str, enabled: bool, dtype: str) -> None:
     torch.set_autocast_dtype(device, getattr(torch, dtype))
 
 
-def _name(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _effect(name: str) -> Effect:
+def _effect_of(name: str) -> Effect:
     return Effect.DRAWS if name == "hash_seed" else Effect.ROUNDING

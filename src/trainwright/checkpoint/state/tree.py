@@ -17,40 +17,40 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Encoder", "decode"]
+__all__ = ["Encoder", "decode_tree"]
 
 _MARK = "$"
 _FACTORIES = {"None": None} | {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
 """What a defaultdict may make its values with."""
 
 
-def decode(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
+def decode_tree(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
     """Return the value that a tree stands for, with the tensors in their places.
 
     Raises `CheckpointStateError` for a named tuple whose class is not to be found.
     """
     if isinstance(tree, list):
-        return [decode(item, tensors) for item in tree]
+        return [decode_tree(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     kind = next(iter(tree), "")
     if not kind.startswith(_MARK):
-        return {key: decode(item, tensors) for key, item in tree.items()}
+        return {key: decode_tree(item, tensors) for key, item in tree.items()}
     return _DECODERS[kind](tree[kind], tensors)
 
 
 def _pairs(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> list[tuple[Any, Any]]:
-    return [(decode(key, tensors), decode(item, tensors)) for key, item in tree]
+    return [(decode_tree(key, tensors), decode_tree(item, tensors)) for key, item in tree]
 
 
-def _ordered(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
+def _decode_ordered(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
     pairs, attributes = tree
     found = collections.OrderedDict(_pairs(pairs, tensors))
-    vars(found).update(decode(attributes, tensors))
+    vars(found).update(decode_tree(attributes, tensors))
     return found
 
 
-def _named_tuple(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
+def _decode_named_tuple(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
     name, fields, values = tree
     kind = _class_called(name)
     if not _is_named_tuple(kind) or list(kind._fields) != fields:
@@ -58,30 +58,30 @@ def _named_tuple(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
             f"restore: a named tuple {name} with the fields {', '.join(fields)} was saved, and there is none now; "
             "import its module first, or give it the fields that it had"
         )
-    return tuple.__new__(kind, decode(values, tensors))
+    return tuple.__new__(kind, decode_tree(values, tensors))
 
 
-def _scalar(tree: Any, _: Any) -> Any:
+def _decode_scalar(tree: Any, _: Any) -> Any:
     import numpy as np
 
     dtype, content = tree
     return np.frombuffer(base64.b64decode(content), dtype=dtype)[0]
 
 
-def _parameter(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
+def _decode_parameter(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
     import torch
 
     name, requires_grad = tree
     return torch.nn.Parameter(tensors[name], requires_grad=requires_grad)
 
 
-def _size(tree: Any, _: Any) -> Any:
+def _decode_size(tree: Any, _: Any) -> Any:
     import torch
 
     return torch.Size(tree)
 
 
-def _dtype(name: str, _: Any) -> Any:
+def _decode_dtype(name: str, _: Any) -> Any:
     import torch
 
     return getattr(torch, name)
@@ -89,21 +89,21 @@ def _dtype(name: str, _: Any) -> Any:
 
 _DECODERS: dict[str, Any] = {
     "$tensor": lambda name, tensors: tensors[name],
-    "$parameter": _parameter,
+    "$parameter": _decode_parameter,
     "$array": lambda name, tensors: tensors[name].cpu().numpy(),
-    "$scalar": _scalar,
-    "$tuple": lambda tree, tensors: tuple(decode(tree, tensors)),
-    "$namedtuple": _named_tuple,
-    "$size": _size,
+    "$scalar": _decode_scalar,
+    "$tuple": lambda tree, tensors: tuple(decode_tree(tree, tensors)),
+    "$namedtuple": _decode_named_tuple,
+    "$size": _decode_size,
     "$dict": lambda tree, tensors: dict(_pairs(tree, tensors)),
-    "$ordered": _ordered,
+    "$ordered": _decode_ordered,
     "$defaultdict": lambda tree, tensors: collections.defaultdict(_FACTORIES[tree[0]], _pairs(tree[1], tensors)),
     "$counter": lambda tree, tensors: collections.Counter(dict(_pairs(tree, tensors))),
     "$float": lambda text, _: float(text),
     "$complex": lambda parts, _: complex(*(float(part) for part in parts)),
     "$bytes": lambda text, _: base64.b64decode(text),
     "$bytearray": lambda text, _: bytearray(base64.b64decode(text)),
-    "$dtype": _dtype,
+    "$dtype": _decode_dtype,
 }
 
 
@@ -128,23 +128,23 @@ class Encoder:
         if kind is float:
             return value if math.isfinite(value) else {"$float": str(value)}
         if isinstance(value, torch.Tensor):
-            tree = self._tensor(value, path)
+            tree = self._encode_tensor(value, path)
             return {"$parameter": [tree["$tensor"], value.requires_grad]} if kind is torch.nn.Parameter else tree
-        if isinstance(value, Mapping) and (tree := self._mapping(value, path)) is not None:
+        if isinstance(value, Mapping) and (tree := self._encode_mapping(value, path)) is not None:
             return tree
         if kind is list:
-            return self._each(value, path)
+            return self._encode_each(value, path)
         if kind is tuple:
-            return {"$tuple": self._each(value, path)}
+            return {"$tuple": self._encode_each(value, path)}
         if kind is torch.Size:
             return {"$size": list(value)}
         if _is_named_tuple(kind) and _class_called(name := f"{kind.__module__}:{kind.__qualname__}") is kind:
-            return {"$namedtuple": [name, list(kind._fields), self._each(value, path)]}
+            return {"$namedtuple": [name, list(kind._fields), self._encode_each(value, path)]}
         # A longlong comes back as the int64 that it is: both have one name in files.
         if isinstance(value, np.generic) and value.dtype.kind in "biufcmM":
             return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
         if kind is np.ndarray and (tensor := _tensor_of(value)) is not None:
-            return {"$array": self._tensor(tensor, path)["$tensor"]}
+            return {"$array": self._encode_tensor(tensor, path)["$tensor"]}
         if kind is complex:
             return {"$complex": [str(value.real), str(value.imag)]}
         if kind in {bytes, bytearray}:
@@ -152,27 +152,28 @@ class Encoder:
         if kind is torch.dtype:
             return {"$dtype": str(value).removeprefix("torch.")}
         raise CheckpointStateError(
-            f"{path}: a checkpoint cannot keep {kind.__name__} {_short(value)}; allowed: objects with state_dict and "
+            f"{path}: a checkpoint cannot keep {kind.__name__} {_shorten(value)}; allowed: objects with state_dict and "
             "load_state_dict, tensors, arrays and scalars of NumPy, and plain values in lists, tuples and dicts, also "
             "ordered ones, Counters, named tuples of a module's top level and defaultdicts of built-in types"
         )
 
-    def _each(self, values: Any, path: str) -> list[Any]:
+    def _encode_each(self, values: Any, path: str) -> list[Any]:
         return [self.encode(item, f"{path}.{place}") for place, item in enumerate(values)]
 
-    def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
+    def _encode_mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         """Return the tree of a mapping; None of a kind that cannot be made again."""
         kind = type(value)
         if kind is dict and all(type(key) is str and not key.startswith(_MARK) for key in value):
             return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
         attributes = getattr(value, "__dict__", {})
-        if kind is collections.OrderedDict:  # torch's states have attributes
+        # Torch's states have attributes.
+        if kind is collections.OrderedDict:
             return {"$ordered": [self._pairs(value, path), self.encode(dict(attributes), path)]}
         if attributes:
             return None
         if kind is collections.defaultdict:
-            call_factory = getattr(value, "default_factory", None)
-            name = next((name for name, factory in _FACTORIES.items() if factory is call_factory), None)
+            default_factory = getattr(value, "default_factory", None)
+            name = next((name for name, factory in _FACTORIES.items() if factory is default_factory), None)
             return None if name is None else {"$defaultdict": [name, self._pairs(value, path)]}
         mark = {dict: "$dict", collections.Counter: "$counter"}.get(kind)
         return None if mark is None else {mark: self._pairs(value, path)}
@@ -180,7 +181,7 @@ class Encoder:
     def _pairs(self, value: Mapping[Any, Any], path: str) -> list[list[Any]]:
         return [[self.encode(key, path), self.encode(item, f"{path}.{key}")] for key, item in value.items()]
 
-    def _tensor(self, tensor: "torch.Tensor", path: str) -> dict[str, Any]:
+    def _encode_tensor(self, tensor: "torch.Tensor", path: str) -> dict[str, Any]:
         import torch
 
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -190,7 +191,8 @@ class Encoder:
                 "indices and values, as items of their own"
             )
         tensor = tensor.detach()
-        held = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
+        # A DTensor has no memory of its own.
+        held = getattr(tensor, "_local_tensor", tensor)
         place = (held.device, held.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         name, number = path, 1
         while name in self.tensors or name in self.ties:
@@ -211,10 +213,12 @@ def _tensor_of(array: Any) -> "torch.Tensor | None":
 
     if array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
-    whole = np.require(array, requirements=["C", "W"])  # not ascontiguousarray, which gives every array a dimension
+    # Not ascontiguousarray, which gives every array a dimension.
+    whole = np.require(array, requirements=["C", "W"])
     try:
         return torch.from_numpy(whole)
-    except TypeError:  # such as long double
+    except TypeError:
+        # Such as long double.
         return None
 
 
@@ -223,7 +227,8 @@ def _class_called(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # not getattr, by which a module may load others
+        # Not getattr, by which a module may load others.
+        found = getattr(found, "__dict__", {}).get(part)
     return found
 
 
@@ -237,6 +242,6 @@ def _is_named_tuple(kind: Any) -> bool:
     )
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -153,13 +153,14 @@ def bench(
             ways[f"Manager {writer}"] = ManagerTarget(folder / writer, writer, state, captured, step_seconds)
         for way in ways.values():
             stack.callback(way.close)
-        for repeat in range(repeats + 1):  # the first one warms up: imports, memory, the disk's own structures
+        # The first one warms up: imports, memory, the disk's own structures.
+        for repeat in range(repeats + 1):
             for name, way in ways.items():
                 if name in skipped:
                     continue
                 progress(f"{name}: {'warming up' if repeat == 0 else f'{repeat} of {repeats}'}")
                 try:
-                    times, empty = _round(way, captured, kept)
+                    times, empty = _measure_round(way, captured, kept)
                 except (InputError, CheckpointError) as error:
                     skipped[name] = str(error)
                     _put_right(captured, kept)
@@ -214,7 +215,7 @@ class _Times:
         )
 
 
-def _round(way: BenchTarget, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
+def _measure_round(way: BenchTarget, captured: Captured, kept: "Mapping[str, torch.Tensor]") -> tuple[_Round, bool]:
     """Save, restore twice, compare, clean up; also return whether the page cache could be dropped."""
     import torch
 
@@ -224,7 +225,8 @@ def _round(way: BenchTarget, captured: Captured, kept: "Mapping[str, torch.Tenso
     for verified in (False, True):
         with torch.no_grad():
             for name in captured.loadable:
-                captured.tensors[name].zero_()  # what comes back does not come from here
+                # What comes back does not come from here.
+                captured.tensors[name].zero_()
         dropped &= drop_cache(files)
         began = time.perf_counter()
         way.restore(verified=verified)

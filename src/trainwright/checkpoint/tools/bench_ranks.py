@@ -20,13 +20,13 @@ from trainwright.checkpoint.tools.bench import Span
 from trainwright.checkpoint.tools.bench_targets import collect_state, files_below, fill_optimizers
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
-__all__ = ["Scaled", "call_factory", "rank_main", "scale"]
+__all__ = ["RanksRow", "call_factory", "rank_main", "scale"]
 
 _TIMEOUT_SECONDS = 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scaled:
+class RanksRow:
     """What one way of saving took on so many ranks; `listed` is the time to read names and shapes of all tensors."""
 
     ranks: int
@@ -45,21 +45,21 @@ def scale(
     directory: Path | None = None,
     repeats: int = 3,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[Scaled, ...]:
+) -> tuple[RanksRow, ...]:
     """Measure on each number of ranks; `factory` is "module:function" as `call_factory` calls it, in each rank.
 
     Raises `CheckpointError` if a rank fails.
     """
     if any(number < 1 for number in ranks) or repeats < 1:
         raise CheckpointConfigError(f"scale: got ranks {list(ranks)} and repeats {repeats}; allowed: numbers >= 1")
-    found: list[Scaled] = []
+    found: list[RanksRow] = []
     for number in ranks:
         progress(f"{number} ranks")
         with tempfile.TemporaryDirectory(prefix="trainwright-scale-", dir=directory) as folder:
-            for name, spans, size, files in _run(factory, number, Path(folder), repeats):
+            for name, spans, size, files in _run_ranks(factory, number, Path(folder), repeats):
                 total, restore, listed = (Span(least=min(span), median=statistics.median(span)) for span in spans)
                 found.append(
-                    Scaled(
+                    RanksRow(
                         ranks=number, name=name, total=total, restore=restore, listed=listed, bytes=size, files=files
                     )
                 )
@@ -74,7 +74,7 @@ def call_factory(factory: str) -> Any:
     return getattr(import_module(module), name)()
 
 
-def _run(factory: str, ranks: int, folder: Path, repeats: int) -> list[tuple[str, list[list[float]], int, int]]:
+def _run_ranks(factory: str, ranks: int, folder: Path, repeats: int) -> list[tuple[str, list[list[float]], int, int]]:
     command = f"from {__name__} import rank_main; import sys; rank_main(*sys.argv[1:])"
     threads = max(1, (os.cpu_count() or 1) // ranks)
     environment = {
@@ -116,10 +116,11 @@ def rank_main(factory: str, rank: str, ranks: str, folder: str, repeats: str) ->
     torch.manual_seed(0)
     fill_optimizers(state)
     rows = []
-    for name, save, restore, listed in _ways(state, home):
+    for name, save, restore, listed in _targets(state, home):
         spans: list[list[float]] = [[], [], []]
         path = home
-        for repeat in range(int(repeats) + 1):  # the first one warms up
+        # The first one warms up.
+        for repeat in range(int(repeats) + 1):
             dist.barrier()
             began = time.perf_counter()
             path = save(repeat)
@@ -141,7 +142,7 @@ def rank_main(factory: str, rank: str, ranks: str, folder: str, repeats: str) ->
     dist.destroy_process_group()
 
 
-def _ways(state: dict[str, Any], home: Path) -> Any:
+def _targets(state: dict[str, Any], home: Path) -> Any:
     """Yield name, save, restore and listing of each way; at most one is open at a time."""
     from importlib import import_module
 
@@ -151,7 +152,8 @@ def _ways(state: dict[str, Any], home: Path) -> Any:
     from trainwright.checkpoint.state.captured import capture_state
     from trainwright.checkpoint.tools.formats.registry import FORMATS
 
-    dcp: Any = import_module("torch.distributed.checkpoint")  # it lists what it exports for no type checker
+    # It lists what it exports for no type checker.
+    dcp: Any = import_module("torch.distributed.checkpoint")
     config = CheckpointConfig(
         writer="sync", interval=10**9, health_check=None, retention=Retention(last=1), on_error="raise"
     )
@@ -163,7 +165,7 @@ def _ways(state: dict[str, Any], home: Path) -> Any:
         yield "Manager", save, lambda _: manager.restore(mode="best_effort", check=False), Manifest.read
     tensors = dict(capture_state(state).tensors)
 
-    def stock(number: int) -> Path:
+    def save_stock(number: int) -> Path:
         path = home / f"dcp-{number}"
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(path, sync_files=True))
         return path
@@ -171,4 +173,4 @@ def _ways(state: dict[str, Any], home: Path) -> Any:
     def load(path: Path) -> None:
         dcp.load(tensors, storage_reader=dcp.FileSystemReader(path))
 
-    yield "torch DCP", stock, load, FORMATS["dcp"].names
+    yield "torch DCP", save_stock, load, FORMATS["dcp"].names

@@ -26,7 +26,8 @@ __all__ = [
     "fill_optimizers",
 ]
 
-_PACE_SECONDS = 0.1  # over which the undisturbed pace of training is taken
+# Over which the undisturbed pace of training is taken.
+_PACE_SECONDS = 0.1
 
 
 class BenchTarget(Protocol):
@@ -103,16 +104,17 @@ class ManagerTarget:
 
     def save(self) -> tuple[float, float, float]:
         """Save while training computes, until all is on disk."""
-        pace = _computed(until=lambda: False, seconds=_PACE_SECONDS) / _PACE_SECONDS
+        pace = _compute_until(until=lambda: False, seconds=_PACE_SECONDS) / _PACE_SECONDS
         handle = self._manager.save()
         at_once, began = handle.blocking_seconds, time.perf_counter()
         products = 0
         if not handle.committed.done():
-            products += _computed(until=handle.committed.done, seconds=self._step_seconds)
+            products += _compute_until(until=handle.committed.done, seconds=self._step_seconds)
             for optimizer in self._captured.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-                optimizer.step()  # without gradients: it changes nothing, but waits for the snapshot
-            products += _computed(until=handle.committed.done, seconds=math.inf)
+                # Without gradients: it changes nothing, but waits for the snapshot.
+                optimizer.step()
+            products += _compute_until(until=handle.committed.done, seconds=math.inf)
         beside = time.perf_counter() - began - (handle.blocking_seconds - at_once)
         self._saved = handle.committed.result().path
         return handle.blocking_seconds, max(0.0, beside - products / pace), handle.persist_seconds
@@ -186,14 +188,15 @@ def _cached_pages(file: Path) -> int:
     if size == 0:
         return 0
     with file.open("rb") as content, mmap.mmap(content.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
-        first = ctypes.c_ubyte.from_buffer(mapped)  # of a private mapping, which may be asked for its address
+        # Of a private mapping, which may be asked for its address.
+        first = ctypes.c_ubyte.from_buffer(mapped)
         found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
         failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), found)
         del first
     return len(found) if failed else sum(page & 1 for page in bytes(found))
 
 
-def _computed(*, until: Callable[[], bool], seconds: float) -> int:
+def _compute_until(*, until: Callable[[], bool], seconds: float) -> int:
     """Keep the main thread as busy as training does; return how many products it got done."""
     import torch
 

@@ -81,7 +81,8 @@ def first_difference(whole: list[Line], other: list[Line], idle: frozenset[str] 
     """
     expected = {(line.rank, line.step): line for line in whole}
     compared = 0
-    for line in sorted(other, key=lambda line: line.step):  # a stable order: ranks one after the other
+    # A stable order: ranks one after the other.
+    for line in sorted(other, key=lambda line: line.step):
         was = expected.get((line.rank, line.step))
         if was is None:
             return Unlike(line.step, ["steps"], "there it was over: epochs or samples are repeated", compared)
@@ -92,7 +93,8 @@ def first_difference(whole: list[Line], other: list[Line], idle: frozenset[str] 
         losses = [] if restored or line.losses == was.losses else ["losses"]
         names = [name for name in was.state if line.state.get(name) != was.state[name] and name not in idle]
         names += [name for name in line.state if name not in was.state]
-        if line.rank and restored:  # the first one's buffers are kept: DDP hands them out with the next batch
+        # The first one's buffers are kept: DDP hands them out with the next batch.
+        if line.rank and restored:
             names = [name for name in names if not name.endswith(_BUFFERS)]
         found = [*samples, *losses, *names]
         if found:

@@ -48,12 +48,12 @@ def convert(
     if target.exists():
         raise CheckpointFormatError(f"convert, target: got {target}, which exists; allowed: a path where nothing is")
     with open_source(source, trust=trust) as opened:
-        kept, lost = _kept(opened.stored, kind, allow_lossy=allow_lossy)
+        kept, lost = _select_kept(opened.stored, kind, allow_lossy=allow_lossy)
         try:
             with publish(target, replace=False) as temporary:
                 files = kind.write(temporary, kept, kept.metadata)
                 size = sum(file.stat().st_size for file in files)
-                _compare(kept, temporary, kind)
+                _compare_written(kept, temporary, kind)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             mend = "free some" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "give another path"
@@ -63,7 +63,7 @@ def convert(
     )
 
 
-def _kept(stored: Stored, kind: Format, *, allow_lossy: bool) -> tuple[Stored, tuple[str, ...]]:
+def _select_kept(stored: Stored, kind: Format, *, allow_lossy: bool) -> tuple[Stored, tuple[str, ...]]:
     """Return what the format can hold, and the names of the rest."""
     able = kind.capabilities.dtypes
     infos = {name: info for name, info in stored.infos.items() if info.dtype in able}
@@ -79,7 +79,7 @@ def _kept(stored: Stored, kind: Format, *, allow_lossy: bool) -> tuple[Stored, t
     return replace(stored, infos=infos), lost
 
 
-def _compare(stored: Stored, path: Path, kind: Format) -> None:
+def _compare_written(stored: Stored, path: Path, kind: Format) -> None:
     with kind.open(path) as written:
         same = written.infos.keys() == stored.infos.keys() and dict(written.metadata) == dict(stored.metadata)
         wrong = next((name for name in stored if not equal_bits(stored[name], written[name])), None) if same else ""

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ChangedTensor", "Diff", "DifferentTensor", "diff"]
 
-_PIECE = 1 << 20  # values compared at a time
-_OF_ONE_SAVE = frozenset({"checkpoint"})  # metadata that no two saves share
+# Values compared at a time.
+_PIECE = 1 << 20
+# Metadata that no two saves share.
+_OF_ONE_SAVE = frozenset({"checkpoint"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +84,10 @@ def diff(a: Path | str, b: Path | str, tolerance: float = 0.0) -> Diff:
     """
     check(tolerance, number(minimum=0), "diff, tolerance", CheckpointConfigError)
     with open_source(a) as one, open_source(b) as other:
-        return _compared(str(one.path), one.stored, str(other.path), other.stored, tolerance)
+        return _compare_stored(str(one.path), one.stored, str(other.path), other.stored, tolerance)
 
 
-def _compared(path_a: str, a: Stored, path_b: str, b: Stored, tolerance: float) -> Diff:
+def _compare_stored(path_a: str, a: Stored, path_b: str, b: Stored, tolerance: float) -> Diff:
     changed, different, compared = [], [], 0
     for name, info in a.infos.items():
         if name not in b.infos:
@@ -117,7 +119,7 @@ def _tensor_diff(name: str, a: "Tensor", b: "Tensor", tolerance: float) -> Diffe
     import torch
 
     count, first, max_abs, max_rel = 0, -1, 0.0, 0.0
-    for at, one, other in _pieces(a, b):
+    for at, one, other in _cut_pieces(a, b):
         wide = [piece.to(torch.complex128 if piece.is_complex() else torch.float64) for piece in (one, other)]
         apart = (wide[0] - wide[1]).abs()
         if tolerance:
@@ -149,7 +151,7 @@ def _tensor_diff(name: str, a: "Tensor", b: "Tensor", tolerance: float) -> Diffe
     )
 
 
-def _pieces(a: "Tensor", b: "Tensor") -> "Iterator[tuple[int, Tensor, Tensor]]":
+def _cut_pieces(a: "Tensor", b: "Tensor") -> "Iterator[tuple[int, Tensor, Tensor]]":
     """Yield where each piece begins, and the pieces of both; memory stays small beside that of the tensors."""
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     for at in range(0, len(flat_a), _PIECE):

@@ -68,7 +68,11 @@ def inspect(path: Path | str) -> Inspection:
     with kind.open(path) as stored:
         tensors = tuple(
             Inspected(
-                name=name, dtype=info.dtype, shape=info.shape, bytes=_size(info.dtype, info.shape), tied=info.tied
+                name=name,
+                dtype=info.dtype,
+                shape=info.shape,
+                bytes=_tensor_bytes(info.dtype, info.shape),
+                tied=info.tied,
             )
             for name, info in stored.infos.items()
         )
@@ -89,7 +93,7 @@ def _of_manager(given: Path, path: Path, manifest: Manifest) -> Inspection:
             name=name,
             dtype=info.dtype,
             shape=info.shape,
-            bytes=_size(info.dtype, info.shape),
+            bytes=_tensor_bytes(info.dtype, info.shape),
             shards=boxes[info.tied or name],
             tied=info.tied,
         )
@@ -110,15 +114,15 @@ def _of_manager(given: Path, path: Path, manifest: Manifest) -> Inspection:
         digest=manifest.digest,
         screen=manifest.screen,
         fingerprint=dict(manifest.fingerprint),
-        steps=tuple(sorted({_step(one) for one in list_checkpoints(given)})),
+        steps=tuple(sorted({_inspect_step(one) for one in list_checkpoints(given)})),
     )
 
 
-def _step(folder: Path) -> int:
+def _inspect_step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-").split(".")[0])
 
 
-def _size(dtype: str, shape: tuple[int, ...]) -> int:
+def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     import torch
 
     return prod(shape) * int(getattr(torch, dtype).itemsize)

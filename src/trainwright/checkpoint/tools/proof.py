@@ -199,7 +199,8 @@ class _Runs:
         last = {line.rank: line.step for line in lines}
         reached = min(last.get(rank, 0) for rank in range(plan.ranks))
         wanted = plan.kill_at or plan.steps
-        if plan.kill_at and plan.ranks > 1:  # the first rank to die may take another along in the step before
+        # The first rank to die may take another along in the step before.
+        if plan.kill_at and plan.ranks > 1:
             wanted -= 1
         if reached < wanted:
             raise CheckpointError(

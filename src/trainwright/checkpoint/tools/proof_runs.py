@@ -13,7 +13,8 @@ from trainwright.errors import CheckpointError
 
 __all__ = ["run_ranks", "run_script"]
 
-_AFTER_KILL_SECONDS = 10.0  # that ranks get to die after the first one that was to
+# That ranks get to die after the first one that was to.
+_AFTER_KILL_SECONDS = 10.0
 
 
 def run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
@@ -42,7 +43,8 @@ def run_ranks(plan: Plan, name: str, arguments: Sequence[str], timeout_seconds: 
     try:
         for member in members:
             member.wait(max(0.0, deadline - time.monotonic()))
-            if plan.kill_at:  # what the others wait for never comes
+            # What the others wait for never comes.
+            if plan.kill_at:
                 deadline = min(deadline, time.monotonic() + _AFTER_KILL_SECONDS)
     except subprocess.TimeoutExpired as error:
         if not (plan.kill_at and members[0].poll() is not None):

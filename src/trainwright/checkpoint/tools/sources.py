@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainwright.checkpoint.manifest import MANIFEST, Manifest
 from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
 from trainwright.checkpoint.restore.integrity import find_damages
-from trainwright.checkpoint.save.publish import found
+from trainwright.checkpoint.save.publish import list_published
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.tools.formats.protocol import Slices, Stored, TensorInfo
 from trainwright.checkpoint.tools.formats.registry import format_of
@@ -31,7 +31,8 @@ class Source:
     """An open checkpoint: where it is, what it holds, and its manifest if a manager wrote it."""
 
     path: Path
-    format: str  # "manager", or a format's name
+    # "manager", or a format's name.
+    format: str
     stored: Stored
     manifest: Manifest | None = None
 
@@ -44,7 +45,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
         return []
     leases = [(int(match[1]), path) for path in folder.iterdir() if (match := _LEASE.fullmatch(path.name))]
     homes = [path for _, path in sorted(leases, reverse=True)]
-    return [path for home in [*homes, folder] for path in found(home)]
+    return [path for home in [*homes, folder] for path in list_published(home)]
 
 
 def find_newest(path: Path) -> tuple[Path, Manifest] | None:

@@ -66,8 +66,8 @@ class Plan:
 def take_part(plan: Plan) -> Iterator[type[Manager]]:
     """Let what runs within take part in a proof by the Manager that this yields."""
     seen = _Seen()
-    with _watched(seen):
-        yield _witness(plan, seen)
+    with _record_batches(seen):
+        yield _make_manager(plan, seen)
 
 
 def main(arguments: list[str]) -> None:
@@ -105,10 +105,10 @@ class _Seen:
         self.losses: list[str] = []
 
 
-def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
+def _make_manager(plan: Plan, seen: _Seen) -> type[Manager]:
     """Return the Manager for one run of a proof."""
 
-    class Witness(Manager):
+    class DigestingManager(Manager):
         """Keeps a journal of every step, and stops the run where the plan says."""
 
         def __init__(self, owner: Any, *, config: CheckpointConfig | None = None, **state: Any) -> None:
@@ -128,7 +128,7 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
                 raise CheckpointStateError(
                     f"--drop: the script keeps no {', '.join(unknown)}; allowed: rng, {', '.join(sorted(self._items))}"
                 )
-            undo = [_undo(name, self._items.get(name)) for name in plan.drop]
+            undo = [_undo_restore(name, self._items.get(name)) for name in plan.drop]
             restored = super().restore(step, mode="best_effort" if plan.best_effort else mode, check=check)
             if restored is not None:
                 for put_back in undo:
@@ -172,7 +172,7 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
         def _write_line(self, event: str) -> None:
             line = {"step": self.steps, "event": event, "batches": seen.batches, "losses": seen.losses}
             line["samples"] = [name for name, item in self._items.items() if hasattr(item, "state_differences")]
-            line["state"] = _digests({**self._items, "counters": self.steps, "rng": capture_random()})
+            line["state"] = _digest_items({**self._items, "counters": self.steps, "rng": capture_random()})
             with Path(_of_rank(plan.journal)).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
             if event != "saved":
@@ -184,11 +184,11 @@ def _witness(plan: Plan, seen: _Seen) -> type[Manager]:
             modules = {name: item for name, item in self._items.items() if isinstance(item, torch.nn.Module)}
             torch.save({name: item.state_dict() for name, item in modules.items()}, _of_rank(f"{plan.journal}.end"))
 
-    return Witness
+    return DigestingManager
 
 
 @contextmanager
-def _watched(seen: _Seen) -> Iterator[None]:
+def _record_batches(seen: _Seen) -> Iterator[None]:
     """Take note of every batch of torch's loaders and of every loss that goes backward."""
     import torch
     from torch.utils.data import dataloader
@@ -198,11 +198,11 @@ def _watched(seen: _Seen) -> Iterator[None]:
 
     def noted_batch(iterator: Any) -> Any:
         batch = following(iterator)
-        seen.batches.append(_digest(batch))
+        seen.batches.append(_digest_value(batch))
         return batch
 
     def noted_loss(tensors: Any, *arguments: Any, **settings: Any) -> None:
-        seen.losses.append(_digest(tensors))
+        seen.losses.append(_digest_value(tensors))
         backward(tensors, *arguments, **settings)
 
     batches.__next__ = noted_batch
@@ -214,7 +214,7 @@ def _watched(seen: _Seen) -> Iterator[None]:
         torch.autograd.backward = backward
 
 
-def _undo(name: str, item: Any) -> Callable[[], object]:
+def _undo_restore(name: str, item: Any) -> Callable[[], object]:
     """Return what makes the restore of an item undone."""
     if name == "rng":
         return partial(restore_random, capture_random())
@@ -227,31 +227,31 @@ def _undo(name: str, item: Any) -> Callable[[], object]:
     )
 
 
-def _digests(state: Mapping[str, Any]) -> dict[str, str]:
+def _digest_items(state: Mapping[str, Any]) -> dict[str, str]:
     """Return a digest of every tensor and of the plain values of every item."""
     captured = capture_state(state)
-    values = {item: _hex(json.dumps(tree, sort_keys=True).encode()) for item, tree in captured.tree.items()}
-    return values | {name: _digest(tensor) for name, tensor in captured.tensors.items()}
+    values = {item: _hash_bytes(json.dumps(tree, sort_keys=True).encode()) for item, tree in captured.tree.items()}
+    return values | {name: _digest_value(tensor) for name, tensor in captured.tensors.items()}
 
 
-def _digest(value: Any) -> str:
+def _digest_value(value: Any) -> str:
     import numpy as np
     import torch
 
     if isinstance(value, torch.Tensor):
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return _hex(f"{value.dtype} {tuple(value.shape)}".encode() + content)
+        return _hash_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + content)
     if isinstance(value, np.ndarray):
-        return _hex(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+        return _hash_bytes(f"{value.dtype} {value.shape}".encode() + value.tobytes())
     if isinstance(value, Mapping):
-        return _hex("".join(f"{key} {_digest(item)} " for key, item in value.items()).encode())
+        return _hash_bytes("".join(f"{key} {_digest_value(item)} " for key, item in value.items()).encode())
     if isinstance(value, list | tuple):
-        return _hex(" ".join(_digest(item) for item in value).encode())
-    return _hex(repr(value).encode())
+        return _hash_bytes(" ".join(_digest_value(item) for item in value).encode())
+    return _hash_bytes(repr(value).encode())
 
 
-def _hex(content: bytes) -> str:
+def _hash_bytes(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainwright.checkpoint.config import Tier
-from trainwright.checkpoint.digest import CHUNK_BYTES, cuts, digest, kind_of, read_at
+from trainwright.checkpoint.digest import CHUNK_BYTES, chunk_ranges, digest_bytes, kind_of, read_at
 from trainwright.checkpoint.manifest import FileRecord, Manifest
 from trainwright.checkpoint.policy.retention import choose_retained
 from trainwright.checkpoint.restore.restored import list_homes
@@ -35,7 +35,7 @@ __all__ = ["Tiers", "copy_checkpoint", "name_in_tiers", "refuse_several_nodes"]
 _NAME = ".tiers"
 
 
-class _Load(NamedTuple):
+class _PendingCopy(NamedTuple):
     """A checkpoint of the nearest tier that waits for the drain; `must` says that none newer may go in its place."""
 
     published: Published
@@ -64,13 +64,17 @@ class Tiers:
         self.roots = tuple(Path(tier.folder) / f"trainwright-{name}" for tier in tiers)
         self.homes = tuple(root / home.relative_to(folder) for root in self.roots)
         self._tiers, self._lease, self._layer, self._deliver = tiers, lease, layer, deliver
-        self._held: list[list[Published]] = [[] for _ in tiers]  # newest first
-        self._lost: set[int] = set()  # the tiers that cannot be written any more
+        # Newest first.
+        self._held: list[list[Published]] = [[] for _ in tiers]
+        # The tiers that cannot be written any more.
+        self._lost: set[int] = set()
         self._lock = threading.RLock()
-        self._waiting: list[_Load] = []
-        self._again: list[_Load] = []  # that must be carried on, and could not be
+        self._waiting: list[_PendingCopy] = []
+        # That must be carried on, and could not be.
+        self._again: list[_PendingCopy] = []
         self._in_hand: Published | None = None
-        self._owed: _Load | None = None  # the newest of what was saved, until it is where it is to get
+        # The newest of what was saved, until it is where it is to get.
+        self._owed: _PendingCopy | None = None
         self._count = 0
         self._troubles: list[CheckpointError] = []
         self._drain = ThreadPoolExecutor(1, thread_name_prefix="trainwright drain")
@@ -84,7 +88,7 @@ class Tiers:
     def lost(self, error: OSError) -> None:
         """Do without the nearest tier from now on: it cannot be written."""
         if (level := self._level) is not None:
-            self._lose(level, error)
+            self._give_up_tier(level, error)
 
     def begin(self, known: Sequence[Published], restored: Published | None) -> None:
         """Go on with what a restore found; what the folder lacks of the checkpoint that it took is carried on."""
@@ -96,12 +100,12 @@ class Tiers:
         place = restored.manifest.lease, restored.manifest.serial
         far = [one.manifest for one in known if not self._is_here(one)]
         if all((manifest.lease, manifest.serial) != place for manifest in far):
-            self._owed = _Load(restored, None, must=True)
-            self._submit(self._owed)
+            self._owed = _PendingCopy(restored, None, must=True)
+            self._schedule_load(self._owed)
 
     def take(self, published: Published, handle: SaveHandle, *, must: bool) -> None:
         """Carry on what was published in the nearest tier, when its turn comes."""
-        load = _Load(published, handle, must or published.manifest.pin is not None)
+        load = _PendingCopy(published, handle, must or published.manifest.pin is not None)
         level = self._level_of(published)
         with self._lock:
             self._held[level].insert(0, published)
@@ -109,12 +113,12 @@ class Tiers:
             self._count += 1
             again, self._again = self._again, []
         for one in again:
-            self._submit(one)
+            self._schedule_load(one)
         if load.must or self._count % self._tiers[level].drain_every == 0:
-            self._submit(load)
+            self._schedule_load(load)
         else:
             handle.drained.set_result(None)
-        self._retain(level)
+        self._apply_retention(level)
 
     def troubles(self) -> list[CheckpointError]:
         """Return what went wrong since the last call."""
@@ -128,7 +132,7 @@ class Tiers:
             missing = [*self._again, *([] if self._owed is None or self._owed in self._again else [self._owed])]
             self._again = []
         for load in missing:
-            self._submit(load._replace(handle=None))
+            self._schedule_load(load._replace(handle=None))
         self._drain.submit(int).result()
 
     def close(self) -> None:
@@ -140,7 +144,8 @@ class Tiers:
         for root in self.roots:
             for _, home in list_homes(root, self._lease):
                 self._layer.remove(home)
-            with contextlib.suppress(OSError):  # gone, or of another run that is still at it
+            # Gone, or of another run that is still at it.
+            with contextlib.suppress(OSError):
                 root.rmdir()
 
     @property
@@ -153,7 +158,7 @@ class Tiers:
     def _is_here(self, published: Published) -> bool:
         return any(published.path.is_relative_to(root) for root in self.roots)
 
-    def _lose(self, level: int, error: OSError) -> None:
+    def _give_up_tier(self, level: int, error: OSError) -> None:
         self._lost.add(level)
         reason = (error.strerror or str(error)).lower()
         self._troubles.append(
@@ -163,15 +168,16 @@ class Tiers:
             )
         )
 
-    def _submit(self, load: _Load) -> None:
+    def _schedule_load(self, load: _PendingCopy) -> None:
         with self._lock:
             self._waiting.append(load)
-        self._drain.submit(self._carry)
+        self._drain.submit(self._carry_newest)
 
-    def _carry(self) -> None:
+    def _carry_newest(self) -> None:
         """Carry the newest one that waits through all tiers, to the folder itself; in the drain's thread."""
         with self._lock:
-            if not self._waiting:  # dropped before its turn
+            # Dropped before its turn.
+            if not self._waiting:
                 return
             load = max(self._waiting, key=lambda one: (one.must, one.published.manifest.serial))
             self._waiting.remove(load)
@@ -180,10 +186,10 @@ class Tiers:
         pace = self._tiers[level].drain_bytes_per_second
         try:
             for farther in range(level + 1, len(self.roots)):
-                self._pass_on(load.published, farther, pace)
+                self._copy_to_level(load.published, farther, pace)
             far = self._deliver(load.published, load.handle, pace)
         except (OSError, CheckpointError) as error:
-            self._fail(load, error)
+            self._record_failure(load, error)
         else:
             with self._lock:
                 if self._owed is not None and self._owed.published == load.published:
@@ -192,29 +198,31 @@ class Tiers:
                 load.handle.drained.set_result(far)
         with self._lock:
             self._in_hand = None
-        self._retain(level)
+        self._apply_retention(level)
 
-    def _pass_on(self, published: Published, level: int, pace: float | None) -> None:
+    def _copy_to_level(self, published: Published, level: int, pace: float | None) -> None:
         if level in self._lost:
             return
         try:
             one = copy_checkpoint(self._layer, published, self.homes[level], pace)
         except OSError as error:
-            self._lose(level, error)
+            self._give_up_tier(level, error)
             return
         with self._lock:
             self._held[level].insert(0, one)
-        self._retain(level)
+        self._apply_retention(level)
 
-    def _fail(self, load: _Load, error: OSError | CheckpointError) -> None:
+    def _record_failure(self, load: _PendingCopy, error: OSError | CheckpointError) -> None:
         path = load.published.path
-        if isinstance(error, CheckpointCorruptError):  # nobody must restore it from here either
+        # Nobody must restore it from here either.
+        if isinstance(error, CheckpointCorruptError):
             quarantine(self._layer, path, "bad")
             with self._lock:
                 held = self._held[self._level_of(load.published)]
                 held[:] = [one for one in held if one.path != path]
                 if self._owed is not None and self._owed.published == load.published:
-                    self._owed = None  # there is nothing to carry on
+                    # There is nothing to carry on.
+                    self._owed = None
         elif load.must:
             with self._lock:
                 self._again.append(load._replace(handle=None))
@@ -228,7 +236,7 @@ class Tiers:
         if load.handle is not None:
             load.handle.drained.set_exception(told)
 
-    def _retain(self, level: int) -> None:
+    def _apply_retention(self, level: int) -> None:
         """Drop from a tier what its retention does not keep, but nothing that must be carried on or is just being."""
         policy = self._tiers[level].retention
         with self._lock:
@@ -302,7 +310,7 @@ def copy_checkpoint(
 
 
 def _copy_file(layer: FileLayer, source: Path, target: Path, record: FileRecord, paced: Callable[[int], None]) -> None:
-    edges = [0, *(record.ends or (stop for _, stop in cuts(0, record.bytes)))]
+    edges = [0, *(record.ends or (stop for _, stop in chunk_ranges(0, record.bytes)))]
     chunks = list(zip(itertools.pairwise(edges), record.chunks, strict=True))
     kind = kind_of("".join(record.chunks[:1]))
     buffer = memoryview(bytearray(min(CHUNK_BYTES, record.bytes)))
@@ -317,7 +325,7 @@ def _copy_file(layer: FileLayer, source: Path, target: Path, record: FileRecord,
                 piece = buffer[: together[-1][0][1] - start]
                 count = read_at(handle, start, piece)
                 for (low, high), expected in together:
-                    if high - start > count or digest(piece[low - start : high - start], kind) != expected:
+                    if high - start > count or digest_bytes(piece[low - start : high - start], kind) != expected:
                         raise CheckpointCorruptError(f"{source} is damaged (bytes {low} to {high})")
                 layer.write(new, piece)
                 paced(len(piece))

@@ -58,7 +58,8 @@ def verify(path: Path | str) -> Verification:
     if folders:
         checked = tuple(_verify_manager(folder) for folder in folders)
     else:
-        find_newest(path)  # says what lies there instead
+        # Says what lies there instead.
+        find_newest(path)
         checked = (_verify_file(path),)
     return Verification(path=str(path), checkpoints=checked)
 
@@ -89,7 +90,8 @@ def _verify_file(path: Path) -> Verified:
         with kind.open(path) as stored:
             for name in stored:
                 try:
-                    stored[name].clone()  # a mapped tensor is read only when it is looked at
+                    # A mapped tensor is read only when it is looked at.
+                    stored[name].clone()
                 except CheckpointCorruptError as error:
                     wrong.append(str(error))
     except CheckpointCorruptError as error:

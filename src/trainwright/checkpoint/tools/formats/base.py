@@ -73,7 +73,8 @@ class BaseFormat(ABC):
                 with self._translated(path, name):
                     return stored.fetch(name, slices)
 
-            yield replace(stored, fetch=fetch)  # outside: what the caller raises is none of this file's damage
+            # Outside: what the caller raises is none of this file's damage.
+            yield replace(stored, fetch=fetch)
 
     def names(self, path: Path) -> dict[str, TensorInfo]:
         """Return dtype and shape of every tensor, without reading any."""
@@ -98,7 +99,8 @@ class BaseFormat(ABC):
             yield
         except TrainwrightError:
             raise
-        except Exception as error:  # on damaged bytes the readers raise anything, MemoryError and IndexError too
+        except Exception as error:
+            # On damaged bytes the readers raise anything, MemoryError and IndexError too.
             where = "" if name is None else f", tensor {name!r}"
             raise CheckpointCorruptError(
                 f"checkpoint {path}{where}: truncated or damaged, as its {self.name} reader says: "

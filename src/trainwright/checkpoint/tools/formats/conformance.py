@@ -39,7 +39,8 @@ _names = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 _shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 _ODD_NAMES = ("", ".", "..", "/", "a/b", "/a", "a//b", "a.b", "a", "%", "%2F", "%document", "%%", "%metadata", "a b")
 _MORE_NAMES = ("x.npy", "Ä/é", "日本", "\u202e", "a\nb", "a\0b", "__metadata__", "tensors", "a\\b", "é", "e\u0301")
-_SPECIAL = {  # infinities, quiet and signalling NaN with payloads, +-0, denormals, by bits
+# Infinities, quiet and signalling NaN with payloads, +-0, denormals, by bits.
+_SPECIAL = {
     "float16": ("int16", [0x7C00, -0x8000, 0x7E01, 0x7D55, -0x01FF, 0x0000, 0x0001, 0x03FF]),
     "bfloat16": ("int16", [0x7F80, -0x8000, 0x7FC1, 0x7FAA, -0x003F, 0x0000, 0x0001, 0x007F]),
     "float32": ("int32", [0x7F800000, -0x80000000, 0x7FC00001, 0x7FA12345, -0x3FFFFF, 0, 1, 0x7FFFFF]),

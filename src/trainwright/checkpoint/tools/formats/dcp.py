@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dcp"]
 
-_DOCUMENT = "%document"  # names that begin with % get another one, so nothing can be called this
+# Names that begin with % get another one, so nothing can be called this.
+_DOCUMENT = "%document"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         known = name in _KNOWN.get(module, ())
-        if not known and module == "torch":  # dtypes are pickled as names of the module
+        # Dtypes are pickled as names of the module.
+        if not known and module == "torch":
             import torch
 
             known = isinstance(getattr(torch, name, None), torch.dtype | torch.layout)

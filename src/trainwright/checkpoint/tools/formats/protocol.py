@@ -21,7 +21,8 @@ Slices = tuple[slice, ...]
 class TensorInfo:
     """What is known of a stored tensor without reading it; `tied` is the name that it shares its memory with."""
 
-    dtype: str  # as torch names it: "float32", "bfloat16", "float8_e4m3fn"
+    # As torch names it: "float32", "bfloat16", "float8_e4m3fn".
+    dtype: str
     shape: tuple[int, ...]
     tied: str | None = None
 
@@ -31,8 +32,10 @@ class Capabilities:
     """What a format can do; what it cannot hold it refuses, naming the formats that can."""
 
     dtypes: frozenset[str]
-    partial: bool  # a box of a tensor is read without the rest of it
-    streams: bool  # writing holds one tensor at a time
+    # A box of a tensor is read without the rest of it.
+    partial: bool
+    # Writing holds one tensor at a time.
+    streams: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,8 @@ class Stored(Mapping[str, "Tensor"]):
     infos: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     fetch: Callable[[str, Slices | None], "Tensor"]
-    lost: tuple[str, ...] = field(default=())  # entries of a foreign file that are neither tensors nor JSON values
+    # Entries of a foreign file that are neither tensors nor JSON values.
+    lost: tuple[str, ...] = field(default=())
 
     def __getitem__(self, name: str) -> "Tensor":
         return self.tensor(name)

@@ -69,7 +69,8 @@ def as_bytes(tensor: "Tensor") -> "Tensor":
     import torch
 
     flat = tensor.contiguous().reshape(-1)
-    if flat.numel() < 2:  # a single value may have any stride, which a view as bytes may not
+    # A single value may have any stride, which a view as bytes may not.
+    if flat.numel() < 2:
         flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
     return flat.view(torch.uint8)
 
@@ -93,7 +94,8 @@ def plain(tensor: "Tensor") -> "Tensor":
     """
     own = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     whole = own.untyped_storage().nbytes() == own.nbytes
-    return own if whole and own.numel() else own.clone()  # one without values may lie where another begins
+    # One without values may lie where another begins.
+    return own if whole and own.numel() else own.clone()
 
 
 def equal_bits(one: "Tensor", other: "Tensor") -> bool:

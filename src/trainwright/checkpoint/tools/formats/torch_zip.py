@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchZip"]
 
-_METADATA = "%metadata"  # names that begin with % get another one, so nothing can be called this
+# Names that begin with % get another one, so nothing can be called this.
+_METADATA = "%metadata"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +51,8 @@ class TorchZip(BaseFormat):
             state[escape(name)] = plain(tensors[name]) if info.tied is None else state[escape(info.tied)]
         if metadata:
             state[_METADATA] = dict(metadata)
-        with path.open("xb") as file:  # given a path, torch would write the file's name into it
+        # Given a path, torch would write the file's name into it.
+        with path.open("xb") as file:
             torch.save(state, file)
         return [path]
 
