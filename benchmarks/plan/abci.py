@@ -10,7 +10,7 @@ from statistics import median
 
 from benchmarks.plan.paradl import ParaDL, Projection, Variant
 
-from trainwright.profile import Layer
+from trainwright.model.layer import Layer
 
 __all__ = ["LATEST", "Network", "Run", "networks", "paradl_seconds", "reproduce", "runs"]
 

@@ -23,8 +23,9 @@ from benchmarks.plan.fit_iteration import Iteration, Machine, Terms, iteration_t
 from benchmarks.plan.fit_plan import iteration_of
 
 from trainwright.cluster import Cluster, Device, Tier
+from trainwright.model.layer import Block
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Block, Profile
 from trainwright.randomness import rng
 
 __all__ = ["MOST_DEVICES", "Scores", "data_parallel_mean", "machine", "score"]

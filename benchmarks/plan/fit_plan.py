@@ -9,13 +9,13 @@ import numpy as np
 from benchmarks.plan.fit_iteration import Exchange, Iteration
 
 from trainwright.errors import InputError
+from trainwright.model.profile import Profile
 from trainwright.plan.collective import Collective
 from trainwright.plan.parallel.mesh import Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan
-from trainwright.profile import Profile
 
 __all__ = ["iteration_of"]
 

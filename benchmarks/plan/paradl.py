@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trainwright.errors import InputError
-from trainwright.profile import Layer
+from trainwright.model.layer import Layer
 
 __all__ = ["ParaDL", "Projection", "Variant"]
 

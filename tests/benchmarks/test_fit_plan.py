@@ -8,8 +8,9 @@ from benchmarks.plan.fit_plan import iteration_of
 
 from trainwright.cluster import Cluster, Device, Tier
 from trainwright.errors import InputError
+from trainwright.model.layer import Block, Layer
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Block, Layer, Profile
 
 CLUSTER = Cluster(
     8,

@@ -4,7 +4,7 @@ import pytest
 from benchmarks.plan.paradl import ParaDL, Variant
 
 from trainwright.errors import InputError
-from trainwright.profile import Layer
+from trainwright.model.layer import Layer
 
 # ResNet-50 as its layer table sums up: 49 divided convolutions and everything else in one layer. Two numbers of a table
 # are kept in the first convolution; the formulas are sums over layers, so where they stand does not matter.

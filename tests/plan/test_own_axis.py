@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 RANK = """
 from trainwright.cluster import Cluster
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import describe_transformer
+from trainwright.model.describe.transformer import describe_transformer
 profile = describe_transformer(hidden=256, layers=4, heads=8, sequence=128, vocabulary=1000)
 oracle = Oracle(Cluster.preset("dgx-a100"))
 ranking = oracle.rank(profile, batch=4, devices=8, strategies=["ring", "data"])

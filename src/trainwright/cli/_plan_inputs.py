@@ -8,16 +8,16 @@ from trainwright.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
+    from trainwright.model.profile import Profile
     from trainwright.plan import Input
-    from trainwright.profile import Profile
 
 __all__ = ["cluster_of", "devices_of", "input_of", "profile_of"]
 
 
 def profile_of(model: str, sample: str | None, *, precision: str, optimizer: str) -> "Profile":
     """Return the profile in a .json file, or that of a factory, traced on its sample without running it."""
+    from trainwright.model.profile import Profile
     from trainwright.plan.parallel.precision import optimizer_of
-    from trainwright.profile import Profile
 
     if model.endswith(".json"):
         return Profile.load(model)

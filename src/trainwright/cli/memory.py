@@ -24,15 +24,10 @@ app = typer.Typer(
 )
 _SPEC = Annotated[
     str,
-    typer.Argument(
-        help="A chain file (.json), a PipeDream graph (.txt), or MODULE:FUNCTION for (model, sample[, loss])."
-    ),
+    typer.Argument(help="A chain file (.json), or MODULE:FUNCTION for (model, sample[, loss])."),
 ]
 _PLAN = Annotated[Path, typer.Argument(help="A plan file.")]
 _JSON = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
-_MULTIPLE = Annotated[
-    float, typer.Option("--saved-multiple", help="What a graph's stages save, as a multiple of their outputs.")
-]
 
 
 @app.command(short_help="Find the fastest plan within a budget.")
@@ -44,16 +39,12 @@ def plan(
     bandwidth: Annotated[
         str | None, typer.Option("--bandwidth", help="Of the link to the host, such as 16GB (a second).")
     ] = None,
-    solver: Annotated[str, typer.Option("--solver", help="auto, dp, exact or milp.")] = "auto",
-    limit: Annotated[
-        float | None, typer.Option("--limit", min=0, help="Seconds for the integer programme of auto or milp.")
-    ] = None,
+    solver: Annotated[str, typer.Option("--solver", help="auto, dp or exact.")] = "auto",
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help="Of a model: sgd, momentum, adam or adamw; its state counts.")
     ] = None,
-    saved_multiple: _MULTIPLE = 1.0,
     backend: Annotated[
-        str, typer.Option("--backend", help="eager, or compile: what a model compiled by torch.compile saves.")
+        str, typer.Option("--backend", help="eager, or compile: torch.compile, with its own knob for what it saves.")
     ] = "eager",
     compiler: Annotated[str, typer.Option("--compiler", help="Of compile: inductor or aot_eager.")] = "inductor",
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
@@ -68,15 +59,15 @@ def plan(
     if backend not in {"eager", "compile"}:
         raise BudgetError(f"--backend: got {backend!r}; allowed: eager, compile")
     if backend == "compile":
-        theirs = {"--offload": offload, "--bandwidth": bandwidth, "--limit": limit, "--solver": solver != "auto"}
+        theirs = {"--offload": offload, "--bandwidth": bandwidth, "--solver": solver != "auto"}
         strange = next((name for name, value in theirs.items() if value not in {None, False}), None)
         if strange is not None:
             raise BudgetError(f"{strange}: got it with --backend compile; allowed: with --backend eager")
         _plan_compiled(spec, {"budget": budget, "optimizer": optimizer, "compiler": compiler}, out, json=json)
         return
-    chain = _chain(spec, saved_multiple, optimizer)
+    chain = _chain(spec, optimizer)
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else None
-    made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver, limit_seconds=limit)
+    made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
     least, full = minimal_bytes(chain), full_bytes(chain)
     _, with_copies = lowest_with_copies(chain)
     print_table(
@@ -106,14 +97,13 @@ def curve(
     spec: _SPEC,
     *,
     points: Annotated[int, typer.Option("--points", min=3, help="At most so many plans.")] = 16,
-    saved_multiple: _MULTIPLE = 1.0,
     json: _JSON = False,
 ) -> None:
     """Show memory against time, from the least feasible budget up, with baselines."""
     from trainwright.memory import curve as trade_offs
     from trainwright.memory.budget import readable
 
-    chain = _chain(spec, saved_multiple)
+    chain = _chain(spec)
     found = trade_offs(chain, points=points)
     rows = [
         (point.name, readable(point.peak_bytes), f"{point.seconds:.6g} s",
@@ -147,7 +137,9 @@ def explain(file: _PLAN, *, json: _JSON = False) -> None:
 
     made = read_plan(file)
     if isinstance(made, CompiledPlan):
-        _explain_compiled(made, json=json)
+        _print_compiled(made)
+        if json:
+            print_json(made.to_json())
         return
     reports = explained(made)
     print_table(
@@ -217,7 +209,6 @@ def pipeline(
             "--schedule", help="auto (the least step), gpipe, 1f1b, interleaved, zero-bubble, 1f1b-star or madpipe."
         ),
     ] = "auto",
-    saved_multiple: _MULTIPLE = 1.0,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the schedule, a row per device.")] = None,
     json: _JSON = False,
 ) -> None:
@@ -226,7 +217,7 @@ def pipeline(
     from trainwright.memory.budget import read_size, readable
 
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
-    chain = _chain(spec, saved_multiple)
+    chain = _chain(spec)
     made = plan_stages(
         chain, stages=stages, microbatches=microbatches, memory=memory, bandwidth=speed, schedule=schedule
     )
@@ -267,73 +258,49 @@ def pipeline(
 
 def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, json: bool) -> None:
     from trainwright.memory import fit
-    from trainwright.memory.budget import readable
 
-    given = _model(spec)
-    if given is None:
+    parts = _model(spec)
+    if parts is None:
         raise BudgetError(
             f"--backend: got 'compile' for the file {spec!r}; allowed: MODULE:FUNCTION for (model, sample[, loss]), "
             "which is compiled and run"
         )
-    model, sample, loss = given
+    model, sample, loss = parts
     made: CompiledPlan = fit(model, sample, loss=loss, backend="compile", **settings).plan
-    share = made.seconds_again / made.forward_seconds if made.forward_seconds else 0.0
+    _print_compiled(made)
+    if out is not None:
+        made.save(out)
+        print(f"plan: {out}")
+    if json:
+        print_json(made.to_json())
+
+
+def _print_compiled(made: "CompiledPlan") -> None:
+    from trainwright.memory.budget import readable
+
     print_table(
         ("", "plan"),
         [
             ("peak, measured", readable(made.peak_bytes)),
             ("budget", readable(made.budget_bytes)),
             ("parameters, batch and what else is fixed", readable(made.fixed_bytes)),
-            ("saved for backward", f"{len(made.saved)} values, {readable(sum(each.nbytes for each in made.saved))}"),
-            ("run again", f"{len(made.again)} operations, {100 * share:.2f} % of forward"),
+            ("saved for backward", f"{100 * made.saved_share:.0f} % of what it would be"),
             ("compiler", made.compiler),
         ],
     )
-    if out is not None:
-        made.save(out)
-        print(f"plan: {out}")
-    if json:
-        print_json(made.summary)
 
 
-def _explain_compiled(made: "CompiledPlan", *, json: bool) -> None:
-    from dataclasses import asdict
-
-    from trainwright.memory.budget import readable
-    from trainwright.memory.explain import explain_compiled
-
-    reports = explain_compiled(made)
-    print_table(
-        ("module", "saved values", "bytes", "run again", "seconds"),
-        [
-            (each.module or "the model's own", each.saved, readable(each.saved_bytes), each.again,
-             f"{each.again_seconds:.4g}")
-            for each in reports
-        ],
-    )  # fmt: skip
-    print(f"\npeak {readable(made.peak_bytes)} of {readable(made.budget_bytes)}, measured, {made.compiler}:")
-    print(f"  parameters, batch and what else is fixed: {readable(made.fixed_bytes)}")
-    print(f"  values of the step: {readable(made.peak_bytes - made.fixed_bytes)}")
-    if json:
-        print_json({"modules": [asdict(each) for each in reports], "peak_bytes": made.peak_bytes,
-                    "fixed_bytes": made.fixed_bytes})  # fmt: skip
-
-
-def _chain(spec: str, saved_multiple: float, optimizer: str | None = None) -> "Chain":
+def _chain(spec: str, optimizer: str | None = None) -> "Chain":
     """Return the chain that SPEC names."""
-    from trainwright.memory import read_chain
     from trainwright.memory.subject import as_chain
 
-    made = _model(spec)
-    if made is None:
-        return read_chain(spec, saved_multiple=saved_multiple)
-    model, sample, loss = made
+    model, sample, loss = _model(spec) or (spec, None, None)
     return as_chain(model, sample, loss=loss, optimizer=optimizer)
 
 
 def _model(spec: str) -> tuple[Any, Any, Any] | None:
     """Return model, sample and loss that SPEC names, None for a file: the one place that decides what a SPEC may be."""
-    if Path(spec).suffix in {".json", ".txt"} or ":" not in spec:
+    if Path(spec).suffix == ".json" or ":" not in spec:
         return None
     made = made_by("SPEC", spec, function_of("SPEC", spec))
     if not isinstance(made, tuple) or len(made) not in {2, 3} or not hasattr(made[0], "named_parameters"):

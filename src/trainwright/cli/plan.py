@@ -13,8 +13,8 @@ from trainwright.cli._words import print_table, size
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
+    from trainwright.model.profile import Profile
     from trainwright.plan import ParallelPlan, Ranking
-    from trainwright.profile import Profile
 
 __all__ = ["app", "model"]
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainwright.model.layer import Block, Layer
+from trainwright.model.profile import Profile
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints
 from trainwright.plan.parallel.precision import Precision
 from trainwright.plan.parallel.rerun_modules import run_again
-from trainwright.profile import Block, Layer, Profile
 
 __all__ = ["Work"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainwright.profile import Block
+from trainwright.model.layer import Block
 
 __all__ = ["run_again", "runs_of"]
 

@@ -3,12 +3,12 @@
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.roofline import roofline_seconds
+from trainwright.cluster.costs.roofline import roofline_seconds
 from trainwright.errors import InputError
+from trainwright.model.layer import Layer
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.mesh import Floats
 from trainwright.plan.parallel.model_arrays import Work
-from trainwright.profile import Layer
 
 __all__ = ["device_flops", "framework_seconds", "launch_seconds", "layer_seconds"]
 

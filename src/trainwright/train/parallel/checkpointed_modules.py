@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.memory.execute.surroundings import Buffers, Seen
+from trainwright.model.trace.attention import attention_by
 from trainwright.plan import ParallelPlan
-from trainwright.profile.attention import attention_by
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.pipeline.runner import cuts_of, uncut_of
 

@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
+from trainwright.model.layer import Layer
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import Work
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
-from trainwright.profile import Layer
 
 __all__ = ["Spatial", "grid", "halo_elements"]
 

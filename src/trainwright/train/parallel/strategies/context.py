@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.profile.attention import attention_by
+from trainwright.model.trace.attention import attention_by
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.collectives import gather
 
