@@ -153,6 +153,7 @@ class Manager:
             raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
         self._settle_saves()
         kept, environment = self._retained.known(), self._read_environment()
+        # References only: nothing is copied yet, so this takes microseconds.
         captured = capture_state(
             {
                 **self._state,
@@ -199,6 +200,7 @@ class Manager:
         self.drain()
         line = self._ranks.run_on_first(self._find_lineage)
         self._serial = max((one.manifest.serial for one in line), default=0)
+        # The newest first; one that turns out damaged is quarantined, and the next is tried.
         for place, published in enumerate(line):
             if step is not None and published.manifest.step != step:
                 continue
@@ -232,12 +234,14 @@ class Manager:
         now = time.perf_counter()
         self.steps += 1
         under_way = self._saver.under_way
+        # Steps during a save take longer than usual; the difference is part of what the save costs.
         if self._step_began is not None:
             took = now - self._step_began
             if under_way is None:
                 self._usual.append(took)
             elif self._usual:
                 under_way.slowdown_seconds += took - statistics.median(self._usual)
+        # Whether a save is due by time differs between ranks; by a number of steps it does not.
         due = self.should_save()
         counted = due and isinstance(self.config.interval, int)
         save, leave = self._ranks.due(counted, due or self._saver.redo, end=self._policy.signal is not None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.digest import combine_digests, digest_bytes
+from trainwright.checkpoint.digest import CHUNK_BYTES, combine_digests, digest_bytes
 from trainwright.errors import CheckpointCorruptError, CheckpointVersionError
 
 __all__ = ["MANIFEST", "SCHEMA", "FileRecord", "Manifest", "ShardRecord", "TensorRecord"]
@@ -36,6 +36,12 @@ class FileRecord:
     bytes: int
     chunks: tuple[str, ...]
     ends: tuple[int, ...] = ()
+
+    def chunk_range(self, number: int) -> tuple[int, int]:
+        """Return the first byte of a chunk and the one behind its last."""
+        if self.ends:
+            return (self.ends[number - 1] if number else 0), self.ends[number]
+        return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, self.bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +119,7 @@ class Manifest:
         plain["tensors"] = [
             {**_plain(tensor), "shards": [_plain(shard) for shard in tensor.shards]} for tensor in self.tensors
         ]
+        # Canonical JSON: equal manifests have equal bytes and so one digest.
         body = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()[:-1]
         return b'%b,"digest":"%b"}' % (body, digest_bytes(body).encode())
 
@@ -127,6 +134,7 @@ class Manifest:
 
         Raises `CheckpointCorruptError` if a byte of it changed, `CheckpointVersionError` if it is of a newer form.
         """
+        # The digest is the last field, over all bytes before it: a single flipped bit is found.
         tail = _TAIL.search(content)
         if tail is None or digest_bytes(content[: tail.start()]).encode() != tail[1]:
             raise CheckpointCorruptError(f"{path}: the manifest is damaged: its digest does not fit its content")

@@ -130,12 +130,12 @@ class SliceReader:
         start = at = shard.start + first * place.element_size()
         while at < start + len(view):
             number = _chunk_number(record, at)
-            end = min(start + len(view), _range_of(record, number)[1])
+            end = min(start + len(view), record.chunk_range(number)[1])
             yield _Piece(name, record, number, at, view[at - start : end - start])
             at = end
 
     def _read_piece(self, piece: _Piece) -> None:
-        low, high = _range_of(piece.file, piece.chunk)
+        low, high = piece.file.chunk_range(piece.chunk)
         handle = self._open(piece.file.name)
         # A piece that is a whole chunk is checked in its target; a part of a chunk needs the chunk around it.
         if not self._check or len(piece.view) == high - low:
@@ -165,7 +165,7 @@ class SliceReader:
         content = bytearray(stop - start)
         number, at = _chunk_number(record, start), start
         while at < stop:
-            low, high = _range_of(record, number)
+            low, high = record.chunk_range(number)
             end = min(stop, high)
             if self._last is None or self._last[:2] != (record.name, number):
                 # Let go of one before the next is read.
@@ -176,14 +176,14 @@ class SliceReader:
         return content
 
     def _read_chunk(self, name: str, record: FileRecord, number: int) -> bytearray:
-        start, stop = _range_of(record, number)
+        start, stop = record.chunk_range(number)
         content = read_chunk(self._open(record.name), start, stop)
         if len(content) != stop - start or (self._check and not _has_digest(content, record.chunks[number])):
             raise self._damage_error(name, record, number)
         return content
 
     def _damage_error(self, name: str, record: FileRecord, number: int) -> CheckpointCorruptError:
-        start, stop = _range_of(record, number)
+        start, stop = record.chunk_range(number)
         return CheckpointCorruptError(
             f"{self._folder}: {record.name} is damaged in chunk {number} (bytes {start} to {stop}, {name})"
         )
@@ -242,12 +242,6 @@ def _span_values(lengths: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 def _chunk_number(record: FileRecord, at: int) -> int:
     return bisect.bisect_right(record.ends, at) if record.ends else at // CHUNK_BYTES
-
-
-def _range_of(record: FileRecord, number: int) -> tuple[int, int]:
-    if record.ends:
-        return (record.ends[number - 1] if number else 0), record.ends[number]
-    return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, record.bytes)
 
 
 def _has_digest(content: bytearray | memoryview, expected: str) -> bool:

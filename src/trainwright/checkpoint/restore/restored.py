@@ -99,11 +99,11 @@ def read_lineage(
                 try:
                     whole.append(Published(path=path, manifest=Manifest.read(path)))
                 except CheckpointCorruptError as error:
-                    # Else another run drops it as we look.
+                    # A folder that is gone was dropped by another run meanwhile.
                     if path.exists():
                         quarantine(layer, path, "bad")
                         damaged(path, str(error))
-        # A stable order.
+        # The sort is stable, so copies of one checkpoint stay in the order of their tiers.
         for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
             # Serials grow within a lease, so (lease, serial) orders all checkpoints of a run.
             if (number, published.manifest.serial) <= bound:
@@ -121,7 +121,7 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
         write_new(layer, temporary, [memoryview(content)])
         layer.rename(temporary, home / _START)
     except OSError:
-        # No room: then more than the line may be seen, and nothing less.
+        # Without this file a later restore considers more checkpoints than it has to, never fewer.
         temporary.unlink(missing_ok=True)
 
 
@@ -164,7 +164,7 @@ def read_ahead(published: Published) -> None:
     if published.manifest.world_size > 1 or not hasattr(os, "posix_fadvise"):
         return
     for file in published.manifest.files:
-        # Of a file that is not there `read_tensors` tells.
+        # A missing file is reported by `read_tensors`.
         with suppress(OSError):
             handle = os.open(published.path / file.name, os.O_RDONLY)
             try:

@@ -103,10 +103,10 @@ class Snapshot:
                 if isinstance(piece, str):
                     self._copy_tensor(piece)
                 else:
-                    # Lets other threads run.
+                    # A call by ctypes releases the interpreter lock.
                     ctypes.memmove(*piece)
             finally:
-                # Whoever waits must not wait for ever.
+                # Count the piece as done even if its copy failed, or the other thread would wait for ever.
                 with self._lock:
                     self._left -= 1
                     if not self._left:

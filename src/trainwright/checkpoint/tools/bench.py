@@ -223,6 +223,7 @@ def _measure_round(way: BenchTarget, captured: Captured, kept: "Mapping[str, tor
     files = way.files()
     seconds, bitwise, dropped = {}, True, True
     for verified in (False, True):
+        # Overwrite the state first: a restore that reads nothing must not pass the comparison.
         with torch.no_grad():
             for name in captured.loadable:
                 # What comes back does not come from here.
