@@ -1,4 +1,4 @@
-"""Digests of what a checkpoint holds, taken from memory when it is written.
+"""Digests of files and buffers in chunks of at most 16 MiB, computed from memory when a checkpoint is written.
 
 BLAKE2b-128 where a digest names something, and for everything if there is nothing faster; XXH3-128 ("xxh3:...") for
 data where the package xxhash is there, at a twentieth of the cost or less. A file is cut into chunks of at most 16 MiB;

@@ -1,4 +1,4 @@
-"""Manager: saves the state of a training beside the training, and puts it back."""
+"""The Manager: saves the state of a training asynchronously, and restores it."""
 
 import math
 import statistics
@@ -192,8 +192,8 @@ class Manager:
     def restore(self, step: int | None = None, *, mode: Mode = "exact", check: bool = True) -> Restored | None:
         """Load the newest good checkpoint, or that of `step`, into the items; None if nothing was ever saved.
 
-        With `check` every byte is compared with its digest first. A damaged checkpoint is set aside, and the one before
-        is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of `step`,
+        With `check` every byte is compared with its digest first. A damaged checkpoint is quarantined, and the one
+        before is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of `step`,
         and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
         """
         started = time.perf_counter()
@@ -219,8 +219,8 @@ class Manager:
         bad = self._ranks.run_on_first(lambda: list_quarantined((*self._tiers.roots, self._folder), self._owner.lease))
         if bad:
             raise CheckpointCorruptError(
-                f"{self._folder}: every checkpoint is damaged and set aside, one as {bad[0]}; to train from the start, "
-                "remove what is set aside or give another folder"
+                f"{self._folder}: every checkpoint is damaged and quarantined, one as {bad[0]}; to train from the "
+                "start, remove what is quarantined or give another folder"
             )
         self._resume_from(None, [])
         return None

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it is, which files and tensors it has, and the digest of everything.
+"""The manifest of a checkpoint: identity, files, tensors, and a digest over all of it.
 
 Canonical JSON with the digest of all bytes before it as its last member. It is written last: a folder without a valid
 manifest is no checkpoint.
@@ -46,7 +46,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecord:
-    """A box of a tensor in a file: from `offsets`, of `lengths`, its `bytes` at `start`, row-major."""
+    """A slice of a tensor in a file: from `offsets`, of `lengths`, its `bytes` at `start`, row-major."""
 
     file: str
     start: int
@@ -58,7 +58,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRecord:
-    """A tensor of a checkpoint: its name, its torch dtype ("float32"), its global shape, the boxes that cover it."""
+    """A tensor of a checkpoint: its name, its torch dtype ("float32"), its global shape, the slices that cover it."""
 
     name: str
     dtype: str
@@ -72,7 +72,7 @@ class TensorRecord:
 
     @property
     def digest_bytes(self) -> str:
-        """The digest of its content; of equal content it is equal if it is cut into equal boxes."""
+        """The digest of its content; of equal content it is equal if it is cut into equal slices."""
         return combine_digests([shard.digest for shard in self.shards])
 
 

@@ -1,4 +1,4 @@
-"""Kept: the good checkpoints of a folder, newest first; what arrives, what need not stay, and room made by dropping."""
+"""The retained checkpoints of a folder, newest first: adds, applies retention, frees space."""
 
 import errno
 import threading

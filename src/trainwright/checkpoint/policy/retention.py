@@ -1,4 +1,4 @@
-"""Which checkpoints stay: a pure choice by age, metric, step, pin and budget."""
+"""Retention: a pure choice of the checkpoints to retain, by age, metric, step, pin and budget."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""When a Manager saves, and when it must leave: the interval, the end of the allocation, signals."""
+"""The save policy: when the next save is due, from its measured cost, the end of the allocation and signals."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""One process, or several ranks that save and restore one checkpoint together.
+"""Saving and restoring with one rank or with several, which write one checkpoint together.
 
 Every rank writes its own file into one temporary folder; the first one, the coordinator, gathers what they wrote,
 writes the manifest and publishes. The ranks speak in two gloo groups of their own: one that the writer's thread alone

@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint hold what its manifest says."""
+"""Integrity: finds the damaged chunks of a checkpoint, and the tensors in them."""
 
 from collections.abc import Iterator
 from pathlib import Path

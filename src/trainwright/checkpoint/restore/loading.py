@@ -1,4 +1,4 @@
-"""Putting a checkpoint's state back into live objects: first what would not fit, then the load in place."""
+"""Loading saved state into live objects: first compares everything, then loads in place."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any

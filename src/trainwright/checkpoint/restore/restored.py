@@ -1,4 +1,4 @@
-"""Finding the checkpoint to go on from: the newest good one of the lineage; what is damaged is set aside."""
+"""Finds and reads the checkpoint to resume from, the newest good one of the lineage; quarantines damaged ones."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def list_homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
 def read_lineage(
     layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None], tiers: Sequence[Path] = ()
 ) -> Iterator[Published]:
-    """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is set aside.
+    """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is quarantined.
 
     What an earlier lease published after a later one had gone on from it is passed over: it is of no line. Of one that
     is in `tiers`, nearest first, as well as in `folder`, all copies follow each other.
@@ -126,7 +126,7 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
 
 
 def list_quarantined(folders: Sequence[Path], lease: int) -> list[Path]:
-    """Return what was set aside as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
+    """Return what was quarantined as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
     return [path for folder in folders for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
 
 

@@ -1,4 +1,4 @@
-"""A look at a snapshot before it is published: a value that is not finite, a norm that jumped.
+"""The health check of a snapshot before it is published: values that are not finite, norms that jumped.
 
 A model absorbs many flipped bits unnoticed (Rojas et al., CLUSTER 2021), so a checkpoint should not be the place where
 they are kept.

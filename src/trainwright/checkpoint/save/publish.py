@@ -1,8 +1,8 @@
-"""Publishing a checkpoint: written under a temporary name, synced, manifest last, and there by one rename.
+"""Publishing a checkpoint: a temporary folder, synced, the manifest last, renamed into place.
 
 FOLDER/step-000000001200/            a folder with a valid manifest is a checkpoint; a step saved again is -...1200.2
 FOLDER/.tmp-step-000000001200.1.../  being written: lease, host, process
-FOLDER/.bad-step-000000001200-cd/    damaged, set aside
+FOLDER/.bad-step-000000001200-cd/    damaged, quarantined
 FOLDER/.trash-step-000000001200-ef/  dropped, being removed
 """
 

@@ -1,4 +1,4 @@
-"""Writing in a process of its own, from memory that it shares: no lock of the interpreter is taken from the training.
+"""A separate process that writes from shared memory, so that the training never waits for the interpreter lock.
 
 The process is started anew, never forked, so that it inherits no device and no lock; it ends when its parent's end of
 the line closes. It is deaf to signals that warn of an end: what is under way is finished first.

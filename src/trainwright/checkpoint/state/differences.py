@@ -1,4 +1,4 @@
-"""What a restored run does not share with the one that was saved: each difference, and what it does to the result."""
+"""Differences between a restored run and the saved one, each with its effect on the result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a run takes place, as far as it can change the result: versions, devices, code. Names nobody and no machine."""
+"""The fingerprint of an environment: versions, devices and code that can change a result; no user or host."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The switches of this process that change how numbers round: captured with a checkpoint, set when it is restored."""
+"""Torch's process-wide flags that change how numbers round: captured with a checkpoint, set on restore."""
 
 import os
 import sys

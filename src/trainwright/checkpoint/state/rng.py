@@ -1,4 +1,4 @@
-"""The generators of this process: Python's, NumPy's and torch's global ones and those of every CUDA device."""
+"""The global random generators of Python, NumPy, torch and every CUDA device."""
 
 import random
 from collections.abc import Mapping

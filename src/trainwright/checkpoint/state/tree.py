@@ -1,4 +1,4 @@
-"""Values as a tree of JSON, and back as what they were: what JSON has no word for is an object with one mark.
+"""Values as a tree of JSON and back, with their types: other kinds are objects with one mark.
 
 A value comes back with its type, or is refused when it is saved. Nothing that a tree names is imported: a named tuple's
 class has to be there already, and is filled without calling it.

@@ -1,4 +1,4 @@
-"""What saving and restoring cost: each format and each writer of the Manager, on a user's own state and disk.
+"""Measures what saving and restoring cost: each format and each writer, on the user's own state and disk.
 
 The questions are those of Rojas, Kahira, Meneses and Bautista-Gomez (arXiv 2012.00825): cost, size, and whether what
 comes back is what was saved. Contenders take turns, so that a busy machine meets all of them alike.

@@ -1,4 +1,4 @@
-"""A checkpoint in another format: written tensor by tensor, read back and compared, then there by one rename."""
+"""Converts a checkpoint to another format: written tensor by tensor, read back, compared, renamed into place."""
 
 import errno
 from dataclasses import asdict, dataclass, replace

@@ -1,4 +1,4 @@
-"""What `verify-resume` sees from within a training: a Manager that writes down digests of all state at every step.
+"""The Manager inside a training under `verify-resume`: it records digests of all state at every step.
 
 `main([PLAN, SCRIPT, *ARGUMENTS])` runs a script with this Manager in place of its own. Each step's line of the journal
 has the batches that loaders of torch handed out and the losses that went backward since the last, and the state of

@@ -1,4 +1,4 @@
-"""Tiers: places nearer than the folder of the checkpoints, and the drain that carries on what is saved there.
+"""Tiers: fast folders that a save goes to first, and the background copy from there to the final folder.
 
 A tier holds checkpoints as the folder itself does, each with its manifest, below a name of the folder's own:
 
