@@ -193,8 +193,8 @@ class Manager:
         """Load the newest good checkpoint, or that of `step`, into the items; None if nothing was ever saved.
 
         With `check` every byte is compared with its digest first. A damaged checkpoint is quarantined, and the one
-        before is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of `step`,
-        and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
+        before is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of
+        `step`, and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
         """
         started = time.perf_counter()
         self.drain()

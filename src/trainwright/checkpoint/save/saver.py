@@ -68,7 +68,7 @@ class SaveRecord:
 
     Training stopped for `blocking_seconds`, the steps during the save took `slowdown_seconds` longer, and the commit
     came after `persist_seconds`. `verdict`: "good", "suspect: ..." with tensors, "skipped", "refused: ..." by the
-    health check, or "failed: ...". `tier` is the folder of the tier that it went to, "" for the folder of the checkpoints.
+    health check, or "failed: ...". `tier` is the tier's folder that it went to, "" for the folder of the checkpoints.
     """
 
     step: int
