@@ -71,7 +71,7 @@ class TensorRecord:
         return sum(shard.bytes for shard in self.shards)
 
     @property
-    def digest_bytes(self) -> str:
+    def digest(self) -> str:
         """The digest of its content; of equal content it is equal if it is cut into equal slices."""
         return combine_digests([shard.digest for shard in self.shards])
 
@@ -124,7 +124,7 @@ class Manifest:
         return b'%b,"digest":"%b"}' % (body, digest_bytes(body).encode())
 
     @property
-    def digest_bytes(self) -> str:
+    def digest(self) -> str:
         """The manifest's own digest, which names the checkpoint."""
         return self.to_bytes()[-34:-2].decode()
 
