@@ -341,7 +341,7 @@ def damaged(folder):
         if dist.get_rank() == 0:
             spoil(folder / "step-000000000001" / "rank-00000.safetensors")
         dist.barrier()
-        with refused(CheckpointCorruptError, "every checkpoint is damaged and set aside"):
+        with refused(CheckpointCorruptError, "every checkpoint is damaged and quarantined"):
             manager.restore()
 
 

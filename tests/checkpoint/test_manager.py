@@ -292,7 +292,7 @@ class TestRestore:
 
     @pytest.mark.parametrize("check", [True, False])
     def test_a_damaged_manifest(self, tmp_path, check):
-        """The one before is taken, and the damaged one set aside under a name that says so."""
+        """The one before is taken, and the damaged one quarantined under a name that says so."""
         self.saved(tmp_path, 1, 2)
         path = tmp_path / "step-000000000002/manifest.json"
         path.write_bytes(path.read_bytes()[:-9])
@@ -309,7 +309,9 @@ class TestRestore:
             path.write_bytes(content)
         with Manager(tmp_path, **Training().items()) as manager:
             for _ in range(2):
-                with pytest.raises(CheckpointCorruptError, match="every checkpoint is damaged and set aside, one as "):
+                with pytest.raises(
+                    CheckpointCorruptError, match="every checkpoint is damaged and quarantined, one as "
+                ):
                     manager.restore()
 
     def test_another_model(self, tmp_path):

@@ -141,7 +141,7 @@ def test_a_tier_that_vanished(place):
 
 
 def test_a_damaged_copy(place):
-    """What is damaged in the tier is set aside there, and its copy in the folder taken; it is never carried on."""
+    """What is damaged in the tier is quarantined there, and its copy in the folder taken; it is never carried on."""
     manager = place.manager()
     place.save(manager, 1, wait=True)
     (data,) = place.near.glob("**/*.safetensors")

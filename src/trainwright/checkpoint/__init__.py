@@ -1,4 +1,4 @@
-"""Save and resume: a trial's checkpoints, atomic and checked."""
+"""Checkpoints: asynchronous, atomic and verified saves of a training, and exact resume."""
 
 from trainwright.checkpoint.config import CheckpointConfig, HealthCheck, Retention, Tier
 from trainwright.checkpoint.manager import Manager

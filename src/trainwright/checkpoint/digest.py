@@ -1,4 +1,4 @@
-"""Digests of what a checkpoint holds, taken from memory when it is written.
+"""Digests of files and buffers in chunks of at most 16 MiB, computed from memory when a checkpoint is written.
 
 BLAKE2b-128 where a digest names something, and for everything if there is nothing faster; XXH3-128 ("xxh3:...") for
 data where the package xxhash is there, at a twentieth of the cost or less. A file is cut into chunks of at most 16 MiB;
@@ -75,6 +75,7 @@ def digest_file(
     digests of what is there.
     """
     size = path.stat().st_size
+    # Chunks end with tensors in data files; other files have equal chunks.
     edges = [0, *ends] if ends else [0, *(stop for _, stop in chunk_ranges(0, size))]
     chunks = list(itertools.pairwise(edges))
     workers = max(1, min(threads or min(8, os.cpu_count() or 1), len(chunks)))
@@ -85,6 +86,7 @@ def digest_file(
         digests = []
         handle = os.open(path, os.O_RDONLY)
         try:
+            # Each thread reads one contiguous stretch, which suits the read-ahead of the system.
             for start, stop in chunks[len(chunks) * number // workers : len(chunks) * (number + 1) // workers]:
                 memory = buffer[: stop - start]
                 digests.append(digest_bytes(memory[: read_at(handle, start, memory)], kind))

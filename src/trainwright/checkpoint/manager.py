@@ -1,4 +1,4 @@
-"""Manager: saves the state of a training beside the training, and puts it back."""
+"""The Manager: saves the state of a training asynchronously, and restores it."""
 
 import math
 import statistics
@@ -153,6 +153,7 @@ class Manager:
             raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
         self._settle_saves()
         kept, environment = self._retained.known(), self._read_environment()
+        # References only: nothing is copied yet, so this takes microseconds.
         captured = capture_state(
             {
                 **self._state,
@@ -191,14 +192,15 @@ class Manager:
     def restore(self, step: int | None = None, *, mode: Mode = "exact", check: bool = True) -> Restored | None:
         """Load the newest good checkpoint, or that of `step`, into the items; None if nothing was ever saved.
 
-        With `check` every byte is compared with its digest first. A damaged checkpoint is set aside, and the one before
-        is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of `step`,
-        and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
+        With `check` every byte is compared with its digest first. A damaged checkpoint is quarantined, and the one
+        before is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of
+        `step`, and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
         """
         started = time.perf_counter()
         self.drain()
         line = self._ranks.run_on_first(self._find_lineage)
         self._serial = max((one.manifest.serial for one in line), default=0)
+        # The newest first; one that turns out damaged is quarantined, and the next is tried.
         for place, published in enumerate(line):
             if step is not None and published.manifest.step != step:
                 continue
@@ -217,8 +219,8 @@ class Manager:
         bad = self._ranks.run_on_first(lambda: list_quarantined((*self._tiers.roots, self._folder), self._owner.lease))
         if bad:
             raise CheckpointCorruptError(
-                f"{self._folder}: every checkpoint is damaged and set aside, one as {bad[0]}; to train from the start, "
-                "remove what is set aside or give another folder"
+                f"{self._folder}: every checkpoint is damaged and quarantined, one as {bad[0]}; to train from the "
+                "start, remove what is quarantined or give another folder"
             )
         self._resume_from(None, [])
         return None
@@ -232,12 +234,14 @@ class Manager:
         now = time.perf_counter()
         self.steps += 1
         under_way = self._saver.under_way
+        # Steps during a save take longer than usual; the difference is part of what the save costs.
         if self._step_began is not None:
             took = now - self._step_began
             if under_way is None:
                 self._usual.append(took)
             elif self._usual:
                 under_way.slowdown_seconds += took - statistics.median(self._usual)
+        # Whether a save is due by time differs between ranks; by a number of steps it does not.
         due = self.should_save()
         counted = due and isinstance(self.config.interval, int)
         save, leave = self._ranks.due(counted, due or self._saver.redo, end=self._policy.signal is not None)

@@ -1,4 +1,4 @@
-"""The types of a record's fields: what a value may be, and how the documentation calls that.
+"""The types of record fields: which values each accepts, and its name in the documentation.
 
 Every record of another writer is checked, one by one, so each check is a few comparisons of exact types and bounds.
 """

@@ -1,4 +1,4 @@
-"""The kinds of records: one table, from which records are made, checked when they are read, and documented.
+"""The kinds of records: one table, by which records are checked when made and when read, and documented.
 
 A record that does not fit the table is left out as a whole by whoever reads it, and named. What lies beside the fields
 of the table is kept and ignored, and so are kinds that are not in it: a later version may have written them.

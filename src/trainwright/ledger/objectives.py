@@ -1,4 +1,4 @@
-"""What a study asks of its trials' metrics: objectives with a direction and perhaps a bound, and constraints."""
+"""Objectives and constraints of a study on its trials' metrics."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The reader that follows all journals of a ledger, at a cost that grows with what is new.
+"""Reads the journals of all writers incrementally: the cost grows with what is new.
 
 One look takes one `stat` of the folder and one of each journal that may still grow, and `open`, `pread`, `close` for
 each that has grown; that is the least while every writer has a file of its own. The folder is listed only when its time

@@ -1,4 +1,4 @@
-"""The unit of the ledger: one fact, by one writer, in one line."""
+"""The record: one fact by one writer, in one line of a journal."""
 
 import json
 import math

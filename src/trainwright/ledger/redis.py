@@ -1,4 +1,4 @@
-"""A ledger on a Redis server, for more writers than a shared file system likes; needs the extra `redis`."""
+"""A ledger on a Redis server, for more writers than a shared file system serves well; needs the extra `redis`."""
 
 import json
 import math

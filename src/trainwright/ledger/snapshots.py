@@ -1,4 +1,4 @@
-"""Snapshots: many journals that nobody writes to any more, moved into one file each generation.
+"""Snapshots: compacts the journals of finished writers into one file per generation.
 
     snapshot/gen-000007-0.jsonl     the bytes of journal after journal, as they were; then one line, the index, with the
                                     name, the size and whether the writer ended it, of each; then where that line starts

@@ -1,4 +1,4 @@
-"""Whether whoever holds a running trial is at work: what all viewers say, who look once and write nothing."""
+"""Whether a running trial is running, silent or lost, for viewers that look once and write nothing."""
 
 from collections.abc import Mapping
 

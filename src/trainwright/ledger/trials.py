@@ -1,4 +1,4 @@
-"""One trial as its records tell it: leases, reports, ends, and the status that follows from them."""
+"""The state of one trial: leases, reports, ends, and the status that follows from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Who writes: identities of processes, and whether the process behind one still lives."""
+"""Writers: identities of processes, and whether the process behind one is alive."""
 
 import os
 import secrets

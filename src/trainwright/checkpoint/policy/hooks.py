@@ -1,4 +1,4 @@
-"""What happens after the last save of an allocation that ends, and when it ends: Slurm's requeue, or any command."""
+"""The end of an allocation: when the launcher says that it ends, and hooks such as a requeue by Slurm."""
 
 import os
 import subprocess

@@ -94,6 +94,7 @@ def plan_saves(
     The saves left are whichever of the two whole numbers next to (time left) / (optimum + cost) costs less wall time.
     """
     optimum = wait_for_commit(exact_interval(costs), costs)
+    # Costs are measured with noise; following each small change would make saves irregular.
     if before is not None and abs(optimum - before.optimum_seconds) <= _DEAD_BAND * before.optimum_seconds:
         optimum = before.optimum_seconds
     free = SavePlan(interval_seconds=optimum, optimum_seconds=optimum)
@@ -103,6 +104,7 @@ def plan_saves(
     if remaining_seconds == math.inf:
         return free
     check(remaining_seconds, _SECONDS, "remaining_seconds", CheckpointConfigError)
+    # The last save must be on disk before the allocation ends.
     horizon = remaining_seconds - drain_seconds
     least = max(costs.cost_seconds, costs.persist_seconds)
     if horizon <= least:
@@ -111,6 +113,7 @@ def plan_saves(
             "one is begun at once, and may not be committed in time"
         )
         return replace(free, interval_seconds=0.0, saves=1, warning=warning)
+    # Spread the saves that are left evenly: of the two whole numbers next to the optimum, the cheaper one.
     spacing = optimum + costs.cost_seconds
     # Where a save costs nothing, the optimum is to save always: there is no number of saves to choose.
     if spacing <= 0:

@@ -1,4 +1,4 @@
-"""Kept: the good checkpoints of a folder, newest first; what arrives, what need not stay, and room made by dropping."""
+"""The retained checkpoints of a folder, newest first: adds, applies retention, frees space."""
 
 import errno
 import threading
@@ -18,7 +18,9 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class RetainedCheckpoints:
-    """Writer and drain both publish, so changes are made one at a time. Only the coordinator keeps any.
+    """The retained checkpoints, newest first: adds, applies retention, frees space; on the first rank only.
+
+    The writer and the drain of tiers both publish, so a lock serialises changes.
 
     `find` returns all good checkpoints that are there, those of tiers too; it is asked if nothing was restored.
     """
@@ -54,8 +56,9 @@ class RetainedCheckpoints:
     def add(self, published: Published, blocking_seconds: float) -> None:
         """Take note of a checkpoint in the folder itself, and drop what need not stay; on the coordinator."""
         with self._lock:
-            # One that was begun later may be there sooner.
+            # A save that began later may have been published earlier.
             kept = [published, *self.known()]
+            # Newest first by (lease, serial), as retention expects them.
             kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
             self._owner.committed(
                 published,

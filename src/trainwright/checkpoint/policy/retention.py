@@ -1,4 +1,4 @@
-"""Which checkpoints stay: a pure choice by age, metric, step, pin and budget."""
+"""Retention: a pure choice of the checkpoints to retain, by age, metric, step, pin and budget."""
 
 import math
 from collections.abc import Sequence
@@ -30,6 +30,7 @@ def choose_retained(
     """
     pinned = {place for place, one in enumerate(checkpoints) if one.manifest.pin is not None}
     safe = next((place for place, one in enumerate(checkpoints) if one.manifest.screen == "good"), 0)
+    # Certain ones stay whatever the policy says: a run must never be left without a checkpoint to restore.
     certain = pinned | {safe} if checkpoints else pinned
     best = sorted(
         (place for place, one in enumerate(checkpoints) if not math.isnan(_metric_value(one, policy.metric))),
@@ -42,6 +43,7 @@ def choose_retained(
     ]
     wanted = [*range(min(policy.last, len(checkpoints))), *every]
     keep, size = set[int](), 0
+    # In order of importance: over a budget the oldest go first, and the best by metric last.
     for place in [*sorted(certain), *best, *sorted(wanted)]:
         fits = budget_bytes is None or size + checkpoints[place].manifest.size <= budget_bytes
         if place not in keep and (place in certain or fits):

@@ -1,4 +1,4 @@
-"""When a Manager saves, and when it must leave: the interval, the end of the allocation, signals."""
+"""The save policy: when the next save is due, from its measured cost, the end of the allocation and signals."""
 
 import math
 import os
@@ -112,10 +112,12 @@ class SavePolicy:
         if self._config.interval != "auto":
             return math.inf
         left = None if self._end is None else max(0.0, self._end - self._saved_time)
+        # Nothing is known yet: save once soon, to measure what a save costs.
         if not self._costs:
             return _FIRST_SECONDS if left is None else min(_FIRST_SECONDS, left / 2)
         if self._end is not None and self._end == self._last_before:
             return math.inf
+        # Medians over the last saves: one slow write must not change the interval.
         cost, persist = (statistics.median(column) for column in zip(*self._costs, strict=True))
         costs = Costs(mtbf_seconds=self._config.mtbf_seconds, cost_seconds=cost, persist_seconds=persist)
         # A save is planned to end when training goes on; it is on disk only when it is persisted.

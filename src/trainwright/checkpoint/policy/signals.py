@@ -1,4 +1,4 @@
-"""The warning that an allocation ends: handlers that only set a flag, and a way out for a step that hangs.
+"""Signals before the end of an allocation: handlers that set a flag, and a forced exit for a step that hangs.
 
 Batch systems send a signal some time before they kill. Its handler sets a flag, which the training loop reads at a step
 boundary. A thread sees the signal too, by way of `signal.set_wakeup_fd`, which works while the main thread hangs in a
@@ -67,9 +67,10 @@ class SignalFlag:
     def _start_watching(self) -> None:
         read, write = self._pipe = os.pipe()
         os.set_blocking(write, False)
+        # The interpreter writes the signal's number to this pipe even while the main thread hangs in C code.
         before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._woken = before == -1
-        # Another's: it keeps it, and our handler writes.
+        # Another library has set its own descriptor: leave it, and let our handler write to our pipe.
         if not self._woken:
             signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         self._earlier = {number: signal.getsignal(number) for number in self._numbers}
@@ -83,6 +84,7 @@ class SignalFlag:
             daemon=True,
         )
         self._watcher.start()
+        # A forked child must not react to signals as its parent does; a weak reference lets this object die.
         kept = weakref.WeakMethod(self._stop_in_child)
         os.register_at_fork(after_in_child=lambda: (method := kept()) is not None and method())
 
@@ -114,6 +116,7 @@ class SignalFlag:
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._pipe[1], bytes([number]))
         earlier = self._earlier[number]
+        # A handler that was there before is still called: a library may depend on it.
         if callable(earlier):
             try:
                 earlier(number, frame)
@@ -122,7 +125,7 @@ class SignalFlag:
 
     def _restore_handlers(self) -> None:
         for number, handler in self._earlier.items():
-            # Else a later one chains to ours, which passes on.
+            # A handler that was set later may call ours, so it stays; ours then only passes the signal on.
             if signal.getsignal(number) == self._handle_signal:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._woken:
@@ -164,6 +167,8 @@ def _watch_pipe(read: int, numbers: frozenset[int], patience: float) -> None:
                 return
             if number not in numbers:
                 continue
+            # The first signal starts the clock. The same signal again within a second is an echo of the launcher; a
+            # later one means that the user wants out at once.
             if math.isinf(first):
                 first, deadline = now, now + patience
             elif now - first > _ECHO_SECONDS:

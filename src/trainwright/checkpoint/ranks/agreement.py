@@ -1,4 +1,4 @@
-"""Ranks that agree at which step to stop or to save, without a barrier at each step."""
+"""Agreement of ranks on the step at which to save or stop, without a barrier at each step."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What the ranks wrote, made one checkpoint: shards put together, replicas compared, what is a rank's own told."""
+"""Merging the reports of ranks into one manifest: shards are combined, replicas compared."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ __all__ = ["RankReport", "merge_reports", "other_ranks_names", "place_record", "
 class RankReport:
     """What one rank wrote: its file, its parts of tensors, sums of what others have too, and values of its own.
 
-    `sums` are by name and offsets of the box, `trees` by item, `ties` the names that it has of tensors by another name.
+    `sums` are by name and offsets of the slice, `trees` by item, `ties` further names of its tensors.
     `error` says why it wrote nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Modules that not every rank has the whole of, as the stages of a pipeline: who has what, and the whole of it.
+"""Modules that are split over ranks, as pipeline stages are: which rank holds what, and the trees of all united.
 
 A checkpoint keeps the whole: the trees of the ranks are united when it is saved, and cut to what is here when it is
 restored. So the stages of one run are the model of another, or its other stages.

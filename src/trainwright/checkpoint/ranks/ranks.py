@@ -1,4 +1,4 @@
-"""One process, or several ranks that save and restore one checkpoint together.
+"""Saving and restoring with one rank or with several, which write one checkpoint together.
 
 Every rank writes its own file into one temporary folder; the first one, the coordinator, gathers what they wrote,
 writes the manifest and publishes. The ranks speak in two gloo groups of their own: one that the writer's thread alone
@@ -52,7 +52,7 @@ class Findings:
     """What was found before a save is written: why it must not be, or which tensors are suspect."""
 
     trouble: str = ""
-    # By the screen: nothing failed.
+    # Refused by the health check: nothing failed.
     refused: bool = False
     suspects: tuple[str, ...] = ()
 
@@ -171,7 +171,7 @@ class Ranks(SingleRank):
         self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
-        # Steps for which wishes are still heard that a save has fulfilled.
+        # Steps during which an agreed wish still belongs to the last save.
         self._echo = 0
 
     def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:

@@ -1,7 +1,7 @@
-"""From N ranks to M: what each holds of a tensor when it is saved, and what each needs of it when it is restored.
+"""Resharding from N ranks to M: what each rank writes of a tensor, and what each reads.
 
 A tensor is its canonical name and its global shape. A plain tensor is the same on all ranks, as in data parallelism; a
-DTensor is cut into boxes, as by FSDP2 and tensor parallelism. What was saved in one way is restored in any other.
+DTensor is cut into slices, as by FSDP2 and tensor parallelism. What was saved in one way is restored in any other.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,7 +24,7 @@ __all__ = ["Share", "read_shares", "read_targets", "share_tensors"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What one rank holds of a tensor: a box of its global shape; whether it writes it, and whether others have it."""
+    """What one rank holds of a tensor: a slice of the global shape, whether it writes it, and if others have it."""
 
     shape: tuple[int, ...]
     box: TensorSlice
@@ -170,7 +170,7 @@ def _wanted_slice(record: TensorRecord, like: Any) -> TensorSlice:
 
 
 def _slice_of(name: str, tensor: Any) -> tuple[TensorSlice, int, int]:
-    """Return this rank's box of a DTensor, which of its copies this is, and how many there are."""
+    """Return this rank's slice of a DTensor, which of its copies this is, and how many there are."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointStateError(
             f"{name}: a checkpoint cannot keep a DTensor placed as {tensor.placements}; allowed: Shard and Replicate; "

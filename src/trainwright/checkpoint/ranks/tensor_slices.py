@@ -1,7 +1,7 @@
-"""Boxes of tensors: what part of which stored box is wanted, read by chunks whose digests are compared.
+"""Slices of stored tensors, read by chunks whose digests are compared.
 
-A tensor is its name and its global shape; ranks and files hold boxes of it. A wanted box is put together from the
-stored boxes that it meets, whatever number of ranks wrote them; no other chunks are read.
+A tensor is its name and its global shape; ranks and files hold slices of it. A wanted slice is put together from the
+stored slices that it meets, whatever number of ranks wrote them; no other chunks are read.
 """
 
 import bisect
@@ -36,11 +36,11 @@ class TensorSlice(NamedTuple):
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> "TensorSlice":
-        """Return the box that is all of a tensor."""
+        """Return the slice that is all of a tensor."""
         return cls((0,) * len(shape), shape)
 
     def intersect(self, other: "TensorSlice") -> "TensorSlice | None":
-        """Return what two boxes have in common; None if that is nothing."""
+        """Return what two slices have in common; None if that is nothing."""
         # Slices are half-open intervals per dimension; an empty one in any dimension makes the whole empty.
         low = tuple(max(pair) for pair in zip(self.offsets, other.offsets, strict=True))
         high = tuple(
@@ -51,7 +51,7 @@ class TensorSlice(NamedTuple):
         return TensorSlice(low, tuple(stop - start for start, stop in zip(low, high, strict=True)))
 
     def within(self, other: "TensorSlice") -> tuple[slice, ...]:
-        """Return the slices that cut this box out of `other`, which holds it."""
+        """Return the slices that cut this slice out of `other`, which holds it."""
         return tuple(
             slice(low - start, low - start + size)
             for low, size, start in zip(self.offsets, self.lengths, other.offsets, strict=True)
@@ -69,7 +69,7 @@ class _Piece(NamedTuple):
 
 
 class SliceReader:
-    """Reads boxes of the tensors of one checkpoint; with `check` every chunk that it reads is compared first."""
+    """Reads slices of the tensors of one checkpoint; with `check` every chunk that it reads is compared first."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, open_file: Callable[[str], int], pool: Executor, *, check: bool = True
@@ -82,7 +82,7 @@ class SliceReader:
         self._last: tuple[str, int, memoryview] | None = None
 
     def read(self, record: TensorRecord, box: TensorSlice) -> "torch.Tensor":
-        """Return a box of a tensor, on the CPU. Raises as `fill`."""
+        """Return a slice of a tensor, on the CPU. Raises as `fill`."""
         import torch
 
         target = torch.empty(box.lengths, dtype=getattr(torch, record.dtype))
@@ -90,10 +90,10 @@ class SliceReader:
         return target
 
     def fill(self, wanted: "Iterable[tuple[TensorRecord, TensorSlice, torch.Tensor]]") -> None:
-        """Read boxes, each into a tensor of its shape on the CPU, several chunks at once.
+        """Read slices, each into a tensor of its shape on the CPU, several chunks at once.
 
         What is consecutive in a file and in its tensor is read in place; the rest in parts of less than a chunk. Raises
-        `CheckpointCorruptError` if a chunk is damaged, or if the stored boxes do not cover what is wanted.
+        `CheckpointCorruptError` if a chunk is damaged, or if the stored slices do not cover what is wanted.
         """
         pieces: list[_Piece] = []
         # Pieces know the memory of tensors, and do not keep it.
@@ -130,12 +130,12 @@ class SliceReader:
         start = at = shard.start + first * place.element_size()
         while at < start + len(view):
             number = _chunk_number(record, at)
-            end = min(start + len(view), _range_of(record, number)[1])
+            end = min(start + len(view), record.chunk_range(number)[1])
             yield _Piece(name, record, number, at, view[at - start : end - start])
             at = end
 
     def _read_piece(self, piece: _Piece) -> None:
-        low, high = _range_of(piece.file, piece.chunk)
+        low, high = piece.file.chunk_range(piece.chunk)
         handle = self._open(piece.file.name)
         # A piece that is a whole chunk is checked in its target; a part of a chunk needs the chunk around it.
         if not self._check or len(piece.view) == high - low:
@@ -149,7 +149,7 @@ class SliceReader:
     def _read_part(
         self, record: TensorRecord, shard: ShardRecord, part: TensorSlice, like: "torch.Tensor"
     ) -> "torch.Tensor":
-        """Return a box as a view of the bytes from its first value to its last."""
+        """Return a slice as a view of the bytes from its first value to its last."""
         import torch
 
         size, strides = like.element_size(), _strides_of(shard.lengths)
@@ -165,7 +165,7 @@ class SliceReader:
         content = bytearray(stop - start)
         number, at = _chunk_number(record, start), start
         while at < stop:
-            low, high = _range_of(record, number)
+            low, high = record.chunk_range(number)
             end = min(stop, high)
             if self._last is None or self._last[:2] != (record.name, number):
                 # Let go of one before the next is read.
@@ -176,14 +176,14 @@ class SliceReader:
         return content
 
     def _read_chunk(self, name: str, record: FileRecord, number: int) -> bytearray:
-        start, stop = _range_of(record, number)
+        start, stop = record.chunk_range(number)
         content = read_chunk(self._open(record.name), start, stop)
         if len(content) != stop - start or (self._check and not _has_digest(content, record.chunks[number])):
             raise self._damage_error(name, record, number)
         return content
 
     def _damage_error(self, name: str, record: FileRecord, number: int) -> CheckpointCorruptError:
-        start, stop = _range_of(record, number)
+        start, stop = record.chunk_range(number)
         return CheckpointCorruptError(
             f"{self._folder}: {record.name} is damaged in chunk {number} (bytes {start} to {stop}, {name})"
         )
@@ -191,7 +191,7 @@ class SliceReader:
 
 @contextmanager
 def open_slices(folder: Path, manifest: Manifest, *, check: bool = True) -> Iterator[SliceReader]:
-    """Open a checkpoint for reading boxes; its files are opened when they are needed, and closed at the end."""
+    """Open a checkpoint for reading slices; its files are opened when they are needed, and closed at the end."""
     handles: dict[str, int] = {}
     lock = threading.Lock()
 
@@ -214,7 +214,7 @@ def open_slices(folder: Path, manifest: Manifest, *, check: bool = True) -> Iter
 
 
 def _split_slice(box: TensorSlice, stored: TensorSlice, size: int) -> Iterator[TensorSlice]:
-    """Yield the boxes into which `box` is cut so that the stored bytes that one spans are few."""
+    """Yield the slices into which `box` is cut so that the stored bytes that one spans are few."""
     strides = _strides_of(stored.lengths)
     if _span_values(box.lengths, strides) * size <= _SPAN_BYTES:
         yield box
@@ -236,18 +236,12 @@ def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _span_values(lengths: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return the number of values from the first to the last of a box."""
+    """Return the number of values from the first to the last of a slice."""
     return 1 + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
 
 
 def _chunk_number(record: FileRecord, at: int) -> int:
     return bisect.bisect_right(record.ends, at) if record.ends else at // CHUNK_BYTES
-
-
-def _range_of(record: FileRecord, number: int) -> tuple[int, int]:
-    if record.ends:
-        return (record.ends[number - 1] if number else 0), record.ends[number]
-    return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, record.bytes)
 
 
 def _has_digest(content: bytearray | memoryview, expected: str) -> bool:

@@ -1,9 +1,9 @@
-"""Whether the files of a checkpoint hold what its manifest says."""
+"""Integrity: finds the damaged chunks of a checkpoint, and the tensors in them."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, digest_file, kind_of
+from trainwright.checkpoint.digest import digest_file, kind_of
 from trainwright.checkpoint.manifest import FileRecord, Manifest
 
 __all__ = ["find_damages"]
@@ -23,23 +23,18 @@ def find_damages(folder: Path, manifest: Manifest, *, files: frozenset[str] | No
             if size != record.bytes:
                 yield f"{record.name} has {size} bytes, not {record.bytes}"
                 continue
+            # A file of the right size is read whole; its chunks tell which tensors are damaged.
             seen = digest_file(path, record.ends, kind=kind_of("".join(record.chunks[:1])))
         except OSError as error:
             yield f"{record.name} cannot be read: {(error.strerror or str(error)).lower()}"
             continue
         for number, (chunk, expected) in enumerate(zip(seen, record.chunks, strict=False)):
             if chunk != expected:
-                start, stop = _range(record, number)
+                start, stop = record.chunk_range(number)
                 tensors = _tensors_in(manifest, record, start, stop)
                 yield f"{record.name} is damaged in chunk {number} (bytes {start} to {stop}{tensors})"
         if len(seen) != len(record.chunks):
             yield f"{record.name} has {len(seen)} chunks, not {len(record.chunks)}"
-
-
-def _range(record: FileRecord, number: int) -> tuple[int, int]:
-    if record.ends:
-        return (record.ends[number - 1] if number else 0), record.ends[number]
-    return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, record.bytes)
 
 
 def _tensors_in(manifest: Manifest, record: FileRecord, start: int, stop: int) -> str:

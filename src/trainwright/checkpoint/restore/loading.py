@@ -1,4 +1,4 @@
-"""Putting a checkpoint's state back into live objects: first what would not fit, then the load in place."""
+"""Loading saved state into live objects: first compares everything, then loads in place."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ def load_state(
         elif isinstance(target, torch.Tensor):
             with torch.no_grad():
                 target.copy_(value)
+        # Containers of the caller are changed in place: other objects may hold a reference to them.
         elif isinstance(target, dict):
             target.clear()
             target.update(value)
@@ -110,6 +111,7 @@ def _compare_tensor(name: str, tensor: "torch.Tensor", tensors: Mapping[str, Ten
 
 def _load_module(module: "torch.nn.Module", value: Mapping[str, Any]) -> None:
     current = module.state_dict()
+    # In best-effort mode what does not fit was reported before; only what fits is loaded.
     fitting = {
         key: value[name]
         for key, name in canonical_names(current).items()
@@ -134,6 +136,7 @@ def _current_groups(optimizer: "torch.optim.Optimizer", names: Mapping[int, str]
 
 def _load_optimizer(optimizer: "torch.optim.Optimizer", value: dict[str, Any], groups: list[list[str]]) -> None:
     """Load a state that is keyed by names: each group takes the settings of the saved group of its first parameter."""
+    # Back from names to positions, in the order of the groups that the optimizer has now.
     position_of = {name: place for place, name in enumerate(name for group in groups for name in group)}
     saved_group = {name: group for group in value["param_groups"] for name in group["params"]}
     current = optimizer.state_dict()["param_groups"]

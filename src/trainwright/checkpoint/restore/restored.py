@@ -1,4 +1,4 @@
-"""Finding the checkpoint to go on from: the newest good one of the lineage; what is damaged is set aside."""
+"""Finds and reads the checkpoint to resume from, the newest good one of the lineage; quarantines damaged ones."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def list_homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
 def read_lineage(
     layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None], tiers: Sequence[Path] = ()
 ) -> Iterator[Published]:
-    """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is set aside.
+    """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is quarantined.
 
     What an earlier lease published after a later one had gone on from it is passed over: it is of no line. Of one that
     is in `tiers`, nearest first, as well as in `folder`, all copies follow each other.
@@ -99,11 +99,11 @@ def read_lineage(
                 try:
                     whole.append(Published(path=path, manifest=Manifest.read(path)))
                 except CheckpointCorruptError as error:
-                    # Else another run drops it as we look.
+                    # A folder that is gone was dropped by another run meanwhile.
                     if path.exists():
                         quarantine(layer, path, "bad")
                         damaged(path, str(error))
-        # A stable order.
+        # The sort is stable, so copies of one checkpoint stay in the order of their tiers.
         for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
             # Serials grow within a lease, so (lease, serial) orders all checkpoints of a run.
             if (number, published.manifest.serial) <= bound:
@@ -121,12 +121,12 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
         write_new(layer, temporary, [memoryview(content)])
         layer.rename(temporary, home / _START)
     except OSError:
-        # No room: then more than the line may be seen, and nothing less.
+        # Without this file a later restore considers more checkpoints than it has to, never fewer.
         temporary.unlink(missing_ok=True)
 
 
 def list_quarantined(folders: Sequence[Path], lease: int) -> list[Path]:
-    """Return what was set aside as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
+    """Return what was quarantined as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
     return [path for folder in folders for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
 
 
@@ -164,7 +164,7 @@ def read_ahead(published: Published) -> None:
     if published.manifest.world_size > 1 or not hasattr(os, "posix_fadvise"):
         return
     for file in published.manifest.files:
-        # Of a file that is not there `read_tensors` tells.
+        # A missing file is reported by `read_tensors`.
         with suppress(OSError):
             handle = os.open(published.path / file.name, os.O_RDONLY)
             try:

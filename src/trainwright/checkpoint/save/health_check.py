@@ -1,4 +1,4 @@
-"""A look at a snapshot before it is published: a value that is not finite, a norm that jumped.
+"""The health check of a snapshot before it is published: values that are not finite, norms that jumped.
 
 A model absorbs many flipped bits unnoticed (Rojas et al., CLUSTER 2021), so a checkpoint should not be the place where
 they are kept.
@@ -68,8 +68,10 @@ class Norms:
         found = []
         for name, norm in norms.items():
             seen = self._seen.setdefault(name, deque(maxlen=self._settings.history))
+            # With fewer values a deviation means nothing.
             if len(seen) >= 3:
                 median = statistics.median(seen)
+                # The median absolute deviation, scaled: outliers of the past do not widen it.
                 spread = _SPREAD * statistics.median(abs(value - median) for value in seen)
                 if abs(norm - median) > self._settings.deviations * max(spread, _LEAST_SPREAD * abs(median)):
                     found.append(name)

@@ -1,8 +1,8 @@
-"""Publishing a checkpoint: written under a temporary name, synced, manifest last, and there by one rename.
+"""Publishing a checkpoint: a temporary folder, synced, the manifest last, renamed into place.
 
 FOLDER/step-000000001200/            a folder with a valid manifest is a checkpoint; a step saved again is -...1200.2
 FOLDER/.tmp-step-000000001200.1.../  being written: lease, host, process
-FOLDER/.bad-step-000000001200-cd/    damaged, set aside
+FOLDER/.bad-step-000000001200-cd/    damaged, quarantined
 FOLDER/.trash-step-000000001200-ef/  dropped, being removed
 """
 
@@ -70,11 +70,14 @@ def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable
     """
     temporary = home / f".tmp-{step_name(step)}.{lease}.{_HERE}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
+        # Everything is written below a hidden name first. A crash leaves that folder, and never half a checkpoint.
         layer.make_folder(temporary)
         manifest = write(temporary)
         write_new(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.to_bytes())])
+        # The manifest comes last: its presence says that all other files are whole.
         layer.rename(temporary / f"{MANIFEST}.tmp", temporary / MANIFEST)
         layer.sync_folder(temporary)
+        # One rename publishes; syncing the parent makes the new name survive the machine.
         path = _rename_to_free(layer, temporary, home / step_name(step))
         layer.sync_folder(home)
     except (OSError, CheckpointError):
@@ -117,6 +120,7 @@ def remove_leftovers(layer: FileLayer, home: Path, *, ended: bool) -> None:
 
 def _is_abandoned(path: Path) -> bool:
     """Whether the writer of a temporary folder is gone: a process of this host that is no more, or one of long ago."""
+    # The name says who writes: a process of this host can be asked for, that of another only waited for.
     host, process = path.name.split(".")[-3:-1]
     if host == _HERE and process.isdigit():
         try:
@@ -124,7 +128,7 @@ def _is_abandoned(path: Path) -> bool:
         except ProcessLookupError:
             return True
         except PermissionError:
-            # Somebody else's.
+            # The process exists and belongs to another user.
             return False
         return False
     with suppress(OSError):
@@ -144,7 +148,7 @@ def _rename_to_free(layer: FileLayer, source: Path, target: Path) -> Path:
             # Another writer was faster.
             continue
         except OSError as error:
-            # Likewise: a folder that is not empty is told in several ways.
+            # File systems report a target that is not empty by different errors.
             if path.exists() and source.exists():
                 continue
             raise error from None

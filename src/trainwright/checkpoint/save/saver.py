@@ -1,4 +1,4 @@
-"""Saver: takes snapshots, writes them in the background with bounded memory, and accounts for what that cost."""
+"""The Saver: takes snapshots and writes them in the background with bounded memory, and measures what that cost."""
 
 import math
 import os
@@ -66,9 +66,9 @@ class SaveHandle:
 class SaveRecord:
     """What one save cost and how it ended.
 
-    `blocking_seconds` training stood still, by `slowdown_seconds` the steps beside it took longer; `persist_seconds`
-    went by until the commit. `verdict`: "good", "suspect: ..." with tensors, "skipped", "refused: ..." by the screen,
-    or "failed: ...". `tier` is the folder of the tier that it went to, "" for the folder of the checkpoints.
+    Training stopped for `blocking_seconds`, the steps during the save took `slowdown_seconds` longer, and the commit
+    came after `persist_seconds`. `verdict`: "good", "suspect: ..." with tensors, "skipped", "refused: ..." by the
+    health check, or "failed: ...". `tier` is the tier's folder that it went to, "" for the folder of the checkpoints.
     """
 
     step: int

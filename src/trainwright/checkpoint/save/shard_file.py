@@ -1,4 +1,4 @@
-"""The data file of one rank: safetensors layout, written from one buffer in large writes and read straight into place.
+"""The data file of one rank: safetensors layout, written in large writes and read straight into tensors.
 
 The header is padded so that data begins on a page; tensors follow by falling size of their elements (so that each is
 aligned), then by falling size. The layout is that of https://github.com/huggingface/safetensors (Apache-2.0).

@@ -1,4 +1,4 @@
-"""A snapshot of the state in memory of our own: small parts at once, the bulk while the next step computes.
+"""A snapshot of the state in a buffer: small parts at once, the bulk while the next step computes.
 
 Weights and optimizer state change only in a step of an optimizer. So they are copied by a thread during the next
 forward and backward pass; a hook before each optimizer's step lends a hand with what is left and waits for the end. The
@@ -103,10 +103,10 @@ class Snapshot:
                 if isinstance(piece, str):
                     self._copy_tensor(piece)
                 else:
-                    # Lets other threads run.
+                    # A call by ctypes releases the interpreter lock.
                     ctypes.memmove(*piece)
             finally:
-                # Whoever waits must not wait for ever.
+                # Count the piece as done even if its copy failed, or the other thread would wait for ever.
                 with self._lock:
                     self._left -= 1
                     if not self._left:

@@ -1,4 +1,4 @@
-"""Writing a snapshot: the files of one checkpoint from one buffer, published; here, or in a thread of the manager."""
+"""Writing the files of one checkpoint from a snapshot, and publishing them."""
 
 import json
 from collections.abc import Callable, Mapping

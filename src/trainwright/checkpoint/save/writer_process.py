@@ -1,4 +1,4 @@
-"""Writing in a process of its own, from memory that it shares: no lock of the interpreter is taken from the training.
+"""A separate process that writes from shared memory, so that the training never waits for the interpreter lock.
 
 The process is started anew, never forked, so that it inherits no device and no lock; it ends when its parent's end of
 the line closes. It is deaf to signals that warn of an end: what is under way is finished first.
@@ -88,6 +88,7 @@ class WriterProcess:
         line = self._line
         if line is None:
             raise EOFError
+        # The buffer is sent once, as a descriptor; after that a job is only a few hundred bytes.
         if self._mapped.get(descriptor) != size:
             line.send(("map", descriptor, size))
             with socket.socket(fileno=os.dup(line.fileno())) as raw:
@@ -98,6 +99,7 @@ class WriterProcess:
 
     def _start_process(self) -> None:
         ours, theirs = socket.socketpair()
+        # A signal to the group must not kill the writer in the middle of the last checkpoint.
         with theirs, signals_held():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],

@@ -1,4 +1,4 @@
-"""State as a checkpoint holds it: a tree of plain values, and tensors under canonical names.
+"""The captured state: a tree of plain values, and tensors under canonical names.
 
 Weights are named by item and parameter ("model.fc.weight"), whatever wrapped or compiled them; an optimizer's tensors
 by the parameter that they belong to ("optimizer.state.model.fc.weight.exp_avg"), never by position. Tensors that are
@@ -79,6 +79,7 @@ def canonical_names(names: Mapping[str, Any]) -> dict[str, str]:
 
     If two would become one, all stay as they are.
     """
+    # "module._orig_mod.fc.weight" is "fc.weight" without DDP and torch.compile.
     found = {name: _WRAPPERS.sub("", _LEADING.sub("", _WRAPPERS.sub("", name))) for name in names}
     return found if len(set(found.values())) == len(found) else {name: name for name in names}
 
@@ -101,6 +102,7 @@ def _encode_module(encoder: Encoder, item: str, module: "torch.nn.Module") -> An
     state = module.state_dict()
     canonical = canonical_names(state)
     tree = {name: encoder.encode(state[key], f"{item}.{name}") for key, name in canonical.items()}
+    # Only parameters wait for the optimizer step: buffers such as running means change in the forward pass.
     held = {f"{item}.{canonical[name]}" for name, _ in module.named_parameters() if name in canonical}
     encoder.lazy.update(held & encoder.tensors.keys())
     encoder.loadable.update(f"{item}.{name}" for name in tree if f"{item}.{name}" in encoder.tensors)
@@ -111,6 +113,7 @@ def _name_parameters(optimizer: "torch.optim.Optimizer", names: Mapping[int, str
     """Return an optimizer's state dict with the names of parameters for their positions."""
     state = optimizer.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # A state dict numbers parameters in the order of their groups; names survive another order.
     positions = [position for group in state["param_groups"] for position in group["params"]]
     name_of = {
         position: names.get(id(parameter), f"{place}")

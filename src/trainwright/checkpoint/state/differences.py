@@ -1,4 +1,4 @@
-"""What a restored run does not share with the one that was saved: each difference, and what it does to the result."""
+"""Differences between a restored run and the saved one, each with its effect on the result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ def settle_differences(differences: Iterable[Difference], *, mode: Mode, what: s
 
     `what` opens the error's sentence, such as the path of the checkpoint.
     """
+    # The gravest first, since the sentence names only ten.
     found = tuple(sorted(differences, key=lambda difference: _GRAVITY[difference.effect]))
     if found and mode == "exact":
         listed = "; ".join(str(difference) for difference in found[:_MOST_LISTED])

@@ -1,4 +1,4 @@
-"""Where a run takes place, as far as it can change the result: versions, devices, code. Names nobody and no machine."""
+"""The fingerprint of an environment: versions, devices and code that can change a result; no user or host."""
 
 import hashlib
 import os
@@ -77,6 +77,7 @@ def compare_fingerprints(saved: Mapping[str, Any], now: Mapping[str, Any]) -> li
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     ]
+    # Only modules that both runs loaded can be compared.
     before, after = saved.get("code", {}), now.get("code", {})
     differences += [
         Difference(item=f"code of {name}", saved=before[name], now=after[name], effect=Effect.CODE)

@@ -1,4 +1,4 @@
-"""The switches of this process that change how numbers round: captured with a checkpoint, set when it is restored."""
+"""Torch's process-wide flags that change how numbers round: captured with a checkpoint, set on restore."""
 
 import os
 import sys
@@ -80,6 +80,7 @@ def restore_flags(saved: Mapping[str, Any]) -> list[Difference]:
     for _ in range(2):
         if not found:
             break
+        # Set only what differs: reading or setting a flag may have side effects.
         for difference in found:
             name = difference.item.removeprefix("flags.")
             if name == "cublas_workspace" and not torch.cuda.is_initialized() and saved[name] is not None:

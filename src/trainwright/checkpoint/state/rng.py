@@ -1,4 +1,4 @@
-"""The generators of this process: Python's, NumPy's and torch's global ones and those of every CUDA device."""
+"""The global random generators of Python, NumPy, torch and every CUDA device."""
 
 import random
 from collections.abc import Mapping
@@ -37,6 +37,7 @@ def restore_random(states: Mapping[str, Any]) -> list[Difference]:
     random.setstate((python["version"], tuple(python["state"].tolist()), python["gauss"]))
     differences = []
     current = np.random.get_state(legacy=False)["bit_generator"]  # noqa: NPY002 -- likewise
+    # The state of one kind of generator means nothing to another.
     if states["numpy"]["bit_generator"] == current:
         np.random.set_state(_as_arrays(states["numpy"]))  # noqa: NPY002 -- likewise
     else:
@@ -45,6 +46,7 @@ def restore_random(states: Mapping[str, Any]) -> list[Difference]:
     torch.set_rng_state(states["torch"].cpu())
     saved = states.get("cuda", [])
     devices = torch.cuda.device_count() if saved else 0
+    # With fewer devices than before, the first ones get their own states and the rest is reported.
     for number, state in enumerate(saved[:devices]):
         torch.cuda.set_rng_state(state.cpu(), number)
     if devices < len(saved):

@@ -1,4 +1,4 @@
-"""Values as a tree of JSON, and back as what they were: what JSON has no word for is an object with one mark.
+"""Values as a tree of JSON and back, with their types: other kinds are objects with one mark.
 
 A value comes back with its type, or is refused when it is saved. Nothing that a tree names is imported: a named tuple's
 class has to be there already, and is filled without calling it.
@@ -33,6 +33,7 @@ def decode_tree(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
         return [decode_tree(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
+    # A dict whose first key is a mark stands for another kind of value; plain dicts have no such keys.
     kind = next(iter(tree), "")
     if not kind.startswith(_MARK):
         return {key: decode_tree(item, tensors) for key, item in tree.items()}
@@ -125,8 +126,10 @@ class Encoder:
         kind = type(value)
         if value is None or kind in {bool, int, str}:
             return value
+        # JSON has no NaN and no infinities.
         if kind is float:
             return value if math.isfinite(value) else {"$float": str(value)}
+        # Tensors go to data files; the tree holds only their names.
         if isinstance(value, torch.Tensor):
             tree = self._encode_tensor(value, path)
             return {"$parameter": [tree["$tensor"], value.requires_grad]} if kind is torch.nn.Parameter else tree
@@ -138,6 +141,7 @@ class Encoder:
             return {"$tuple": self._encode_each(value, path)}
         if kind is torch.Size:
             return {"$size": list(value)}
+        # Only a class that is found again under its name can be restored as itself.
         if _is_named_tuple(kind) and _class_called(name := f"{kind.__module__}:{kind.__qualname__}") is kind:
             return {"$namedtuple": [name, list(kind._fields), self._encode_each(value, path)]}
         # A longlong comes back as the int64 that it is: both have one name in files.
@@ -195,9 +199,11 @@ class Encoder:
         held = getattr(tensor, "_local_tensor", tensor)
         place = (held.device, held.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         name, number = path, 1
+        # Two values may have one dotted path, as {"a": {"b": x}, "a.b": y}: the second gets a number.
         while name in self.tensors or name in self.ties:
             number += 1
             name = f"{path}~{number}"
+        # The same memory, shape and strides: a tied weight, which is written once.
         if held.numel() and place in self._places:
             self.ties[name] = self._places[place]
         else:

@@ -1,4 +1,4 @@
-"""What saving and restoring cost: each format and each writer of the Manager, on a user's own state and disk.
+"""Measures what saving and restoring cost: each format and each writer, on the user's own state and disk.
 
 The questions are those of Rojas, Kahira, Meneses and Bautista-Gomez (arXiv 2012.00825): cost, size, and whether what
 comes back is what was saved. Contenders take turns, so that a busy machine meets all of them alike.
@@ -223,6 +223,7 @@ def _measure_round(way: BenchTarget, captured: Captured, kept: "Mapping[str, tor
     files = way.files()
     seconds, bitwise, dropped = {}, True, True
     for verified in (False, True):
+        # Overwrite the state first: a restore that reads nothing must not pass the comparison.
         with torch.no_grad():
             for name in captured.loadable:
                 # What comes back does not come from here.

@@ -1,4 +1,4 @@
-"""What saving costs on several ranks: the Manager beside torch.distributed.checkpoint, on replicas of a user's state.
+"""Measures saving on several ranks: the Manager and torch.distributed.checkpoint, on replicas of a user's state.
 
 Each rank is a process of its own, in a gloo group on this machine; all hold the same state, as data-parallel training
 does, and each writes its part.

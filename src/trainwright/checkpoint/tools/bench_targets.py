@@ -1,4 +1,4 @@
-"""Ways of saving the state of a training, as a bench compares them: a file format, or the Manager with a writer."""
+"""The targets of the bench: a file format, or the Manager with one of its writers."""
 
 import ctypes
 import math

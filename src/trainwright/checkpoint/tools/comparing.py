@@ -1,4 +1,4 @@
-"""Comparing the journals of the runs of a proof, line by line: where two of them first differ, and in what."""
+"""Compares the journals of two runs of a proof, line by line, and names the first difference."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A checkpoint in another format: written tensor by tensor, read back and compared, then there by one rename."""
+"""Converts a checkpoint to another format: written tensor by tensor, read back, compared, renamed into place."""
 
 import errno
 from dataclasses import asdict, dataclass, replace
@@ -47,6 +47,7 @@ def convert(
     target = Path(target)
     if target.exists():
         raise CheckpointFormatError(f"convert, target: got {target}, which exists; allowed: a path where nothing is")
+    # Tensors are read one by one, if the target format writes them so.
     with open_source(source, trust=trust) as opened:
         kept, lost = _select_kept(opened.stored, kind, allow_lossy=allow_lossy)
         try:

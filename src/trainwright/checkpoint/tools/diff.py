@@ -1,4 +1,4 @@
-"""In what two checkpoints differ: names, dtypes, shapes, values, and how far the values are apart."""
+"""Compares two checkpoints: names, dtypes, shapes and values."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, told from its manifest or header; no tensor is read."""
+"""Shows what a checkpoint holds, from its manifest or header; reads no tensor."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -152,6 +152,7 @@ def prove(
             raise CheckpointConfigError(f"verify-resume: {name} must be a whole number >= 1, got {value!r}")
     runs = _Runs(launch, folder, steps, ranks)
     whole = runs.run("a", steps=2 * steps)
+    # The same run twice: a training that differs from itself cannot be compared with a resumed one.
     again = runs.run("again", steps=2 * steps)
     idle = idle_generators(whole.of("step"))
     unlike = first_difference(whole.of("step"), again.of("step"), idle)

@@ -1,4 +1,4 @@
-"""One run of a proof: a process for each rank, which find each other as torchrun has them."""
+"""Runs one training of a proof: a process for each rank, connected as torchrun connects them."""
 
 import os
 import socket

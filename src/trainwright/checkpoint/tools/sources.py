@@ -1,4 +1,4 @@
-"""Anything that holds a checkpoint, opened for reading: a file of any format, or a folder that a manager wrote."""
+"""Opens whatever holds a checkpoint: a file of any format, or a folder that a Manager wrote."""
 
 import json
 import re

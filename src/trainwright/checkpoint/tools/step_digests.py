@@ -1,4 +1,4 @@
-"""What `verify-resume` sees from within a training: a Manager that writes down digests of all state at every step.
+"""The Manager inside a training under `verify-resume`: it records digests of all state at every step.
 
 `main([PLAN, SCRIPT, *ARGUMENTS])` runs a script with this Manager in place of its own. Each step's line of the journal
 has the batches that loaders of torch handed out and the losses that went backward since the last, and the state of
@@ -128,6 +128,7 @@ def _make_manager(plan: Plan, seen: _Seen) -> type[Manager]:
                 raise CheckpointStateError(
                     f"--drop: the script keeps no {', '.join(unknown)}; allowed: rng, {', '.join(sorted(self._items))}"
                 )
+            # To show that an item matters, its restored state is replaced by the one before the restore.
             undo = [_undo_restore(name, self._items.get(name)) for name in plan.drop]
             restored = super().restore(step, mode="best_effort" if plan.best_effort else mode, check=check)
             if restored is not None:

@@ -1,4 +1,4 @@
-"""Tiers: places nearer than the folder of the checkpoints, and the drain that carries on what is saved there.
+"""Tiers: fast folders that a save goes to first, and the background copy from there to the final folder.
 
 A tier holds checkpoints as the folder itself does, each with its manifest, below a name of the folder's own:
 
@@ -98,6 +98,7 @@ class Tiers:
         if restored is None or not self._is_here(restored):
             return
         place = restored.manifest.lease, restored.manifest.serial
+        # The folder may lack the checkpoint that a tier had: copy it, so that the run can lose its node.
         far = [one.manifest for one in known if not self._is_here(one)]
         if all((manifest.lease, manifest.serial) != place for manifest in far):
             self._owed = _PendingCopy(restored, None, must=True)
@@ -112,6 +113,7 @@ class Tiers:
             self._owed = load
             self._count += 1
             again, self._again = self._again, []
+        # A new save shows that training goes on; so try again what could not be copied before.
         for one in again:
             self._schedule_load(one)
         if load.must or self._count % self._tiers[level].drain_every == 0:
@@ -179,6 +181,7 @@ class Tiers:
             # Dropped before its turn.
             if not self._waiting:
                 return
+            # The newest first: an older one is worth less each minute. Those that must arrive go before all others.
             load = max(self._waiting, key=lambda one: (one.must, one.published.manifest.serial))
             self._waiting.remove(load)
             self._in_hand = load.published
@@ -240,6 +243,7 @@ class Tiers:
         """Drop from a tier what its retention does not keep, but nothing that must be carried on or is just being."""
         policy = self._tiers[level].retention
         with self._lock:
+            # What must still be copied, or is being copied, is not dropped.
             needed = {load.published.path for load in (*self._waiting, *self._again) if load.must}
             if self._in_hand is not None:
                 needed.add(self._in_hand.path)
@@ -320,6 +324,7 @@ def _copy_file(layer: FileLayer, source: Path, target: Path, record: FileRecord,
         try:
             while chunks:
                 start = chunks[0][0][0]
+                # Small chunks are read and written together, up to 16 MiB at a time.
                 together = list(itertools.takewhile(lambda chunk: chunk[0][1] - start <= CHUNK_BYTES, chunks))  # noqa: B023 -- at once
                 chunks = chunks[len(together) :]
                 piece = buffer[: together[-1][0][1] - start]

@@ -1,4 +1,4 @@
-"""Whether checkpoints hold what they say: every checksum that there is, computed again."""
+"""Verifies checkpoints: computes every stored checksum again."""
 
 import zipfile
 import zlib

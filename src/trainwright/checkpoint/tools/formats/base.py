@@ -1,4 +1,4 @@
-"""The part of a format that does not depend on its bytes: reading through `open`, refusals, syncing."""
+"""What all formats share: reading through `open`, refusals, syncing, and the errors of libraries."""
 
 import json
 from abc import ABC, abstractmethod

@@ -29,7 +29,7 @@ _DOCUMENT = "%document"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dcp(BaseFormat):
-    """Sharded state: any box of a tensor is put together from the shards that it touches."""
+    """Sharded state: any slice of a tensor is put together from the shards that it touches."""
 
     name: ClassVar[str] = "dcp"
     suffix: ClassVar[str] = ".dcp"
@@ -152,7 +152,7 @@ def _reader(path: Path) -> tuple[Any, Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class _Sink:
-    """Takes what DCP's reader reads: boxes go where they belong in `target`, values are kept as bytes."""
+    """Takes what DCP's reader reads: slices go where they belong in `target`, values are kept as bytes."""
 
     target: "Tensor"
     values: list[bytes] = field(default_factory=list)
@@ -164,14 +164,14 @@ class _Sink:
         return box
 
     def commit_tensor(self, _: Any, __: "Tensor") -> None:
-        """Do nothing: the box was a view of the target."""
+        """Do nothing: the slice was a view of the target."""
 
     def load_bytes(self, _: Any, value: io.BytesIO) -> None:
         self.values.append(value.getvalue())
 
 
 def _read_box(reader: Any, held: Mapping[str, Any], name: str, slices: Slices | None) -> "Tensor":
-    """Return a tensor, or a box of it, from the shards that it touches."""
+    """Return a tensor, or a slice of it, from the shards that it touches."""
     import torch
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.checkpoint.planner import LoadPlan

@@ -1,4 +1,4 @@
-"""What every file format of checkpoints answers: tensors by name and a little text, in and out, bit for bit."""
+"""The protocol of a checkpoint format: named tensors and text, written and read bit for bit."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Capabilities", "Format", "Slices", "Stored", "TensorInfo", "bounded_slices"]
 
 Slices = tuple[slice, ...]
-"""A box of a tensor: a slice of step 1 for each of its leading dims."""
+"""A slice of a tensor: a slice of step 1 for each of its leading dims."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Capabilities:
     """What a format can do; what it cannot hold it refuses, naming the formats that can."""
 
     dtypes: frozenset[str]
-    # A box of a tensor is read without the rest of it.
+    # A slice of a tensor is read without the rest of it.
     partial: bool
     # Writing holds one tensor at a time.
     streams: bool
@@ -58,7 +58,7 @@ class Stored(Mapping[str, "Tensor"]):
         return len(self.infos)
 
     def tensor(self, name: str, slices: Slices | None = None) -> "Tensor":
-        """Return one tensor, or the box of it that `slices` cut out; only the box is read where the format can."""
+        """Return one tensor, or the slice of it that `slices` cut out; only the slice is read where the format can."""
         if name not in self.infos:
             raise CheckpointMismatchError(
                 f"tensor: got {name!r}, which the checkpoint does not hold; allowed: one of its {len(self.infos)} "

@@ -1,4 +1,4 @@
-"""What all formats share: dtypes and their stand-ins in NumPy, tied tensors, names that a format cannot spell."""
+"""Helpers of all formats: dtypes and their stand-ins in NumPy, tied tensors, escaped names."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
