@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint.tools.bench import Bench, Row, Span, bench
+from trainwright.checkpoint.tools.bench import Bench, BenchRow, TimeSpan, bench
 from trainwright.checkpoint.tools.bench_ranks import scale
 from trainwright.checkpoint.tools.bench_targets import collect_state, fill_optimizers
 from trainwright.checkpoint.tools.formats.registry import FORMATS
@@ -35,10 +35,10 @@ def state():
 
 
 def row(name, blocking, slowdown=0.0, total=1.0, bitwise=True):
-    spans = {"restore": Span(least=1, median=1), "verified": Span(least=1, median=1)}
-    timed = {"blocking": Span(least=blocking, median=blocking), "total": Span(least=total, median=total)}
-    timed["slowdown"] = Span(least=0, median=slowdown)
-    return Row(name=name, **timed, **spans, bytes=1, files=1, bitwise=bitwise)
+    spans = {"restore": TimeSpan(least=1, median=1), "verified": TimeSpan(least=1, median=1)}
+    timed = {"blocking": TimeSpan(least=blocking, median=blocking), "total": TimeSpan(least=total, median=total)}
+    timed["slowdown"] = TimeSpan(least=0, median=slowdown)
+    return BenchRow(name=name, **timed, **spans, bytes=1, files=1, bitwise=bitwise)
 
 
 class TestBench:

@@ -10,7 +10,7 @@ from trainwright.checkpoint.ranks.merging import (
     place_record,
     tree_of_rank,
 )
-from trainwright.checkpoint.ranks.reshard import Share
+from trainwright.checkpoint.ranks.reshard import TensorShare
 from trainwright.checkpoint.ranks.tensor_slices import TensorSlice
 from trainwright.errors import CheckpointCorruptError, CheckpointError
 
@@ -20,7 +20,7 @@ MANIFEST = Manifest(step=3, lease=2)
 def tensor(name, rank, shape, offsets, lengths, *, dtype="float32"):
     local = ShardRecord(file=f"rank-{rank}", start=0, bytes=4, digest="", offsets=(0,) * len(lengths), lengths=lengths)
     record = TensorRecord(name=name, dtype=dtype, shape=lengths, shards=(local,))
-    return place_record(record, Share(shape=shape, box=TensorSlice(offsets, lengths), writes=True))
+    return place_record(record, TensorShare(shape=shape, box=TensorSlice(offsets, lengths), writes=True))
 
 
 def report(rank, *tensors, **more):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trainwright.checkpoint
 from trainwright.checkpoint import manager as home
-from trainwright.checkpoint.tools.step_digests import Plan, take_part
+from trainwright.checkpoint.tools.step_digests import ProofPlan, take_part
 from trainwright.engine._engine import Died, Quiet, Returned
 from trainwright.engine._function import load_function
 from trainwright.engine._run import run_assignment
@@ -37,7 +37,7 @@ class _Notebook:
 def main(arguments: list[str]) -> int:
     """Run the trial as the plan says; return the exit status."""
     plan_file, function, text = arguments
-    plan = Plan.read(plan_file)
+    plan = ProofPlan.read(plan_file)
     assignment = Assignment(**json.loads(text))
     if plan.ranks > 1:
         meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -18,7 +18,7 @@ from trainwright.errors import LedgerError
 from trainwright.ledger.journal import END, predecessor, writer_of
 from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
-from trainwright.ledger.snapshots import DAY_SECONDS, Place, Snapshots, is_snapshot
+from trainwright.ledger.snapshots import DAY_SECONDS, JournalPlace, Snapshots, is_snapshot
 from trainwright.ledger.writers import Writer
 
 __all__ = ["JournalReader"]
@@ -343,7 +343,7 @@ class JournalReader:
                 raise LedgerError(f"cannot read {journal.path}: {error.strerror or error}") from error
         return b""
 
-    def _stored(self, journal: _Journal, place: int) -> Place | None:
+    def _stored(self, journal: _Journal, place: int) -> JournalPlace | None:
         """Return where a snapshot holds the bytes of a journal from `place` on; none if its writer came back."""
         stored = self.snapshots.places.get(journal.name)
         return None if stored is None or place >= stored.size else stored
@@ -372,7 +372,7 @@ class JournalReader:
         return found
 
 
-def _read(journal: _Journal, place: int, stored: Place | None) -> bytes:
+def _read(journal: _Journal, place: int, stored: JournalPlace | None) -> bytes:
     path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
     # Opened anew: a handle kept on a network file system shows old bytes.
     handle = os.open(path, os.O_RDONLY)

@@ -27,7 +27,7 @@ from trainwright.ledger.protocol import Dropped
 from trainwright.ledger.record import FORMAT
 from trainwright.publishing import sync_folder
 
-__all__ = ["DAY_SECONDS", "Packer", "Place", "Snapshots", "is_snapshot"]
+__all__ = ["DAY_SECONDS", "JournalPlace", "Packer", "Snapshots", "is_snapshot"]
 
 DAY_SECONDS = 86400.0
 """A journal is given up by its writer if neither it nor the writer's beats changed for so long; and is kept for so long
@@ -43,7 +43,7 @@ _MOST_BYTES = 2**28
 _NAME = re.compile(r"gen-\d{6}-\d+\.jsonl")
 
 
-class Place(NamedTuple):
+class JournalPlace(NamedTuple):
     """Where a snapshot holds a journal: its bytes are `size` from `start` on; `ended` if no more can come."""
 
     path: Path
@@ -59,7 +59,7 @@ class _Generation:
     path: Path
     size: int
     made: float
-    journals: dict[str, Place]
+    journals: dict[str, JournalPlace]
     # Names of earlier snapshots that it holds too.
     replaced: tuple[str, ...]
     damaged: bool = False
@@ -87,12 +87,12 @@ class _Generation:
                 places = _places(path, index["journals"], end)
                 replaced = [name for name in index["replaced"] if _NAME.fullmatch(name)]
             except (ValueError, KeyError, TypeError, RecursionError):
-                whole = {path.name: Place(path, 0, about.st_size, True)}
+                whole = {path.name: JournalPlace(path, 0, about.st_size, True)}
                 return cls(path, about.st_size, about.st_mtime, whole, (), damaged=True)
         return cls(path, end, about.st_mtime, places, tuple(replaced))
 
 
-def _places(path: Path, journals: Any, end: int) -> dict[str, Place]:
+def _places(path: Path, journals: Any, end: int) -> dict[str, JournalPlace]:
     """Return where the journals of an index lie; raises `ValueError` unless they fill the file up to `end`."""
     names, sizes, ended = zip(*journals, strict=True) if journals else ((), (), ())
     if {*map(type, names)} - {str} or {*map(type, sizes)} - {int} or {*map(type, ended)} - {bool}:
@@ -100,7 +100,7 @@ def _places(path: Path, journals: Any, end: int) -> dict[str, Place]:
     starts = [*itertools.accumulate(sizes, initial=0)]
     if min(sizes, default=0) < 0 or starts[-1] != end:
         raise ValueError
-    return {name: Place(path, *rest) for name, *rest in zip(names, starts[:-1], sizes, ended, strict=True)}
+    return {name: JournalPlace(path, *rest) for name, *rest in zip(names, starts[:-1], sizes, ended, strict=True)}
 
 
 def is_snapshot(name: str) -> bool:
@@ -113,7 +113,7 @@ class Snapshots:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, JournalPlace] = {}
         self.generations: dict[str, _Generation] = {}
         self.damaged: dict[str, Dropped] = {}
         self._unreadable: set[str] = set()

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
-from trainwright.checkpoint.ranks.reshard import Share
+from trainwright.checkpoint.ranks.reshard import TensorShare
 from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import CheckpointError
 
@@ -33,7 +33,7 @@ class RankReport:
     error: OSError | CheckpointError | None = None
 
 
-def place_record(record: TensorRecord, share: Share) -> TensorRecord:
+def place_record(record: TensorRecord, share: TensorShare) -> TensorRecord:
     """Return a rank's record of its local tensor as a part of the global one."""
     (shard,) = record.shards
     return replace(record, shape=share.shape, shards=(replace(shard, offsets=share.box.offsets),))

@@ -28,7 +28,7 @@ from trainwright.checkpoint.ranks.merging import (
     tree_of_rank,
 )
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
-from trainwright.checkpoint.ranks.reshard import Share, read_shares, read_targets, share_tensors
+from trainwright.checkpoint.ranks.reshard import TensorShare, read_shares, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import read_tensors, verify_digests
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
@@ -64,7 +64,7 @@ class Portion:
     captured: Captured
     layout: ShardFile
     mine: ShardFile
-    shares: Mapping[str, Share] = field(default_factory=dict)
+    shares: Mapping[str, TensorShare] = field(default_factory=dict)
 
 
 class SingleRank:

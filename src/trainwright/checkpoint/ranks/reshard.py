@@ -19,11 +19,11 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Share", "read_shares", "read_targets", "share_tensors"]
+__all__ = ["TensorShare", "read_shares", "read_targets", "share_tensors"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class TensorShare:
     """What one rank holds of a tensor: a slice of the global shape, whether it writes it, and if others have it."""
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ def share_tensors(
     own: str = "",
     of_first: Collection[str] = (),
     parts: PipelineParts | None = None,
-) -> "tuple[dict[str, torch.Tensor], dict[str, Share]]":
+) -> "tuple[dict[str, torch.Tensor], dict[str, TensorShare]]":
     """Return what this rank holds: the local tensors that are not empty, and the share that each is.
 
     Of what several ranks hold one writes it: plain tensors are dealt out by size, of replicas of a DTensor the first
@@ -56,7 +56,7 @@ def share_tensors(
         return everyone if known is None else known
 
     local: dict[str, torch.Tensor] = {}
-    shares: dict[str, Share] = {}
+    shares: dict[str, TensorShare] = {}
     # These tensors are equal on all of their holders: one of them writes, the others compare.
     alike = {
         name: tensor
@@ -73,11 +73,11 @@ def share_tensors(
             # An empty part is not written, except that the first rank writes a tensor that is empty as a whole.
             if prod(box.lengths) or (not prod(shape) and not rank):
                 local[name] = tensor.to_local()
-                shares[name] = Share(shape=shape, box=box, writes=not replica, shared=copies > 1)
+                shares[name] = TensorShare(shape=shape, box=box, writes=not replica, shared=copies > 1)
         else:
             shared = name in alike and len(holders(name)) > 1
             local[name] = tensor
-            shares[name] = Share(
+            shares[name] = TensorShare(
                 shape=shape, box=TensorSlice.whole(shape), writes=writer.get(name, rank) == rank, shared=shared
             )
     return local, shares

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.checkpoint.digest import chunk_ranges, digest_bytes
 from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
-from trainwright.checkpoint.ranks.reshard import Share
+from trainwright.checkpoint.ranks.reshard import TensorShare
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, write_shard
 from trainwright.publishing import FileLayer, write_new
@@ -35,7 +35,7 @@ class WriteJob:
     tree: Mapping[str, Any]
     layout: ShardFile
     mine: ShardFile
-    shares: Mapping[str, Share] = field(default_factory=dict)
+    shares: Mapping[str, TensorShare] = field(default_factory=dict)
     screened: frozenset[str] = frozenset()
     elsewhere: Callable[[Path, ShardFile, int], Written] | None = None
 

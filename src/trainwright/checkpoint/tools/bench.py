@@ -36,7 +36,7 @@ from trainwright.validators import check, integer, number
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WRITERS", "Bench", "Row", "Span", "bench"]
+__all__ = ["WRITERS", "Bench", "BenchRow", "TimeSpan", "bench"]
 
 WRITERS: tuple[Literal["sync", "thread", "process"], ...] = ("sync", "thread", "process")
 """The writers of the Manager."""
@@ -46,7 +46,7 @@ _TIMES = ("blocking", "slowdown", "total", "restore", "verified")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class TimeSpan:
     """A time measured several times, in seconds."""
 
     least: float
@@ -54,7 +54,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class BenchRow:
     """What one way of saving costs.
 
     `blocking` training stands still, by `slowdown` it loses time beside the save, and `total` is until all is on disk,
@@ -63,11 +63,11 @@ class Row:
     """
 
     name: str
-    blocking: Span
-    slowdown: Span
-    total: Span
-    restore: Span
-    verified: Span
+    blocking: TimeSpan
+    slowdown: TimeSpan
+    total: TimeSpan
+    restore: TimeSpan
+    verified: TimeSpan
     bytes: int
     files: int
     bitwise: bool
@@ -81,7 +81,7 @@ class Bench:
     which could not be dropped; `skipped` gives the reason for each way that is not among the rows.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     raw_bytes: int
     tensors: int
     repeats: int
@@ -89,7 +89,7 @@ class Bench:
     cached: bool
     skipped: Mapping[str, str] = field(default_factory=dict)
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> BenchRow | None:
         """Return the row of that name, if it was measured."""
         return next((row for row in self.rows if row.name == name), None)
 
@@ -201,12 +201,12 @@ class _Times:
     def add(self, one: _Round) -> None:
         self.rounds.append(one)
 
-    def row(self, name: str) -> Row:
-        def span(what: str) -> Span:
+    def row(self, name: str) -> BenchRow:
+        def span(what: str) -> TimeSpan:
             values = [getattr(one, what) for one in self.rounds]
-            return Span(least=min(values), median=statistics.median(values))
+            return TimeSpan(least=min(values), median=statistics.median(values))
 
-        return Row(
+        return BenchRow(
             name=name,
             **{what: span(what) for what in _TIMES},
             bytes=self.rounds[-1].bytes,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.tools.bench import Span
+from trainwright.checkpoint.tools.bench import TimeSpan
 from trainwright.checkpoint.tools.bench_targets import collect_state, files_below, fill_optimizers
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
@@ -31,9 +31,9 @@ class RanksRow:
 
     ranks: int
     name: str
-    total: Span
-    restore: Span
-    listed: Span
+    total: TimeSpan
+    restore: TimeSpan
+    listed: TimeSpan
     bytes: int
     files: int
 
@@ -57,7 +57,7 @@ def scale(
         progress(f"{number} ranks")
         with tempfile.TemporaryDirectory(prefix="trainwright-scale-", dir=directory) as folder:
             for name, spans, size, files in _run_ranks(factory, number, Path(folder), repeats):
-                total, restore, listed = (Span(least=min(span), median=statistics.median(span)) for span in spans)
+                total, restore, listed = (TimeSpan(least=min(span), median=statistics.median(span)) for span in spans)
                 found.append(
                     RanksRow(
                         ranks=number, name=name, total=total, restore=restore, listed=listed, bytes=size, files=files

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
-    "Line",
-    "Run",
+    "JournalLine",
+    "ProofRun",
     "Unlike",
     "first_difference",
     "idle_generators",
@@ -19,7 +19,7 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JournalLine:
     """What a rank saw at an event: "step" (`manager.step()`), "counted" (in `trial.prepare`), "saved" or "restored".
 
     Digests of the batches and losses since the last step, and of all state; `samples` names the loaders among it.
@@ -35,13 +35,13 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ProofRun:
     """The journal of a run, all ranks, and the file with the parameters that it ended with."""
 
-    lines: list[Line]
+    lines: list[JournalLine]
     end: Path
 
-    def of(self, *events: str) -> list[Line]:
+    def of(self, *events: str) -> list[JournalLine]:
         """Return the lines of these events."""
         return [line for line in self.lines if line.event in events]
 
@@ -56,25 +56,27 @@ class Unlike:
     compared: int
 
 
-def read_lines(journal: Path, ranks: int) -> list[Line]:
+def read_lines(journal: Path, ranks: int) -> list[JournalLine]:
     """Return the journals of all ranks, one after the other."""
     paths = [Path(f"{journal}.{rank}") for rank in range(ranks)]
     return [
-        Line(rank=rank, **json.loads(line))
+        JournalLine(rank=rank, **json.loads(line))
         for rank, path in enumerate(paths)
         if path.exists()
         for line in path.read_text(encoding="utf-8").splitlines()
     ]
 
 
-def idle_generators(lines: list[Line]) -> frozenset[str]:
+def idle_generators(lines: list[JournalLine]) -> frozenset[str]:
     """Return the generators that nobody draws from: where they stand may differ between two runs that nobody seeded."""
     own = [line for line in lines if line.rank == 0]
     first, last = own[0].state, own[-1].state
     return frozenset(name for name in first if name.startswith("rng") and first[name] == last.get(name))
 
 
-def first_difference(whole: list[Line], other: list[Line], idle: frozenset[str] = frozenset()) -> Unlike | None:
+def first_difference(
+    whole: list[JournalLine], other: list[JournalLine], idle: frozenset[str] = frozenset()
+) -> Unlike | None:
     """Return the first step at which a run is not as the uninterrupted one was, and what differs there.
 
     Each has one line for a step at most.
@@ -102,7 +104,7 @@ def first_difference(whole: list[Line], other: list[Line], idle: frozenset[str] 
     return None
 
 
-def resized_difference(half: list[Line], resumed: list[Line]) -> Unlike | None:
+def resized_difference(half: list[JournalLine], resumed: list[JournalLine]) -> Unlike | None:
     """Return what is not as it was right after a restore on other ranks, or the step where the loader is elsewhere."""
     saved = next(line for line in half if line.step == next(one.step for one in resumed if one.event == "restored"))
     where = {line.step: line.state for line in half}
@@ -131,7 +133,7 @@ def _suspect(restored: bool, found: list[str]) -> str:
     return "the update after an equal loss: an optimizer, schedule, scaler or average that the Manager was not given"
 
 
-def max_difference(one: Run, other: Run) -> float:
+def max_difference(one: ProofRun, other: ProofRun) -> float:
     """Return the largest difference between parameters at the end of two runs."""
     import torch
 

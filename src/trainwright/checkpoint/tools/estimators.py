@@ -17,8 +17,8 @@ from trainwright.validators import check, integer, number
 
 __all__ = [
     "ESTIMATORS",
-    "Estimate",
     "FailureRate",
+    "IntervalEstimate",
     "availability_interval",
     "compare_estimators",
     "daly_interval",
@@ -52,7 +52,7 @@ ESTIMATORS: Mapping[str, Callable[[Costs], float]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class IntervalEstimate:
     """What one estimator advises, and what following it costs."""
 
     name: str
@@ -65,12 +65,14 @@ class Estimate:
         return 1 / self.wall_per_useful
 
 
-def compare_estimators(costs: Costs) -> tuple[Estimate, ...]:
+def compare_estimators(costs: Costs) -> tuple[IntervalEstimate, ...]:
     """Return what every estimator advises; all are judged by the same expected wall time."""
     found = []
     for name, estimator in ESTIMATORS.items():
         interval = wait_for_commit(estimator(costs), costs)
-        found.append(Estimate(name=name, interval_seconds=interval, wall_per_useful=costs.wall_per_useful(interval)))
+        found.append(
+            IntervalEstimate(name=name, interval_seconds=interval, wall_per_useful=costs.wall_per_useful(interval))
+        )
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.tools.comparing import (
-    Run,
+    ProofRun,
     Unlike,
     first_difference,
     idle_generators,
@@ -32,13 +32,13 @@ from trainwright.checkpoint.tools.comparing import (
     resized_difference,
 )
 from trainwright.checkpoint.tools.proof_runs import run_script
-from trainwright.checkpoint.tools.step_digests import Plan
+from trainwright.checkpoint.tools.step_digests import ProofPlan
 from trainwright.errors import CheckpointConfigError, CheckpointError, CheckpointNotFoundError
 from trainwright.files import read_text
 
 __all__ = ["Launch", "Proof", "drop_table", "prove", "verify_resume"]
 
-Launch = Callable[[Plan], None]
+Launch = Callable[[ProofPlan], None]
 """Runs a training as a plan says, in a process of its own. Raises `CheckpointError` if it fails."""
 
 _UNREPEATABLE = "two uninterrupted runs differ already: seed every generator and set deterministic algorithms"
@@ -70,8 +70,8 @@ class Proof:
         cls,
         steps: int,
         unlike: Unlike,
-        one: Run,
-        other: Run,
+        one: ProofRun,
+        other: ProofRun,
         *,
         repeatable: bool = True,
         resumed_from: int | None = None,
@@ -188,13 +188,13 @@ class _Runs:
         self._folder = folder
         self._steps = steps
 
-    def run(self, name: str, **what: Any) -> Run:
+    def run(self, name: str, **what: Any) -> ProofRun:
         """Run the training, and return its journal. Raises `CheckpointError` if it did not get where it should."""
         journal = self._folder / f"{name}.journal"
         shared = name.partition("-")[0][0]
         resumes = name.startswith("b2")
         home = self._folder / f"checkpoints-{shared if shared == 'b' else name}"
-        plan = Plan(folder=str(home), journal=str(journal), **{"ranks": self._ranks, **what})
+        plan = ProofPlan(folder=str(home), journal=str(journal), **{"ranks": self._ranks, **what})
         self._launch(plan)
         lines = read_lines(journal, plan.ranks)
         last = {line.rank: line.step for line in lines}
@@ -210,4 +210,4 @@ class _Runs:
             )
         if resumes and lines[0].event != "restored":
             raise CheckpointError("verify-resume: the training never called manager.restore(); call it before the loop")
-        return Run(lines=lines, end=Path(f"{journal}.end.0"))
+        return ProofRun(lines=lines, end=Path(f"{journal}.end.0"))

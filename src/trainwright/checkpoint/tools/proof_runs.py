@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright.checkpoint.tools.step_digests import Plan
+from trainwright.checkpoint.tools.step_digests import ProofPlan
 from trainwright.errors import CheckpointError
 
 __all__ = ["run_ranks", "run_script"]
@@ -17,7 +17,7 @@ __all__ = ["run_ranks", "run_script"]
 _AFTER_KILL_SECONDS = 10.0
 
 
-def run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
+def run_script(plan: ProofPlan, script: Path, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
     """Run a script as one run of a proof. Raises as `run_ranks`."""
     path = Path(f"{plan.journal}.plan")
     plan.write(path)
@@ -25,7 +25,7 @@ def run_script(plan: Plan, script: Path, arguments: Sequence[str], timeout_secon
     run_ranks(plan, str(script), ["-c", start, str(path), str(script), *arguments], timeout_seconds, alone=alone)
 
 
-def run_ranks(plan: Plan, name: str, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
+def run_ranks(plan: ProofPlan, name: str, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
     """Call Python with `arguments` once for each rank; `alone` without the variables by which ranks find each other.
 
     Raises `CheckpointError`, in which it is called `name`, if it fails, or takes longer than `timeout_seconds`.

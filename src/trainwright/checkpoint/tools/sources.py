@@ -21,13 +21,13 @@ from trainwright.errors import CheckpointCorruptError, CheckpointNotFoundError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Source", "find_newest", "infos_of_manifest", "list_checkpoints", "open_source"]
+__all__ = ["CheckpointSource", "find_newest", "infos_of_manifest", "list_checkpoints", "open_source"]
 
 _LEASE = re.compile(r"lease-(\d+)\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class CheckpointSource:
     """An open checkpoint: where it is, what it holds, and its manifest if a manager wrote it."""
 
     path: Path
@@ -73,7 +73,7 @@ def find_newest(path: Path) -> tuple[Path, Manifest] | None:
 
 
 @contextmanager
-def open_source(path: Path | str, *, trust: bool = False) -> Iterator[Source]:
+def open_source(path: Path | str, *, trust: bool = False) -> Iterator[CheckpointSource]:
     """Open a checkpoint of any kind; of a folder with many steps, the newest.
 
     With `trust` a pickle in a torch file may execute the code that it names.
@@ -84,11 +84,11 @@ def open_source(path: Path | str, *, trust: bool = False) -> Iterator[Source]:
         if newest is not None:
             folder, manifest = newest
             stored = stack.enter_context(_open_manager(folder, manifest))
-            yield Source(path=folder, format="manager", stored=stored, manifest=manifest)
+            yield CheckpointSource(path=folder, format="manager", stored=stored, manifest=manifest)
             return
         kind = format_of(path)
         reader = TorchZip(trust=True) if trust and isinstance(kind, TorchZip) else kind
-        yield Source(path=path, format=kind.name, stored=stack.enter_context(reader.open(path)))
+        yield CheckpointSource(path=path, format=kind.name, stored=stack.enter_context(reader.open(path)))
 
 
 def infos_of_manifest(manifest: Manifest) -> dict[str, TensorInfo]:

@@ -30,11 +30,11 @@ from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import CheckpointStateError
 from trainwright.publishing import write_file
 
-__all__ = ["Plan", "main", "take_part"]
+__all__ = ["ProofPlan", "main", "take_part"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ProofPlan:
     """What one run of a proof does: up to `steps`, a save after `save_at`, a SIGKILL after `kill_at`.
 
     Checkpoints lie in `folder`, or where the Manager's owner has them if that is "": it is a trial then, which runs to
@@ -52,7 +52,7 @@ class Plan:
     best_effort: bool = False
 
     @classmethod
-    def read(cls, path: str) -> "Plan":
+    def read(cls, path: str) -> "ProofPlan":
         """Return the plan in a file of JSON."""
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         return cls(**{**content, "drop": tuple(content["drop"])})
@@ -63,7 +63,7 @@ class Plan:
 
 
 @contextmanager
-def take_part(plan: Plan) -> Iterator[type[Manager]]:
+def take_part(plan: ProofPlan) -> Iterator[type[Manager]]:
     """Let what runs within take part in a proof by the Manager that this yields."""
     seen = _Seen()
     with _record_batches(seen):
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
     plan_file, script, *rest = arguments
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).resolve().parent)
-    with take_part(Plan.read(plan_file)) as manager:
+    with take_part(ProofPlan.read(plan_file)) as manager:
         home.Manager = trainwright.checkpoint.Manager = manager  # type: ignore[misc]  # whichever the script takes
         try:
             runpy.run_path(script, run_name="__main__")
@@ -105,7 +105,7 @@ class _Seen:
         self.losses: list[str] = []
 
 
-def _make_manager(plan: Plan, seen: _Seen) -> type[Manager]:
+def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
     """Return the Manager for one run of a proof."""
 
     class DigestingManager(Manager):
