@@ -323,7 +323,7 @@ def test_a_body_that_is_no_json_writes_nothing(ledger, content):
 @pytest.mark.parametrize(
     ("policy", "lazy", "urgent", "heartbeat"), [("lifecycle", 0, 1, 1), ("always", 1, 1, 0), ("never", 0, 0, 0)]
 )
-def test_fsync_policies(tmp_path, monkeypatch, policy, *, lazy, urgent, beat):
+def test_fsync_policies(tmp_path, monkeypatch, policy, *, lazy, urgent, heartbeat):
     """Reports alone are synced at the next beat by default; anything else before `append` returns."""
     ledger = DirectoryLedger(tmp_path / "ledger", create=True, fsync=policy)
     report = facts.reported(0, 1, epoch=1, step=None, metrics={"x": 1.0}, wall_seconds=0.0)
@@ -334,11 +334,11 @@ def test_fsync_policies(tmp_path, monkeypatch, policy, *, lazy, urgent, beat):
     ledger.append([report, facts.note("n", 1)])
     assert len(syncs) == lazy
     ledger.heartbeat()
-    assert len(syncs) == lazy + beat
+    assert len(syncs) == lazy + heartbeat
     ledger.append([report, facts.left()])
-    assert len(syncs) == lazy + beat + urgent
+    assert len(syncs) == lazy + heartbeat + urgent
     ledger.close()
-    assert len(syncs) == lazy + beat + urgent
+    assert len(syncs) == lazy + heartbeat + urgent
 
 
 def test_reports_are_synced_five_seconds_later(ledger, monkeypatch):
