@@ -119,7 +119,7 @@ class TestBench:
         ("settings", "kind", "sentence"),
         [
             ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: a whole number >= 1"),
-            ({"step_seconds": -1}, CheckpointConfigError, "step_seconds: got -1; allowed: a number >= 0"),
+            ({"step_seconds": -1}, CheckpointConfigError, "step_seconds: got -1; allowed: a number from 0"),
             ({"writers": ["tread"]}, CheckpointConfigError, "writer: got 'tread'; allowed: sync, thread, process"),
             ({"formats": ["hdf"]}, CheckpointFormatError, "got 'hdf'; allowed: torch, safetensors"),
         ],

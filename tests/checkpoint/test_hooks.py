@@ -116,7 +116,7 @@ class TestSlurmRequeue:
             assert SlurmRequeue()() == 75
 
     def test_refusals(self):
-        with pytest.raises(CheckpointConfigError, match="max_restarts: got -1; allowed: >= 0"):
+        with pytest.raises(CheckpointConfigError, match="max_restarts: got -1; allowed: a whole number >= 0"):
             SlurmRequeue(max_restarts=-1)
         with pytest.raises(CheckpointConfigError, match=r"SlurmRequeue.timeout_seconds: got 0; allowed"):
             SlurmRequeue(timeout_seconds=0)

@@ -58,41 +58,41 @@ class TestInterval:
     def test_steps(self, pace):
         """So many after the last save, whatever the clock says."""
         counted = pace(interval=10)
-        assert [counted.due(steps) for steps in (1, 9, 10, 11)] == [False, False, True, True]
-        counted.saved(11)
-        assert [counted.due(steps) for steps in (20, 21)] == [False, True]
+        assert [counted.is_due(steps) for steps in (1, 9, 10, 11)] == [False, False, True, True]
+        counted.note_save(11)
+        assert [counted.is_due(steps) for steps in (20, 21)] == [False, True]
 
     def test_seconds(self, pace, clock):
         timed = pace(interval=90.0)
         assert waits(timed, clock) == 90
-        timed.saved(3)
+        timed.note_save(3)
         assert waits(timed, clock) == 90
 
     def test_auto_learns_what_saves_cost(self, pace, clock):
         """After a first save at one minute, the optimum for the median cost of blocking and slow-down together."""
         auto = pace(mtbf_seconds=10_000.0)
         assert waits(auto, clock) == 60
-        auto.saved(1)
+        auto.note_save(1)
         for cost in (1.0, 5.0, 1.0):
-            auto.ended(record(cost))
+            auto.note_end(record(cost))
         optimum = exact_interval(Costs(mtbf_seconds=10_000, cost_seconds=1))
         assert waits(auto, clock) == pytest.approx(optimum, abs=0.5)
-        auto.saved(2)
+        auto.note_save(2)
         assert waits(auto, clock) == pytest.approx(optimum, abs=0.5)
 
     def test_saves_that_failed_teach_nothing(self, pace, clock):
         auto = pace()
-        auto.ended(record(1e9, verdict="failed: no room"))
+        auto.note_end(record(1e9, verdict="failed: no room"))
         assert waits(auto, clock) == 60
 
     def test_never_before_the_last_one_is_on_disk(self, pace, clock):
         auto = pace()
-        auto.ended(record(0.001, persist=500.0))
+        auto.note_end(record(0.001, persist=500.0))
         assert waits(auto, clock) == pytest.approx(500, abs=0.5)
 
     def test_a_slow_down_below_zero_is_noise(self, pace, clock):
         auto = pace(mtbf_seconds=20_000.0)
-        auto.ended(SaveRecord(step=1, blocking_seconds=1.0, slowdown_seconds=-9.0))
+        auto.note_end(SaveRecord(step=1, blocking_seconds=1.0, slowdown_seconds=-9.0))
         assert waits(auto, clock) == pytest.approx(exact_interval(Costs(mtbf_seconds=20_000, cost_seconds=1)), abs=0.5)
 
 
@@ -103,11 +103,11 @@ class TestEndOfAllocation:
         auto, commits = pace(lasts=2000, mtbf_seconds=20_000.0, margin_seconds=100.0), []
         while clock.now < end:
             clock.now += 0.5
-            if auto.due(0):
-                auto.saved(0)
+            if auto.is_due(0):
+                auto.note_save(0)
                 commits.append(clock.now + 8)
                 clock.now += 2
-                auto.ended(record(2.0, persist=8.0))
+                auto.note_end(record(2.0, persist=8.0))
         assert end - commits[-1] == pytest.approx(100, abs=3)
         gaps = [after - before for before, after in itertools.pairwise(commits[1:])]
         assert max(gaps) - min(gaps) < 6
@@ -121,24 +121,24 @@ class TestEndOfAllocation:
         """What is left is shorter than a save: it is told, one is begun, and no more."""
         auto = pace(lasts=100, margin_seconds=0.0)
         clock.now += 50
-        auto.saved(1)
+        auto.note_save(1)
         with pytest.warns(
             UserWarning, match=r"50.0 s are left before the end of the allocation and a save takes 60.0 s"
         ):
-            auto.ended(record(60.0, persist=60.0))
-        assert auto.due(1)
-        auto.saved(1)
+            auto.note_end(record(60.0, persist=60.0))
+        assert auto.is_due(1)
+        auto.note_save(1)
         assert waits(auto, clock, 1e4) == 1e4
 
     def test_a_save_of_one_s_own_does_not_count_as_the_last(self, pace, clock):
         """Asked for in the middle of the last spacing, it shifts the plan; the end is still saved."""
         auto = pace(lasts=400, mtbf_seconds=1e6, margin_seconds=20.0)
         clock.now += 60
-        auto.saved(1)
-        auto.ended(record(1.0, persist=1.0))
+        auto.note_save(1)
+        auto.note_end(record(1.0, persist=1.0))
         clock.now += 100
-        auto.saved(2)
-        auto.ended(record(1.0, persist=1.0))
+        auto.note_save(2)
+        auto.note_end(record(1.0, persist=1.0))
         assert waits(auto, clock) == pytest.approx(400 - 160 - 20 - 1, abs=1)
 
     def test_the_end_moves(self, pace, clock, monkeypatch):
@@ -151,12 +151,12 @@ class TestEndOfAllocation:
             return 1000.0 + 50_000
 
         monkeypatch.setattr("trainwright.checkpoint.policy.save_policy.end_of_allocation", answer)
-        auto.ask()
+        auto.ask_for_end()
         clock.now += 601
-        auto.ask()
+        auto.ask_for_end()
         assert asked == [True]
-        auto.saved(1)
-        auto.ended(record(1.0))
+        auto.note_save(1)
+        auto.note_end(record(1.0))
         assert auto._plan.saves > 100
 
 

@@ -135,8 +135,8 @@ def test_little_memory(tmp_path):
     held = []
     with pytest.MonkeyPatch.context() as patch, open_slices(tmp_path, manifest) as reader:
         patch.setattr(boxes, "_SPAN_BYTES", 1 << 19)
-        read = reader._bytes
-        patch.setattr(reader, "_bytes", lambda *given: held.append(given[3] - given[2]) or read(*given))
+        read = reader._read_bytes
+        patch.setattr(reader, "_read_bytes", lambda *given: held.append(given[3] - given[2]) or read(*given))
         assert equal_bits(reader.read(manifest.tensors[0], TensorSlice((0, 7), (512, 9))), tensor[:, 7:16])
     assert max(held) <= 1 << 19
     assert sum(held) <= prod(tensor.shape) * 4

@@ -279,7 +279,7 @@ def test_memory():
     [
         (lambda: Tier(""), "Tier.folder: got ''"),
         (lambda: Tier("x", drain_every=0), "Tier.drain_every: got 0; allowed: a whole number >= 1"),
-        (lambda: Tier("x", drain_bytes_per_second=0.0), "Tier.drain_bytes_per_second: got 0.0; allowed: a finite"),
+        (lambda: Tier("x", drain_bytes_per_second=0.0), "Tier.drain_bytes_per_second: got 0.0; allowed: a number"),
         (lambda: CheckpointConfig(tiers=["x"]), r"CheckpointConfig.tiers: got \['x'\]; allowed: a tuple of tiers"),
         (lambda: refuse_several_nodes(["a", "b"]), r"the ranks are on 2 nodes \(a, b\); allowed: tiers where all"),
     ],
