@@ -52,9 +52,9 @@ def plan(
 ) -> None:
     """Find the fastest plan within a budget."""
     from trainwright.memory import plan as plan_step
-    from trainwright.memory.budget import read_size, readable
-    from trainwright.memory.lowest import lowest_with_copies
-    from trainwright.memory.planning import full_bytes, minimal_bytes
+    from trainwright.plan.memory.budget import read_size, readable
+    from trainwright.plan.memory.minimum_budget import lowest_with_copies
+    from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
     if backend not in {"eager", "compile"}:
         raise BudgetError(f"--backend: got {backend!r}; allowed: eager, compile")
@@ -101,7 +101,7 @@ def curve(
 ) -> None:
     """Show memory against time, from the least feasible budget up, with baselines."""
     from trainwright.memory import curve as trade_offs
-    from trainwright.memory.budget import readable
+    from trainwright.plan.memory.budget import readable
 
     chain = _chain(spec)
     found = trade_offs(chain, points=points)
@@ -131,9 +131,9 @@ def explain(file: _PLAN, *, json: _JSON = False) -> None:
     from dataclasses import asdict
 
     from trainwright.memory import CompiledPlan
-    from trainwright.memory.budget import readable
-    from trainwright.memory.compiled_plan import read_plan
-    from trainwright.memory.explain import explain as explained
+    from trainwright.plan.memory.budget import readable
+    from trainwright.plan.memory.compiled_plan import read_plan
+    from trainwright.plan.memory.explain import explain as explained
 
     made = read_plan(file)
     if isinstance(made, CompiledPlan):
@@ -178,8 +178,8 @@ def plot(
 ) -> None:
     """Draw memory over time, with the lanes of compute and copies."""
     from trainwright.memory import CompiledPlan
-    from trainwright.memory.compiled_plan import read_plan
-    from trainwright.memory.picture import draw
+    from trainwright.plan.memory.compiled_plan import read_plan
+    from trainwright.plan.memory.memory_timeline import draw
 
     made = read_plan(file)
     if isinstance(made, CompiledPlan):
@@ -214,7 +214,7 @@ def pipeline(
 ) -> None:
     """Cut a chain into pipeline stages that recompute what they cannot hold."""
     from trainwright.memory import pipeline as plan_stages
-    from trainwright.memory.budget import read_size, readable
+    from trainwright.plan.memory.budget import read_size, readable
 
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
     chain = _chain(spec)
@@ -276,7 +276,7 @@ def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, jso
 
 
 def _print_compiled(made: "CompiledPlan") -> None:
-    from trainwright.memory.budget import readable
+    from trainwright.plan.memory.budget import readable
 
     print_table(
         ("", "plan"),
@@ -292,7 +292,7 @@ def _print_compiled(made: "CompiledPlan") -> None:
 
 def _chain(spec: str, optimizer: str | None = None) -> "Chain":
     """Return the chain that SPEC names."""
-    from trainwright.memory.subject import as_chain
+    from trainwright.memory.chain_files import as_chain
 
     model, sample, loss = _model(spec) or (spec, None, None)
     return as_chain(model, sample, loss=loss, optimizer=optimizer)

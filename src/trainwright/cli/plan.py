@@ -14,7 +14,8 @@ from trainwright.cli._words import print_table, size
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
     from trainwright.model.profile import Profile
-    from trainwright.plan import ParallelPlan, Ranking
+    from trainwright.plan import Forecast
+    from trainwright.plan.forecast import Ranking
 
 __all__ = ["app", "model"]
 
@@ -79,7 +80,8 @@ def model(
 ) -> None:
     """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
     from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
-    from trainwright.plan import Oracle, Ranking, Saving
+    from trainwright.plan import Oracle, Saving
+    from trainwright.plan.forecast import Ranking
 
     machine = cluster_of(cluster, nodes, force_units=force_units)
     numbers = devices_of(devices, machine)
@@ -100,8 +102,8 @@ def model(
     state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
     print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, batch {batch}, {precision}, {optimizer}")
     print(f"cluster {machine.name} ({state})")
-    if rough := next(iter(found.values()))[0].rough:
-        print(f"rough: {rough}")
+    if caveat := next(iter(found.values()))[0].caveat:
+        print(f"caveat: {caveat}")
     for number, ranking in found.items():
         _show(number, ranking, top=top, samples=samples, profile=profile, machine=machine)
     if len(found) > 1:
@@ -130,7 +132,7 @@ def _cluster(machine: "Cluster") -> dict[str, Any]:
     return {"name": machine.name, "devices": machine.devices, "verified": machine.verified, "source": machine.source}
 
 
-def _content(plan: "ParallelPlan", samples: int | None) -> dict[str, Any]:
+def _content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
     hours = None if samples is None else plan.device_hours(samples)
     solution = None if samples is None else plan.seconds_to_solution(samples)
     return {
@@ -142,7 +144,7 @@ def _content(plan: "ParallelPlan", samples: int | None) -> dict[str, Any]:
     }
 
 
-def _speeds(plan: "ParallelPlan", profile: "Profile", machine: "Cluster") -> list[str]:
+def _speeds(plan: "Forecast", profile: "Profile", machine: "Cluster") -> list[str]:
     """Return samples a second, and the model's operations a second on a device with their share of what it can."""
     from trainwright.plan.parallel.precision import precision_of
 
@@ -164,7 +166,7 @@ def _show(
     for plan in ranking[:top]:
         parts = plan.breakdown
         row = [
-            plan.strategy + (" =" if plan.tie else ""),
+            plan.strategy + (" =" if plan.within_error_of_best else ""),
             _divided(plan),
             plan.micro_batch,
             _short(plan.seconds_per_iteration),
@@ -186,7 +188,7 @@ def _show(
         ]
         rows.append([*row, f"{plan.device_hours(samples):.3g}"] if samples is not None else row)
     print_table([*header, "device-h/epoch"] if samples is not None else header, rows, left=2)
-    if any(plan.tie for plan in ranking[:top]):
+    if any(plan.within_error_of_best for plan in ranking[:top]):
         print("= : shares more than half of its interval with the first")
     if len(ranking) > top:
         print(f"{len(ranking) - top} more strategies are slower; --top shows them")
@@ -218,7 +220,7 @@ def _winner(ranking: "Ranking") -> str:
     )
 
 
-def _divided(plan: "ParallelPlan") -> str:
+def _divided(plan: "Forecast") -> str:
     """Return degrees above one, and the other choices of a plan, in a few characters."""
     parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
     parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []

@@ -29,8 +29,8 @@ from trainwright.train.trial_checkpoints import TrialCheckpoints
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.memory import Plan as MemoryPlan
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
+    from trainwright.plan.memory.plan_record import Plan as MemoryPlan
 
 __all__ = ["Trial", "as_number"]
 
@@ -194,7 +194,7 @@ class Trial:
         learning_rate: RateRule = "auto",
         warmup_steps: int | None = None,
         slots: int | None = None,
-        plan: "ParallelPlan | None" = None,
+        plan: "Layout | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
         unused_parameters: bool = False,

@@ -74,7 +74,7 @@ class Planning:
         from trainwright.engine import load_function
         from trainwright.plan import Oracle
         from trainwright.schedule import Scheduler
-        from trainwright.study.search_plan import plan_search
+        from trainwright.study.forecast.search_plan import plan_search
 
         trials = work.budget.get("trials")
         if not isinstance(trials, int):
@@ -139,6 +139,6 @@ class Planning:
         return {"plan": {"configurations": content["configurations"], "cost": content["cost"]}}
 
     def _room(self) -> int:
-        from trainwright.memory.budget import read_size
+        from trainwright.plan.memory.budget import read_size
 
         return read_size(self.max_memory, f"{_WHERE} max_memory")

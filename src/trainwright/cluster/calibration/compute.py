@@ -1,6 +1,5 @@
 """Compute and memory of one device: sweeps of matrix products and convolutions, copies, the launch of a kernel."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,9 +7,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.cluster.fitting import shortest
+from trainwright.cluster.calibration.timing import fastest, kernel_clock
 
-__all__ = ["Timer", "convolutions", "copies", "host_copies", "launch_seconds", "precisions", "products"]
+__all__ = [
+    "Timer",
+    "precisions_of",
+    "time_convolutions",
+    "time_copies",
+    "time_host_copies",
+    "time_launch",
+    "time_products",
+]
 
 Row = tuple[float, float]
 
@@ -39,63 +46,51 @@ class Timer:
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the shortest time of the work; raises `InputError` if the clock gave none."""
-        work()
-        return shortest([self._once(work) for _ in range(self.repeats)])
-
-    def _once(self, work: Callable[[], object]) -> float:
-        if self.device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            return float(start.elapsed_time(end)) / 1e3
-        begun = time.perf_counter_ns()
-        work()
-        return (time.perf_counter_ns() - begun) / 1e9
+        return fastest(work, warmup=1, repeats=self.repeats, clock=kernel_clock(self.device))
 
 
-def precisions(device: torch.device) -> tuple[str, ...]:
+def precisions_of(device: torch.device) -> tuple[str, ...]:
     """Return the precisions that are worth measuring on this device."""
     return ("fp32", "tf32", "fp16", "bf16") if device.type == "cuda" else ("fp32",)
 
 
-def products(timer: Timer, precision: str) -> list[Row]:
+def time_products(timer: Timer, precision: str) -> list[Row]:
     """Return (operations, seconds) of matrix products; a multiply-add counts as two."""
     rows = []
-    with _mantissa("tf32" if precision == "tf32" else "ieee"):
+    with _use_precision("tf32" if precision == "tf32" else "ieee"):
         for height, depth, width in _PRODUCTS[timer.device.type]:
             left = torch.rand(height, depth, dtype=_DTYPES[precision], device=timer.device)
             right = torch.rand(depth, width, dtype=_DTYPES[precision], device=timer.device)
             out = torch.empty(height, width, dtype=_DTYPES[precision], device=timer.device)
-            work = _bind(torch.mm, left, right, out=out)
+            work = _bind_call(torch.mm, left, right, out=out)
             rows.append((2.0 * height * depth * width, timer.seconds(work)))
     return rows
 
 
-def convolutions(timer: Timer) -> list[Row]:
+def time_convolutions(timer: Timer) -> list[Row]:
     """Return (operations, seconds) of convolutions of 3 x 3 in single precision."""
     rows = []
-    with _mantissa("ieee"), torch.no_grad():
+    with _use_precision("ieee"), torch.no_grad():
         for channels, side, filters, batch in _CONVOLUTIONS[timer.device.type]:
             image = torch.rand(batch, channels, side, side, device=timer.device)
             weight = torch.rand(filters, channels, 3, 3, device=timer.device)
-            work = _bind(functional.conv2d, image, weight, padding=1)
+            work = _bind_call(functional.conv2d, image, weight, padding=1)
             rows.append((2.0 * batch * filters * channels * 9 * side * side, timer.seconds(work)))
     return rows
 
 
-def copies(timer: Timer) -> list[Row]:
+def time_copies(timer: Timer) -> list[Row]:
     """Return (bytes read and written, seconds) of copies within the device's memory, beyond what its caches hold."""
     rows = []
+    # Larger than the caches, or the copy would measure these.
     for size in _COPIES[timer.device.type]:
         source = torch.ones(size, dtype=torch.uint8, device=timer.device)
         target = torch.zeros_like(source)
-        rows.append((2.0 * size, timer.seconds(_bind(target.copy_, source))))
+        rows.append((2.0 * size, timer.seconds(_bind_call(target.copy_, source))))
     return rows
 
 
-def host_copies(timer: Timer) -> list[Row]:
+def time_host_copies(timer: Timer) -> list[Row]:
     """Return (bytes, seconds) of copies from pinned memory of the host to the device; none if they share it."""
     if timer.device.type == "cpu":
         return []
@@ -103,14 +98,15 @@ def host_copies(timer: Timer) -> list[Row]:
     for size in (1 << 24, 1 << 26, 1 << 28):
         source = torch.ones(size, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(size, dtype=torch.uint8, device=timer.device)
-        rows.append((float(size), timer.seconds(_bind(target.copy_, source, non_blocking=True))))
+        rows.append((float(size), timer.seconds(_bind_call(target.copy_, source, non_blocking=True))))
     return rows
 
 
-def launch_seconds(timer: Timer, *, launches: int = 200) -> float:
+def time_launch(timer: Timer, *, launches: int = 200) -> float:
     """Return the seconds that a kernel takes which does next to nothing, launched one after the other."""
     one = torch.ones(1, device=timer.device)
 
+    # Many launches in a row, so that the clock's resolution does not matter.
     def work() -> None:
         for _ in range(launches):
             one.mul_(1.0)
@@ -118,12 +114,12 @@ def launch_seconds(timer: Timer, *, launches: int = 200) -> float:
     return timer.seconds(work) / launches
 
 
-def _bind(function: Callable[..., object], *arguments: Any, **options: Any) -> Callable[[], object]:
+def _bind_call(function: Callable[..., object], *arguments: Any, **options: Any) -> Callable[[], object]:
     return lambda: function(*arguments, **options)
 
 
 @contextmanager
-def _mantissa(kind: str) -> Iterator[None]:
+def _use_precision(kind: str) -> Iterator[None]:
     """Compute single precision on GPUs as "ieee" or with the 10 bits of "tf32" for as long as the block runs."""
     cudnn: Any = torch.backends.cudnn  # whose type hints leave out what it has
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv)

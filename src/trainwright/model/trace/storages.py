@@ -1,7 +1,7 @@
-"""StorageTracker: the bytes that tensors hold, counted by storage while a step runs, on fake tensors or on real ones.
+"""Counts the bytes of live storages while a step runs, on fake tensors or on real ones.
 
-Storages, not tensors: views, results of in-place operations and tied weights share one and count once. A storage
-counts from the operation that first returns it (or from `watch`) until its last reference goes.
+Views, results of in-place operations and tied weights share a storage and count once. A storage counts from the
+operation that first returns it (or from `watch`) until its last reference is dropped.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import InputError
 
-__all__ = ["Held", "StorageTracker", "tensors_in"]
+__all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
 
 
-class Held:
+class LiveStorage:
     """A live storage: its `number` in order of appearance, its bytes as the allocator rounds them, and its owner."""
 
     __slots__ = ("bytes", "number", "owner", "reference")
@@ -55,7 +55,7 @@ class StorageTracker(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self._owner = "other"
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, LiveStorage] = {}
         self._by_owner: dict[str, int] = {}
         self._at_peak: dict[str, int] = {}
         self._numbers = 0
@@ -69,15 +69,15 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def live_by_owner(self) -> dict[str, int]:
-        """Bytes that are held now, by owner."""
+        """Live bytes by owner."""
         return {owner: size for owner, size in self._by_owner.items() if size}
 
     @property
     def peak_by_owner(self) -> dict[str, int]:
-        """Bytes that were held at the moment of the peak, by owner."""
+        """Live bytes by owner at the moment of the peak."""
         return {owner: size for owner, size in self._at_peak.items() if size}
 
-    def see(self, tree: Any) -> list[Held]:
+    def see(self, tree: Any) -> list[LiveStorage]:
         """Count the storages of all tensors in a tree that are not yet counted; return the entries of all of them."""
         found = []
         for leaf in _with_storage(tensors_in(tree)):
@@ -87,7 +87,8 @@ class StorageTracker(TorchDispatchMode):
         return found
 
     def watch(self, tree: Any, owner: str) -> None:
-        """Count the storages of tensors that are already there, and say whose they are."""
+        """Count the storages of existing tensors, and set their owner."""
+        # Bytes move from the owner that they were first counted for.
         for held in self.see(list(tree) if isinstance(tree, Iterator) else tree):
             self._by_owner[held.owner] -= held.bytes
             held.owner = owner
@@ -95,7 +96,7 @@ class StorageTracker(TorchDispatchMode):
 
     @contextlib.contextmanager
     def owner(self, name: str) -> Iterator[None]:
-        """Say whose the storages are that appear inside."""
+        """Set the owner of the storages that appear inside."""
         before, self._owner = self._owner, name
         try:
             yield
@@ -103,11 +104,11 @@ class StorageTracker(TorchDispatchMode):
             self._owner = before
 
     def restart_peak(self) -> None:
-        """Forget the peak so far: it starts again from the bytes that are held now."""
+        """Reset the peak to the bytes that are live now."""
         self.peak_bytes = self.live_bytes
         self._at_peak = dict(self._by_owner)
 
-    def _one(self, tensor: torch.Tensor) -> Held | None:
+    def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
         if self.device is not None and tensor.device.type != self.device:
             return None
         storage = tensor.untyped_storage()
@@ -115,27 +116,29 @@ class StorageTracker(TorchDispatchMode):
         size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
         held = self._held.get(key)
         if held is None:
-            held = Held(self._numbers, size, self._owner)
+            held = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
-            held.reference = weakref.ref(storage, lambda _: self._gone(key))
+            # Called when the last reference is dropped: then the allocator gets the bytes back.
+            held.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
             self._held[key] = held
-            self._change(held.owner, size)
+            self._change_bytes(held.owner, size)
         elif held.bytes != size:  # a storage may be resized in place
-            self._change(held.owner, size - held.bytes)
+            self._change_bytes(held.owner, size - held.bytes)
             held.bytes = size
         return held
 
-    def _gone(self, key: int) -> None:
+    def _remove_storage(self, key: int) -> None:
         held = self._held.pop(key)
-        self._change(held.owner, -held.bytes)
+        self._change_bytes(held.owner, -held.bytes)
         self._freed(held)
 
-    def _freed(self, held: Held) -> None:
-        """Do nothing; for who must know when a storage goes."""
+    def _freed(self, held: LiveStorage) -> None:
+        """Do nothing; subclasses may record that a storage was freed."""
 
-    def _change(self, owner: str, size: int) -> None:
+    def _change_bytes(self, owner: str, size: int) -> None:
         self.live_bytes += size
         self._by_owner[owner] = self._by_owner.get(owner, 0) + size
+        # Copied at each new peak only; between peaks a change is two additions.
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
             self._at_peak = dict(self._by_owner)
@@ -144,26 +147,26 @@ class StorageTracker(TorchDispatchMode):
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in a tensor, a list, tuple or mapping of such, or any other tree that torch knows."""
     found: list[torch.Tensor] = []
-    _gather(tree, found)
+    _gather_tensors(tree, found)
     return found
 
 
-def _gather(tree: Any, found: list[torch.Tensor]) -> None:
+def _gather_tensors(tree: Any, found: list[torch.Tensor]) -> None:
     # written out for the arguments of operations, which come by the thousand: torch's own walk is ten times slower
     if isinstance(tree, torch.Tensor):
         found.append(tree)
     elif type(tree) in {list, tuple}:
         for part in tree:
-            _gather(part, found)
+            _gather_tensors(part, found)
     elif type(tree) is dict:
         for part in tree.values():
-            _gather(part, found)
+            _gather_tensors(part, found)
     elif tree is not None and type(tree) not in {int, float, bool, str}:
         found.extend(leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def _with_storage(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold a storage of their own, the parts of sparse ones."""
+    """Yield the tensors that have a storage; of sparse tensors their parts."""
     for tensor in tensors:
         if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
