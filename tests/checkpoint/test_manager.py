@@ -396,7 +396,9 @@ class TestMisuse:
             Retention(best=2)
         with pytest.raises(CheckpointConfigError, match=r"Retention.last: got 0; allowed: a whole number >= 1"):
             Retention(last=0)
-        with pytest.raises(CheckpointConfigError, match=r"HealthCheck.on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"):
+        with pytest.raises(
+            CheckpointConfigError, match=r"HealthCheck.on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"
+        ):
             HealthCheck(on_nonfinite="keep")
 
 
