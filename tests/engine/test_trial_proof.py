@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.checkpoint.tools.comparing import JournalLine, ProofRun
 from trainwright.engine.process.proof import _difference, _interruption, _Seen, verify_trial
 from trainwright.errors import CheckpointConfigError, CheckpointError, EngineError
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trainwright.checkpoint import capture_random
+from trainwright.checkpoint.state.rng import capture_random
 from trainwright.engine import Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Assignment
