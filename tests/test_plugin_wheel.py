@@ -108,8 +108,8 @@ from own_rule import Race
 from own_searcher import HillClimber
 from plug_in_training import train
 from trainwright import plugins
-from trainwright.checkpoint.convert import convert
-from trainwright.checkpoint.formats import FORMATS, format_of
+from trainwright.checkpoint.tools.convert import convert
+from trainwright.checkpoint.tools.formats.registry import FORMATS, format_of
 from trainwright.ensemble.combine.rules import RULES, rule_of
 from trainwright.plan import Degrees, Oracle
 from trainwright.profile import describe_transformer

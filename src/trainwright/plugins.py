@@ -82,11 +82,9 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "format": _Kind(
             group="trainwright.formats",
             built_in={
-                "torch": "trainwright.checkpoint.formats.torch_zip:TorchZip",
-                "safetensors": "trainwright.checkpoint.formats.safetensors:SafeTensors",
-                "dcp": "trainwright.checkpoint.formats.dcp:Dcp",
-                "hdf5": "trainwright.checkpoint.formats.hdf5:Hdf5",
-                "npz": "trainwright.checkpoint.formats.npz:Npz",
+                "torch": "trainwright.checkpoint.tools.formats.torch_zip:TorchZip",
+                "safetensors": "trainwright.checkpoint.tools.formats.safetensors:SafeTensors",
+                "dcp": "trainwright.checkpoint.tools.formats.dcp:Dcp",
             },
         ),
         "combination": _Kind(
