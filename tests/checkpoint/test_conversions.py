@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.tools.convert import convert
 from trainwright.checkpoint.tools.diff import diff
-from trainwright.checkpoint.tools.formats.conformance import bits
+from trainwright.testing.checkpoint_format import bits
 from trainwright.checkpoint.tools.formats.protocol import TensorInfo
 from trainwright.checkpoint.tools.formats.registry import FORMATS, format_named
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors

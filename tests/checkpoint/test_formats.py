@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
-from trainwright.checkpoint.tools.formats.conformance import FormatConformance, bits
+from trainwright.testing.checkpoint_format import FormatConformance, bits
 from trainwright.checkpoint.tools.formats.dcp import Dcp
 from trainwright.checkpoint.tools.formats.registry import FORMATS, format_named, format_of
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainwright.ledger import DirectoryLedger, MemoryLedger, Record, blocks, facts, fold, state_of
-from trainwright.ledger.conformance import known_records
+from trainwright.testing.ledger import known_records
 from trainwright.ledger.facts import note
 from trainwright.ledger.journal import END
 from trainwright.ledger.kinds import KINDS, NOTES
