@@ -87,9 +87,9 @@ def test_torch_reads_programs_only_with_trust():
     assert text.count("_loaded(") == 2  # its definition, and the call behind the flag
     assert "if not trust:\n            raise\n    return _loaded(" in text
     from trainwright.ensemble import Ensemble, Library
-    from trainwright.ensemble.export.program import network_of
+    from trainwright.ensemble.export.program import load_network
 
-    for function in (Ensemble.load, Library.open, Library.of, network_of):
+    for function in (Ensemble.load, Library.open, Library.of, load_network):
         assert inspect.signature(function).parameters["trust"].default is False
     trusting = {
         name

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from trainwright.cli import main
-from trainwright.ensemble import Cost, EnsembleSettings, KeptSettings, Library, leave
+from trainwright.ensemble import EnsembleSettings, Library, leave
+from trainwright.ensemble.ensemble_settings import StoredSettings
+from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report import write_report
 from trainwright.report.ensemble_so_far import ensemble_so_far
@@ -51,7 +53,7 @@ def library(directory, numbers, *, timed=True, rows=ROWS, epoch=1):
             logits = draws.normal(size=(rows, CLASSES))
             logits[np.arange(rows), labels[:rows]] += 1.0 + number / 20
             predictions[name] = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        cost = Cost(
+        cost = MemberCost(
             parameter_count=10, weight_bytes=4000 + number, device="cpu", threads=1, dtype="float32",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
@@ -103,7 +105,7 @@ def test_without_times_the_members_are_counted(study):
 
 def test_a_large_library_is_cut_to_its_best(study):
     library(study, range(12))
-    KeptSettings(settings=EnsembleSettings(library_top=5)).write(study)
+    StoredSettings(settings=EnsembleSettings(library_top=5)).write(study)
     found = ensembles_of(state_of(study), study)
     assert len(found.singles) < 12  # the five best, and those that none beats in loss and cost
     assert (

@@ -13,8 +13,9 @@ import pytest
 from trainwright.cli import main
 from trainwright.cli.stages._stage import Work
 from trainwright.cli.stages.ensemble import Selecting
-from trainwright.ensemble import Cost, EnsembleSettings, KeptSettings, Library, leave
-from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
+from trainwright.ensemble import EnsembleSettings, Library, leave
+from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
+from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report.ensembles import ensembles_of
 from trainwright.report.html import write_report
@@ -95,7 +96,7 @@ def fill(directory, draws, kind):
             else:
                 mean = truth + draws.normal(size=len(truth)) / (1 + number / 4)
                 told[name] = mean if kind == "values" else np.stack([mean, np.full(len(truth), 0.1)], axis=-1)
-        cost = Cost(
+        cost = MemberCost(
             parameter_count=1, weight_bytes=4 * (number + 1), device="cpu", threads=1, dtype="float32",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
@@ -118,7 +119,7 @@ def said(monkeypatch, capsys):
     return run
 
 
-def weights_of(rows):
+def serialise_weights(rows):
     return {row["trial"]: row["weight"] for row in rows}
 
 
@@ -127,7 +128,7 @@ def on_the_page(folder, state):
     drawings = Drawings(Looking(folder, state))
     while (view := drawings.view("ensembles"))["pending"]:
         time.sleep(0.01)
-    return weights_of(view["members"])
+    return serialise_weights(view["members"])
 
 
 def doors(folder, said):
@@ -136,9 +137,9 @@ def doors(folder, said):
     status = said("status", folder)["ensemble"]
     page = write_report(folder).read_text(encoding="utf-8")
     found = {
-        "command": weights_of(said("ensemble", folder)["pick"]["members"]),
+        "command": serialise_weights(said("ensemble", folder)["pick"]["members"]),
         "status": {int(trial): weight for trial, weight in status["weights"].items()},
-        "report": weights_of(ensembles_of(state, folder).pick.table()),
+        "report": serialise_weights(ensembles_of(state, folder).pick.table()),
         "live page": on_the_page(folder, state),
     }
     count = len(found["report"])
@@ -166,7 +167,7 @@ def test_after_a_run(case, scribe, said):
         assert found == expected, door
     assert summary["cost_limit"] == chosen.cost_limit
     assert (folder / "ensemble.html").read_bytes() == pictures
-    assert KeptSettings.read(folder) == KeptSettings(settings=EnsembleSettings(**table), by_run=True)
+    assert StoredSettings.read(folder) == StoredSettings(settings=EnsembleSettings(**table), by_run=True)
 
 
 def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
@@ -174,8 +175,8 @@ def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
     scribe.create()
     folder = scribe.write()
     fill(folder, np.random.default_rng(5), "classes")
-    first = weights_of(said("ensemble", folder, "--max-members", 2, "--pick", "fallback")["pick"]["members"])
-    assert asdict(KeptSettings.settings_of(folder)) == asdict(EnsembleSettings(max_members=2, pick="fallback"))
+    first = serialise_weights(said("ensemble", folder, "--max-members", 2, "--pick", "fallback")["pick"]["members"])
+    assert asdict(StoredSettings.settings_of(folder)) == asdict(EnsembleSettings(max_members=2, pick="fallback"))
     for door, found in doors(folder, said).items():
         assert found == first, door
     before = (folder / SETTINGS_FILE).read_bytes()

@@ -12,7 +12,7 @@ from trainwright.cli._words import print_table, size
 from trainwright.errors import InputError
 
 if TYPE_CHECKING:
-    from trainwright.ensemble import ChosenEnsemble
+    from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 
 __all__ = ["ensemble"]
 
@@ -74,7 +74,7 @@ def ensemble(
     by this command. It is kept for the report and the live page, which show the same ensemble, unless it is only to
     be looked at: with --html, or other than a run chose (then the pictures go to DIR/ensemble-tried.html).
     """
-    from trainwright.ensemble import KeptSettings
+    from trainwright.ensemble.ensemble_settings import StoredSettings
     from trainwright.report.ensemble_page import write_ensemble_page
 
     if sample is not None and not measure:
@@ -94,8 +94,8 @@ def ensemble(
         "common_rows": common_rows,
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    kept = KeptSettings.read(directory)
-    settings = replace(KeptSettings.settings_of(directory), **changes)
+    kept = StoredSettings.read(directory)
+    settings = replace(StoredSettings.settings_of(directory), **changes)
     library = settings.open_library(directory, trust=trust)
     if measure:
         library = library.measured(
@@ -105,7 +105,7 @@ def ensemble(
     tried = measure or (kept is not None and kept.by_run and kept.settings != settings)
     page = write_ensemble_page(choice, html or directory / (_TRIED_PAGE if tried else _PAGE))
     if html is None and not tried:
-        KeptSettings(settings=settings, by_run=kept is not None and kept.by_run).write(directory)
+        StoredSettings(settings=settings, by_run=kept is not None and kept.by_run).write(directory)
     exported = None if out is None else choice.ensemble.save(out, self_contained=self_contained)
 
     content = _content(choice) | {"page": str(page), "export": None if exported is None else str(exported)}
@@ -170,7 +170,7 @@ def _warnings(library: Any) -> list[str]:
 
 
 def _loss_of(front: Any, ensemble: Any, split: str) -> float:
-    from trainwright.ensemble import METRICS
+    from trainwright.ensemble.metrics import METRICS
 
     return float(METRICS[front.metric].loss(ensemble.score(split, front.metric)))
 

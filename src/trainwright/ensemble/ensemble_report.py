@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.ensemble.combine.calibration import Calibration, judged, reliability
+from trainwright.ensemble.combine.calibration import Calibration, reliability, score_probabilities
 from trainwright.ensemble.combine.coverage import coverage, crps, risk_coverage
-from trainwright.ensemble.combine.decision import Decision
-from trainwright.ensemble.combine.rule import Rule, combine
-from trainwright.ensemble.combine.uncertainty import uncertainty_of
+from trainwright.ensemble.combine.decision import DecisionThreshold
+from trainwright.ensemble.combine.rule import CombinationRule, combine
+from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.strict_json import plain
 
-__all__ = ["Report", "report_of"]
+__all__ = ["EnsembleReport", "make_report"]
 
 _SHARES = 20  # points of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class EnsembleReport:
     """Plain numbers, of the split `rows` unless it says otherwise; None where there is nothing to say it of.
 
     `before` and `after` calibration hold for classes accuracy, nll, brier, ece and its interval; for means and
@@ -57,17 +57,17 @@ class Report:
         return found
 
 
-def report_of(
+def make_report(
     members: Sequence[Member],
     predictions: Mapping[str, Sequence[Array]],
     weights: Sequence[float],
-    rule: Rule,
+    rule: CombinationRule,
     *,
     calibration: Calibration | None,
-    decision: Decision | None,
+    decision: DecisionThreshold | None,
     split: str,
     selection: str,
-) -> Report:
+) -> EnsembleReport:
     """Return the report of members' predictions per split; `split` judges, `selection` is where they were chosen."""
     first = members[0]
     metric = METRICS[default_metric(first.output)]
@@ -88,7 +88,7 @@ def report_of(
     seconds = [member.seconds_per_row for member in members]
     sizes = [member.weight_bytes for member in members]
     count = len(members)
-    return Report(
+    return EnsembleReport(
         output=first.output,
         rule=rule.name,
         metric=metric.name,
@@ -122,7 +122,7 @@ def _risks(
     """
     metric = METRICS["cross_entropy" if output == "classes" else "squared_error"]
     losses = metric.per_row(pooled, targets)
-    unsure = uncertainty_of(members, weights, output).per_row()
+    unsure = decompose_uncertainty(members, weights, output).per_row()
     found = {}
     for name, each in (("total", unsure.total), ("epistemic", unsure.epistemic)):
         curve = risk_coverage(each, losses)
@@ -135,7 +135,9 @@ def _risks(
     return found
 
 
-def _decided(decision: Decision | None, predicted: Array | None, targets: Array | None) -> dict[str, Any] | None:
+def _decided(
+    decision: DecisionThreshold | None, predicted: Array | None, targets: Array | None
+) -> dict[str, Any] | None:
     if decision is None:
         return None
     told = decision.to_json()
@@ -150,7 +152,7 @@ def _measures(
     if pooled is None or targets is None:
         return None
     if output == "classes":
-        return asdict(judged(pooled, targets))
+        return asdict(score_probabilities(pooled, targets))
     squared = float(METRICS["squared_error"].per_row(pooled, targets).mean())
     if output == "values":
         return {"rows": len(targets), "squared_error": squared}
@@ -170,11 +172,11 @@ def _table(
     predictions: Sequence[Array] | None,
     targets: Array | None,
     weights: Sequence[float],
-    rule: Rule,
+    rule: CombinationRule,
 ) -> list[dict[str, Any]]:
     metric = METRICS[default_metric(members[0].output)]
 
-    def loss(chosen: Sequence[int], by: Rule) -> float | None:
+    def loss(chosen: Sequence[int], by: CombinationRule) -> float | None:
         if predictions is None or targets is None or not chosen:
             return None
         found = combine(by, [predictions[one] for one in chosen], [weights[one] for one in chosen])

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 from trainwright.ensemble.combine.decision import MEASURES
-from trainwright.ensemble.combine.rules import RULES
+from trainwright.ensemble.combine.rules import find_rule
 from trainwright.ensemble.ensemble import Ensemble
-from trainwright.ensemble.ensemble_report import Report
+from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.library.library import Library
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.selection.front import PICKS, Front
@@ -25,7 +25,7 @@ from trainwright.ledger import State
 from trainwright.settings import Settings
 from trainwright.validators import flag, integer, number, one_of, optional, text
 
-__all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "KeptSettings"]
+__all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "StoredSettings"]
 
 SETTINGS_FILE = "ensemble.json"
 
@@ -43,7 +43,7 @@ class ChosenEnsemble:
     dropped_rows: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def report(self) -> Report:
+    def report(self) -> EnsembleReport:
         """What the ensemble is and how good, judged by the settings' test rows."""
         return self.ensemble.report(self.settings.test_split, selection=self.settings.split)
 
@@ -82,7 +82,9 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
     cost_factor: Annotated[
         float | None, optional(number(above=0)), "times the seconds of the single best model that it may take"
     ] = None
-    rule: Annotated[str | None, optional(one_of(*RULES)), "combination rule; default: that of the front"] = None
+    rule: Annotated[
+        str | None, optional(text("the name of a combination rule")), "combination rule; default: that of the front"
+    ] = None
     pick: Annotated[
         str, one_of(*PICKS), "best: of least loss; fallback: the simplest that cross-validation finds as good"
     ] = "best"
@@ -90,6 +92,11 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         str | None, optional(one_of(*MEASURES)), "of two classes: the measure that chooses the threshold between them"
     ] = None
     common_rows: Annotated[bool, flag(), "judge members on the rows that all of them left"] = False
+
+    def check_together(self) -> None:
+        """Refuse a rule that is neither built in nor installed."""
+        if self.rule is not None:
+            find_rule(self.rule)
 
     def open_library(self, directory: str | Path, state: State | None = None, *, trust: bool = False) -> Library:
         """Return the library of the study in a folder, or of a state of it, as these settings want its rows."""
@@ -126,14 +133,14 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptSettings:
+class StoredSettings:
     """The settings that a study's ensemble was chosen with, and whether a run's [ensemble] stage chose it."""
 
     settings: EnsembleSettings
     by_run: bool = False  # then an export and a summary follow from them, and a command does not replace them
 
     @classmethod
-    def read(cls, directory: str | Path) -> "KeptSettings | None":
+    def read(cls, directory: str | Path) -> "StoredSettings | None":
         """Return what is kept in a study's folder; None if nothing has chosen an ensemble there."""
         path = Path(directory) / SETTINGS_FILE
         if not path.exists():

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from trainwright.ensemble import ChosenEnsemble, Report
+from trainwright.ensemble.ensemble_report import EnsembleReport
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.report.ensembles import Ensembles
 from trainwright.report.figures.disagreement import disagreement_figure
 from trainwright.report.figures.ensemble_front import ensemble_front
@@ -16,7 +17,7 @@ from trainwright.report.words import escape
 __all__ = ["pictures", "write_ensemble_page"]
 
 
-def pictures(report: Report) -> list[Figure]:
+def pictures(report: EnsembleReport) -> list[Figure]:
     """Return the figures that an ensemble's report has: reliability and disagreement, as far as they apply."""
     return [figure for figure in (reliability_figure(report), disagreement_figure(report)) if figure is not None]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainwright.ensemble import METRICS
+from trainwright.ensemble.metrics import METRICS
 from trainwright.ledger import State
 from trainwright.report.ensembles import ensembles_of
 

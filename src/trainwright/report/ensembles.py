@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from trainwright.ensemble import METRICS, ChosenEnsemble, Ensemble, Front, KeptSettings
-from trainwright.ensemble.selection.candidates import scorer_of
+from trainwright.ensemble import Ensemble, Front
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble, StoredSettings
+from trainwright.ensemble.metrics import METRICS
+from trainwright.ensemble.selection.candidates import make_scorer
 from trainwright.ledger import State
 
 __all__ = ["Ensembles", "Single", "ensembles_of"]
@@ -65,7 +67,7 @@ def ensembles_of(state: State, directory: str | Path) -> Ensembles | None:
     """
     if not any(trial.offered for trial in state.trials.values()):
         return None
-    settings = KeptSettings.settings_of(directory)
+    settings = StoredSettings.settings_of(directory)
     return Ensembles.of(settings.choose(settings.open_library(directory, state)))
 
 
@@ -73,7 +75,7 @@ def _singles(front: Front) -> list[Single]:
     candidates = front.candidates
     if candidates is None:
         return []
-    losses = scorer_of(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
+    losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
     seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
     return [
         Single(trial=trial, loss=loss, seconds_per_row=cost)

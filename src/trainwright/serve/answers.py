@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainwright.ensemble import Ensemble, Slots, uncertainty_of
-from trainwright.ensemble.library.networks import checked
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.combine.rule import PredictionSlots
+from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
+from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, RequestError
 from trainwright.serve.batching import Request
@@ -26,10 +28,12 @@ def answer_of(
     has no valid answer.
     """
     try:
-        found = {member: checked(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())}
+        found = {
+            member: check_outputs(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())
+        }
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
-    slots = Slots(
+    slots = PredictionSlots(
         rule=ensemble.rule, weights=[request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
     )
     for member, prediction in found.items():
@@ -43,7 +47,9 @@ def answer_of(
         used=tuple(trial[member] for member in combined.members),
         missing={trial[member]: why for member, why in missing.items()},
         weight=sum(used) / sum(request.weights[member] for member in request.members),
-        uncertainty=uncertainty_of(found.values(), used, ensemble.output) if request.options.uncertainty else None,
+        uncertainty=decompose_uncertainty(found.values(), used, ensemble.output)
+        if request.options.uncertainty
+        else None,
         members={trial[member]: one for member, one in found.items()} if request.options.members else {},
         trace=trace,
     )

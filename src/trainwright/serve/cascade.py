@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.ensemble import Ensemble, combine, cross_entropy
-from trainwright.ensemble.metrics import Array
+from trainwright.ensemble import Ensemble, combine
+from trainwright.ensemble.metrics import Array, cross_entropy
 from trainwright.errors import ServeConfigError
 
 __all__ = ["Cascade", "Saved", "agreement_of", "fit_cascade", "saved_by"]

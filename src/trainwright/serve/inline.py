@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.library.networks import outputs_of
+from trainwright.ensemble.library.networks import predict_member
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, ServeConfigError
 from trainwright.serve.answers import answer_of
@@ -133,7 +133,7 @@ class Inline:
 def output_of(network: "torch.nn.Module", member: Member, x: Array, *, batch_rows: int, device: str) -> Array:
     """Return a member's predictions of rows x; RequestError for rows that its network cannot take."""
     try:
-        return outputs_of(network, x, member, batch_rows=batch_rows, device=device)
+        return predict_member(network, x, member, batch_rows=batch_rows, device=device)
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # what networks say to rows they cannot take

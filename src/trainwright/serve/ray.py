@@ -209,12 +209,12 @@ class _Replica:
     def __init__(self, members: tuple[Member, ...], kind: str, threads: int, batch: int, path: tuple[str, ...]) -> None:
         import torch
 
-        from trainwright.ensemble.library.weights import built
+        from trainwright.ensemble.library.weights import build_network
 
         sys.path += [place for place in path if place not in sys.path]  # factories are found where they were there
 
         torch.set_num_threads(threads)
-        self._members = [(member, built(member)) for member in members]
+        self._members = [(member, build_network(member)) for member in members]
         self._device, self._batch = kind, batch  # of several accelerators Ray shows a replica only its own
 
     def predict(self, x: Array) -> list[Array]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
-from trainwright.ensemble.library.library import newest
+from trainwright.ensemble.library.library import find_newest_offer
 from trainwright.errors import EnsembleError, SearchError, TrainwrightError
 from trainwright.ledger import State
 from trainwright.report.ensemble_page import pictures
@@ -137,7 +137,7 @@ class Drawings:
             offered = [trial.number for trial in overview.trials if trial.offered]
             if folder is None or not offered:
                 return _view([])
-            entries = tuple(newest(trial).path for trial in overview.trials if trial.offered)
+            entries = tuple(find_newest_offer(trial).path for trial in overview.trials if trial.offered)
             key = (self.follower.study_id, entries, _bytes_of(folder / SETTINGS_FILE))
             with self._lock:
                 kept = self._kept.get("ensembles")

@@ -58,15 +58,14 @@ class Selecting:
 
     def run(self, work: Work) -> Outcome:
         """Select, calibrate, draw the page and export."""
-        from trainwright.ensemble import KeptSettings
-        from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
+        from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
         from trainwright.report.ensemble_page import write_ensemble_page
 
         folder = work.folder
         choice = self.settings.choose(self.settings.open_library(folder))
         chosen = choice.ensemble
         page = write_ensemble_page(choice, folder / _PAGE)
-        KeptSettings(settings=self.settings, by_run=True).write(folder)
+        StoredSettings(settings=self.settings, by_run=True).write(folder)
         without = [member.trial for member in chosen.members if not member.predicts]
         exported = None if without else chosen.save(folder / EXPORT, replace=True, self_contained=self.self_contained)
         split = self.settings.test_split

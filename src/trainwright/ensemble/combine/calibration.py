@@ -15,7 +15,15 @@ from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, normal_
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
 
-__all__ = ["Calibration", "Judged", "Reliability", "calibrate", "expected_calibration_error", "judged", "reliability"]
+__all__ = [
+    "Calibration",
+    "ProbabilityScores",
+    "Reliability",
+    "calibrate",
+    "expected_calibration_error",
+    "reliability",
+    "score_probabilities",
+]
 
 _LEAST, _MOST = 0.05, 20.0  # temperatures
 _BINS = 15
@@ -111,7 +119,7 @@ def _variance_factor(prediction: Array, targets: Array) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class ProbabilityScores:
     """How good a prediction of classes is on some rows, in every way that matters for its probabilities."""
 
     rows: int
@@ -123,12 +131,12 @@ class Judged:
     ece_high: float
 
 
-def judged(prediction: Array, targets: Array, seed: int = 0) -> Judged:
+def score_probabilities(prediction: Array, targets: Array, seed: int = 0) -> ProbabilityScores:
     """Return accuracy, negative log-likelihood, Brier score and calibration error of probabilities [N, C]."""
     confidence, right = _top(prediction, targets)
     draws = rng(seed, "calibration error", 0).integers(0, len(right), (_DRAWS, len(right)))
     low, high = np.quantile([_ece(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975])
-    return Judged(
+    return ProbabilityScores(
         rows=len(targets),
         accuracy=float(right.mean()),
         nll=float(cross_entropy(prediction, targets).mean()),

@@ -15,14 +15,14 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 from trainwright.randomness import rng
 
-__all__ = ["MEASURES", "Decision", "decide"]
+__all__ = ["MEASURES", "DecisionThreshold", "decide"]
 
 _DRAWS = 200  # bootstrap samples
 _HALF = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class DecisionThreshold:
     """A threshold, and what it gained on the rows that it was chosen on, with the gain's standard error.
 
     `applied` is `fitted` if the measure rose by more than one standard error, and else one half: the likelier class.
@@ -52,12 +52,12 @@ class Decision:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Decision":
+    def from_json(cls, told: Mapping[str, Any]) -> "DecisionThreshold":
         """Return the decision whose `to_json` this was."""
         return cls(**told)
 
 
-def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy", seed: int = 0) -> Decision:
+def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy", seed: int = 0) -> DecisionThreshold:
     """Return the threshold of greatest "accuracy", "balanced_accuracy" or "f1" for probabilities [N, 2]. O(N log N).
 
     Of equals the one nearest to one half. Use rows that chose nothing, the same that calibrated the prediction.
@@ -78,7 +78,7 @@ def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy"
     best = np.lexsort((np.abs(thresholds - _HALF), -scores.round(12)))[0]
     fitted = float(thresholds[best])
     gain, error = _gain(prediction, targets, fitted, of, seed)
-    return Decision(
+    return DecisionThreshold(
         measure=measure,
         fitted=fitted,
         applied=fitted if gain > error else _HALF,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.ensemble.combine.mixture import Mixture
+from trainwright.ensemble.combine.rules import NormalMixture
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 
-__all__ = ["MEASURES", "Uncertainty", "uncertainty_of"]
+__all__ = ["MEASURES", "Uncertainty", "decompose_uncertainty"]
 
 MEASURES = ("entropy", "confidence", "variance")
 
@@ -44,7 +44,7 @@ class Uncertainty:
         )
 
 
-def uncertainty_of(
+def decompose_uncertainty(
     predictions: Iterable[Array], weights: Sequence[float], output: str, measure: str | None = None
 ) -> Uncertainty:
     """Return the uncertainty of members' predictions, taken one at a time, in member order.
@@ -85,7 +85,7 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure:
 
 
 def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
-    rule, state = Mixture(), None
+    rule, state = NormalMixture(), None
     for member, (weight, prediction) in enumerate(zip(weights, predictions, strict=True)):
         pair = prediction if output == "moments" else np.stack([prediction, np.zeros_like(prediction)], axis=-1)
         state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)

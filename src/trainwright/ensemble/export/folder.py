@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.export.program import exported, refuse_unknown
+from trainwright.ensemble.export.program import export_network, refuse_unknown
 from trainwright.ensemble.library.cost import BATCH_ROWS
 from trainwright.ensemble.library.member import (
     MEMBER_FILE,
@@ -21,7 +21,7 @@ from trainwright.ensemble.library.member import (
     read_member,
     write_folder,
 )
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.library.weights import build_network
 from trainwright.errors import EnsembleError, ExportError
 from trainwright.files import read_json
 from trainwright.publishing import publish
@@ -79,7 +79,7 @@ def write_export(
 def read_export(directory: Path, *, trust: bool = False) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
     """Return the members, their weights verified, and the rest of the manifest.
 
-    Without `trust` a program is refused that asks for more than `network_of` runs for anybody.
+    Without `trust` a program is refused that asks for more than `load_network` runs for anybody.
     """
     path = directory / MANIFEST_FILE
     if not directory.is_dir():
@@ -168,7 +168,7 @@ def _exported(member: Member) -> bytes:
         draws = torch.randn(BATCH_ROWS, *shape, generator=torch.Generator().manual_seed(0))
         return draws.to(kind) if kind.is_floating_point else torch.zeros_like(draws, dtype=kind)
 
-    return exported(built(member), example, whose=whose)
+    return export_network(build_network(member), example, whose=whose)
 
 
 def _versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from trainwright.errors import ExportError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OPERATORS", "NeedsTrust", "arguments_of", "call_checked", "operator_of", "refuse_target"]
+__all__ = ["OPERATORS", "NeedsTrust", "arguments_of", "find_check", "find_operator", "refuse_target"]
 
 # Of each name any overload that returns tensors and writes to none but, where the name ends so, its first argument.
 _NAMES = """
@@ -108,7 +108,7 @@ def refuse_target(target: str) -> None:
         raise NeedsTrust(f"uses {target[:100]!r}")
 
 
-def operator_of(target: str) -> Callable[..., Any]:
+def find_operator(target: str) -> Callable[..., Any]:
     """Return the function of an operator as a graph names it, such as "torch.ops.aten.linear.default".
 
     Raises `NeedsTrust` for every other than those of this module.
@@ -142,7 +142,7 @@ def arguments_of(target: str, given: Mapping[str, Any]) -> None:
             raise NeedsTrust(f"uses {target!r} with {argument} = {value!r}, which is random")
 
 
-def call_checked(target: str) -> Callable[..., None] | None:
+def find_check(target: str) -> Callable[..., None] | None:
     """Return what refuses tensors that an operator's kernel would take on trust; None where torch checks them."""
     return _CHECKS.get(target)
 

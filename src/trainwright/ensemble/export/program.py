@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 from trainwright.ensemble.export.operators import NeedsTrust, refuse_target
 from trainwright.ensemble.export.program_archive import read_archive, read_text
-from trainwright.ensemble.library.cost import BATCH_ROWS, batch_of, evaluating, unwrapped
+from trainwright.ensemble.library.cost import BATCH_ROWS, evaluation_mode, make_batch, unwrap
 from trainwright.errors import ExportError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["exported", "network_of", "refuse_unknown"]
+__all__ = ["export_network", "load_network", "refuse_unknown"]
 
 _NEAR = 1e-6  # of the greatest output, or of 1: how far the program's outputs may be from the network's
 _ROWS = (BATCH_ROWS, 1, 3)  # batches on which they are compared
 
 
-def exported(network: "torch.nn.Module", sample: object | Callable[[], object], *, whose: str) -> bytes:
+def export_network(network: "torch.nn.Module", sample: object | Callable[[], object], *, whose: str) -> bytes:
     """Return a network, for batches of any number of rows, as the bytes of a `model.pt2` that runs on the CPU.
 
     `sample` is a batch or a function that makes one, as `leave` takes it. The network's outputs for 128 rows, 1 and 3
@@ -33,13 +33,13 @@ def exported(network: "torch.nn.Module", sample: object | Callable[[], object], 
     """
     import torch
 
-    network = unwrapped(network)
+    network = unwrap(network)
     first = next(network.parameters(), None)
-    rows = batch_of(sample, torch.device("cpu"), torch.get_default_dtype() if first is None else first.dtype)
+    rows = make_batch(sample, torch.device("cpu"), torch.get_default_dtype() if first is None else first.dtype)
     try:
         if any(tensor.device.type != "cpu" for tensor in network.state_dict().values()):
             network = deepcopy(network).cpu()  # devices are written into the graph
-        with evaluating(network), torch.no_grad(), torch.random.fork_rng([]), warnings.catch_warnings():
+        with evaluation_mode(network), torch.no_grad(), torch.random.fork_rng([]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dynamic = ({0: torch.export.Dim("rows", min=1)},)
             program = torch.export.export(network, (rows,), dynamic_shapes=dynamic)
@@ -47,7 +47,7 @@ def exported(network: "torch.nn.Module", sample: object | Callable[[], object], 
             buffer = io.BytesIO()
             torch.export.save(program, buffer)
             content = buffer.getvalue()
-            again = network_of(content, whose=whose, trust=True)  # it is ours; who loads it is told what it needs
+            again = load_network(content, whose=whose, trust=True)  # it is ours; who loads it is told what it needs
             apart = max(_apart(network(rows[:count]), again(rows[:count])) for count in _ROWS)
     except ExportError:
         raise
@@ -65,17 +65,17 @@ def exported(network: "torch.nn.Module", sample: object | Callable[[], object], 
     return content
 
 
-def network_of(content: bytes, *, whose: str, trust: bool = False) -> "torch.nn.Module":
+def load_network(content: bytes, *, whose: str, trust: bool = False) -> "torch.nn.Module":
     """Return the network of a `model.pt2`, which runs on the device of its input.
 
     It is read by ourselves, and runs no code of its author's: tensors, and operators of a fixed list. What needs more
     is refused, or with `trust` handed to torch, which loads it as a program with your rights.
     """
-    from trainwright.ensemble.export.program_graph import Program
+    from trainwright.ensemble.export.program_graph import ProgramNetwork
 
     try:
         with _explained(whose):
-            return Program(read_archive(content))
+            return ProgramNetwork(read_archive(content))
     except ExportError:
         if not trust:
             raise
@@ -83,9 +83,9 @@ def network_of(content: bytes, *, whose: str, trust: bool = False) -> "torch.nn.
 
 
 def refuse_unknown(content: bytes, *, whose: str) -> None:
-    """Raise `NeedsTrust` if a `model.pt2` holds or uses what `network_of` does not run for anybody.
+    """Raise `NeedsTrust` if a `model.pt2` holds or uses what `load_network` does not run for anybody.
 
-    torch is not needed for that. `network_of` looks more closely, when the network is needed.
+    torch is not needed for that. `load_network` looks more closely, when the network is needed.
     """
     with _explained(whose):
         _, program = read_text(content)

@@ -19,7 +19,7 @@ from trainwright.errors import ExportError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Archive", "Weight", "dtype_of", "read_archive", "read_text", "whole"]
+__all__ = ["Archive", "Weight", "find_dtype", "read_archive", "read_text", "whole"]
 
 _ENTRY = re.compile(
     r"archive/(byteorder|archive_format|archive_version|\.data/version|\.data/serialization_id|\.format_version"
@@ -80,7 +80,7 @@ def read_text(content: bytes) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse what `exported` does not write: other names, one name twice, links, compressed or overlapping entries."""
+    """Refuse what `export_network` does not write: other or equal names, links, compressed or overlapping entries."""
     if len(entries) > _ENTRIES:
         raise ExportError(f"has {len(entries)} entries; allowed: {_ENTRIES:,}")
     seen = set()
@@ -113,7 +113,7 @@ def _tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, 
         if not isinstance(record, str) or _RECORD.fullmatch(record) is None:
             raise ExportError(f"holds {name!r} in {record!r:.100}; allowed: an entry of the archive")
         meta = told["tensor_meta"]
-        kind = dtype_of(meta["dtype"])
+        kind = find_dtype(meta["dtype"])
         data = files[folder + record]
         if record not in bases:
             bases[record] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=kind)
@@ -138,7 +138,7 @@ def _check_extent(name: str, sizes: list[int], strides: list[int], offset: int, 
         raise ExportError(f"has a tensor {name!r} of {count} numbers, far more than it has bytes in the file")
 
 
-def dtype_of(number: Any) -> "torch.dtype":
+def find_dtype(number: Any) -> "torch.dtype":
     """Return the torch dtype of a number of the format, refusing others."""
     import torch
 

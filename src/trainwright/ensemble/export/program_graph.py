@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from trainwright.ensemble.export.operators import NeedsTrust, arguments_of, call_checked, operator_of
-from trainwright.ensemble.export.program_archive import Archive, dtype_of, whole
+from trainwright.ensemble.export.operators import NeedsTrust, arguments_of, find_check, find_operator
+from trainwright.ensemble.export.program_archive import Archive, find_dtype, whole
 from trainwright.errors import ExportError
 
-__all__ = ["Program"]
+__all__ = ["ProgramNetwork"]
 
 _NODES = 50_000
 _ROW_BYTES = 1 << 30  # of what one node computes for a batch of one row
@@ -47,7 +47,7 @@ class _Step:
     frees: tuple[int, ...]  # places that no later step reads
 
 
-class Program(torch.nn.Module):
+class ProgramNetwork(torch.nn.Module):
     """The network of a `model.pt2`: one tensor [rows, ...] in, one out. Two of one graph have one structure."""
 
     def __init__(self, archive: Archive) -> None:
@@ -153,7 +153,7 @@ class _Reader:
 
     def _step(self, node: Mapping[str, Any]) -> _Step:
         target = node["target"]
-        function = operator_of(target)
+        function = find_operator(target)
         given = {one["name"]: self._argument(one["arg"]) for one in node["inputs"]}
         schema = getattr(function, "_schema", None)
         args: list[Any] = []
@@ -178,7 +178,7 @@ class _Reader:
         return _Step(
             target=target,
             function=function,
-            check=call_checked(target),
+            check=find_check(target),
             args=tuple(args),
             kwargs=kwargs,
             puts=self._puts(node["outputs"]),
@@ -255,7 +255,7 @@ _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "as_bool": lambda value: value is True,
     "as_bools": lambda values: tuple(one is True for one in values),
     "as_string": str,
-    "as_scalar_type": dtype_of,
+    "as_scalar_type": find_dtype,
     "as_memory_format": lambda value: _FORMATS[value],
     "as_layout": _layout,
     "as_device": lambda _: _Device,
@@ -269,7 +269,7 @@ def _row_of(meta: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
         raise NeedsTrust("takes rows of any size")
     rows = whole(first["as_int"], _LARGEST_SIZE) if "as_int" in first else 1
     shape = [rows, *(whole(one["as_int"], _LARGEST_SIZE) for one in rest)]
-    return shape, dtype_of(meta["dtype"])
+    return shape, find_dtype(meta["dtype"])
 
 
 def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:

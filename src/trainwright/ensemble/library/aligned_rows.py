@@ -9,10 +9,10 @@ from trainwright.ensemble.library.member import Member, Split
 from trainwright.ensemble.library.predictions import digest_of
 from trainwright.errors import EnsembleError, MixedSplitsError
 
-__all__ = ["on_common_rows"]
+__all__ = ["align_rows"]
 
 
-def on_common_rows(members: Sequence[Member]) -> tuple[tuple[Member, ...], Mapping[str, int]]:
+def align_rows(members: Sequence[Member]) -> tuple[tuple[Member, ...], Mapping[str, int]]:
     """Return the members cut to the splits and rows that all have, and per split how many rows that dropped at most."""
     names = [name for name in members[0].splits if all(name in member.splits for member in members)]
     if not names:

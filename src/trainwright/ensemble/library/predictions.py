@@ -10,7 +10,7 @@ import numpy as np
 from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
 from trainwright.errors import PredictionError
 
-__all__ = ["TOLERANCE", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "normalised"]
+__all__ = ["TOLERANCE", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "normalise_rows"]
 
 Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
@@ -46,7 +46,7 @@ class SplitRows:
             rounded = self.predictions.astype("<f2")
         metric = METRICS[default_metric(self.output)]
         exact = metric.score(self.predictions.astype(np.float64), self.targets)
-        kept = normalised(rounded) if self.output == "classes" else rounded.astype(np.float64)
+        kept = normalise_rows(rounded) if self.output == "classes" else rounded.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a variance may round to 0: refused too
             drift = abs(metric.score(kept, self.targets) - exact)
         if drift <= _FLOAT16_DRIFT * max(abs(exact), SMALLEST):
@@ -64,7 +64,7 @@ def digest_of(data: str | None, name: str, output: str, targets: Array, ids: Arr
     return digest.hexdigest()
 
 
-def normalised(probabilities: Array) -> Array:
+def normalise_rows(probabilities: Array) -> Array:
     """Return rows [N, C] in float64, each divided by its sum: rounding to float16 leaves sums beside 1."""
     wide = probabilities.astype(np.float64)
     return np.asarray(wide / wide.sum(axis=1, keepdims=True))

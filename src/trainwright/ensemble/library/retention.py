@@ -8,7 +8,7 @@ import numpy as np
 from trainwright.errors import EnsembleError
 from trainwright.pareto import non_dominated
 
-__all__ = ["Retention", "Standing"]
+__all__ = ["LibraryRetention", "Standing"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Retention:
+class LibraryRetention:
     """Keep the fully trained, of each lower rung the best share (cheap candidates), at most `library_top` of them.
 
     Members that none beats in loss, seconds and bytes together always stay, and so do those `pinned` by an ensemble.

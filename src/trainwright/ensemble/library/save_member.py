@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from trainwright.ensemble.export.program import exported
-from trainwright.ensemble.library.cost import Cost, measure
+from trainwright.ensemble.export.program import export_network
+from trainwright.ensemble.library.cost import MemberCost, measure
 from trainwright.ensemble.library.member import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
 from trainwright.ensemble.library.predictions import SplitRows, check_split
-from trainwright.ensemble.library.weights import LINKS, factory_name, weights_of
+from trainwright.ensemble.library.weights import LINKS, factory_name, serialise_weights
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, SplitOverlapError
 
@@ -126,9 +126,9 @@ def leave(
     if trial.rank:
         return parent / name
     if builder is not None or export:
-        files[WEIGHTS_FILE] = weights_of(model)
+        files[WEIGHTS_FILE] = serialise_weights(model)
     if export:
-        files[PROGRAM_FILE] = exported(
+        files[PROGRAM_FILE] = export_network(
             cast("torch.nn.Module", model), sample, whose=f"leave, export: the model of trial {trial.number}"
         )
     sizes = {name: len(one) if isinstance(one, bytes) else one.nbytes for name, one in files.items()}
@@ -179,16 +179,16 @@ def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
         )
 
 
-def _cost(trial: Leaver, model: object | None, sample: object | None) -> Cost | None:
+def _cost(trial: Leaver, model: object | None, sample: object | None) -> MemberCost | None:
     if model is None:
         return None
-    cost: Cost | None = trial.scratch.get("ensemble.cost")
+    cost: MemberCost | None = trial.scratch.get("ensemble.cost")
     if cost is None or (cost.seconds is None and sample is not None):
         cost = trial.scratch["ensemble.cost"] = measure(model, sample)
     return cost
 
 
-def _measured(cost: Cost) -> dict[str, Any]:
+def _measured(cost: MemberCost) -> dict[str, Any]:
     table = asdict(cost)
     del table["parameter_count"], table["weight_bytes"]
     return table

@@ -14,13 +14,13 @@ from trainwright.ensemble.library.predictions import digest_of
 from trainwright.ensemble.metrics import Array
 from trainwright.randomness import rng
 
-__all__ = ["SEEN", "divided"]
+__all__ = ["SEEN", "split_rows"]
 
 SEEN = "validation"  # the split's name
 _TURNS = ("selection", "selection", "selection", "calibration", "test")  # 60 %, 20 %, 20 %
 
 
-def divided(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
+def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
     """Return members that left nothing but "validation" with its rows divided too, as all others are given.
 
     Classes are in all parts in equal shares as far as their numbers allow. The rows drawn depend on the seed alone.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from trainwright.ensemble.library.predictions import normalised
+from trainwright.ensemble.library.predictions import normalise_rows
 from trainwright.ensemble.metrics import SMALLEST, Array, Metric
 
-__all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "prior_loss", "scorer_of"]
+__all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "make_scorer", "prior_loss"]
 
 Indices = npt.NDArray[np.intp]
 Picks = tuple[int, ...]  # indices of candidates in the order of picking; repeats count
@@ -51,7 +51,7 @@ class Candidates:
         """
         block = kept[start:stop] if self.chosen is None else kept[self.chosen[start:stop]]
         if self.targets.dtype.kind in "iu":
-            return normalised(block)
+            return normalise_rows(block)
         wide = block.astype(np.float64)
         if wide.ndim == 2:
             return wide
@@ -189,7 +189,7 @@ class TrueClassScorer(Scorer):
         return np.asarray(math.log(count) - self._log_sums(total, self._true, wanted) / self._rows)
 
 
-def scorer_of(candidates: Candidates, metric: Metric) -> Scorer:
+def make_scorer(candidates: Candidates, metric: Metric) -> Scorer:
     """Return the fastest scorer of this metric for these candidates."""
     if metric.of_true is not None and candidates.true is not None:
         return TrueClassScorer(candidates, metric)

@@ -18,7 +18,7 @@ from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks
 from trainwright.errors import CostError, EnsembleError
 from trainwright.randomness import rng
 
-__all__ = ["BudgetedGreedy", "Selection", "Step", "baselines", "columns_of", "ranked", "top"]
+__all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "top"]
 
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
@@ -27,7 +27,7 @@ _DRAWS = 21  # random ensembles, of which the median is shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class GreedyStep:
     """One addition: the candidate picked, and loss, seconds per row, bytes and objective of all picks up to it."""
 
     index: int
@@ -41,11 +41,11 @@ class Step:
 class Selection:
     """A finished run: every step, and how many of the first steps make the result."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[GreedyStep, ...]
     length: int
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> "Selection":
+    def of(cls, steps: Sequence[GreedyStep]) -> "Selection":
         """Return steps, at least one, with their best prefix."""
         least = min(range(len(steps)), key=lambda step: (round(steps[step].objective, 12), step))
         return cls(steps=tuple(steps), length=least + 1)
@@ -103,9 +103,9 @@ class BudgetedGreedy:
     def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
         """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
         self.check(candidates)
-        seconds, sizes = columns_of(candidates)
+        seconds, sizes = cost_columns(candidates)
         objective_of = self.objective(candidates, scorer)
-        steps: list[Step] = []
+        steps: list[GreedyStep] = []
         picks: Picks = ()
         inside = np.zeros(len(candidates), dtype=bool)
         spent, weight = 0.0, 0.0
@@ -128,7 +128,7 @@ class BudgetedGreedy:
             picks, inside[chosen] = (*picks, chosen), True
             spent, weight = float(cost[chosen]), float(size[chosen])
             steps.append(
-                Step(
+                GreedyStep(
                     index=chosen,
                     loss=float(losses[first]),
                     seconds=spent,
@@ -150,8 +150,8 @@ class BudgetedGreedy:
         if self.cost_weight == 0 and self.bytes_weight == 0:
             # Without a price the raw loss is compared: a division could turn a tie into a win by rounding.
             return lambda losses, _seconds, _sizes: losses
-        seconds, sizes = columns_of(candidates)
-        best = int(ranked(candidates, scorer)[0])
+        seconds, sizes = cost_columns(candidates)
+        best = int(rank_members(candidates, scorer)[0])
         least = scorer.loss((best,))
         scale = max(prior_loss(candidates, scorer.metric) - least if scorer.metric.signed else least, 1e-12)
         w = self.cost_weight / seconds[best] if self.cost_weight > 0 else 0.0
@@ -175,7 +175,7 @@ class BudgetedGreedy:
         All of them keep this strategy's own budgets and `max_members`.
         """
         self.check(candidates)
-        order = ranked(candidates, scorer)
+        order = rank_members(candidates, scorer)
         singles = scorer.losses((), np.arange(len(candidates)))
         yield from (((int(index),), float(singles[index])) for index in order if self.admits(candidates, (int(index),)))
         for picks, loss in top(candidates, scorer, self.max_members):
@@ -189,7 +189,7 @@ class BudgetedGreedy:
     def admits(self, candidates: Candidates, picks: Picks) -> bool:
         """Say whether picks keep `max_members` and the budgets."""
         members = np.array(sorted(set(picks)))
-        seconds, sizes = columns_of(candidates)
+        seconds, sizes = cost_columns(candidates)
         return (
             len(members) <= self.max_members
             and bool(seconds[members].sum() <= _limit(self.budget_seconds))
@@ -219,7 +219,7 @@ class BudgetedGreedy:
                 "which no member keeps both; allowed: budgets that one member keeps; raise either"
             )
 
-    def _stalled(self, steps: Sequence[Step]) -> bool:
+    def _stalled(self, steps: Sequence[GreedyStep]) -> bool:
         """Say whether the last `patience` steps have not lowered the objective by more than the tolerance."""
         if self.patience is None or len(steps) <= self.patience:
             return False
@@ -227,7 +227,7 @@ class BudgetedGreedy:
         return min(values[-self.patience :]) >= min(values[: -self.patience]) - self.tolerance
 
     def _affordable(self, candidates: Candidates) -> Array:
-        seconds, sizes = columns_of(candidates)
+        seconds, sizes = cost_columns(candidates)
         return np.asarray((seconds <= _limit(self.budget_seconds)) & (sizes <= _limit(self.budget_bytes)))
 
     def _allowed(self, inside: Array, cost: Array, size: Array) -> Array:
@@ -251,21 +251,23 @@ class BudgetedGreedy:
                 yield replace(self, cost_weight=w, bytes_weight=v, budget_seconds=budget)
 
 
-def ranked(candidates: Candidates, scorer: Scorer) -> Indices:
+def rank_members(candidates: Candidates, scorer: Scorer) -> Indices:
     """Return the candidates by rising loss alone; ties: cheaper, then lower trial number."""
     losses = scorer.losses((), np.arange(len(candidates))).round(12)
-    return np.lexsort((candidates.trials, columns_of(candidates)[0], losses))
+    return np.lexsort((candidates.trials, cost_columns(candidates)[0], losses))
 
 
 def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
     """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`."""
-    order = ranked(candidates, scorer)
+    order = rank_members(candidates, scorer)
     for count in range(1, min(largest, len(order)) + 1):
         picks = tuple(int(index) for index in order[:count])
         yield picks, scorer.loss(picks)
 
 
-def baselines(candidates: Candidates, scorer: Scorer, most: int, seed: int = 0) -> Iterator[tuple[str, Picks, float]]:
+def find_baselines(
+    candidates: Candidates, scorer: Scorer, most: int, seed: int = 0
+) -> Iterator[tuple[str, Picks, float]]:
     """Yield by name what an ensemble is compared with, and its loss: picks that keep no budget.
 
     "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits;
@@ -283,7 +285,7 @@ def baselines(candidates: Candidates, scorer: Scorer, most: int, seed: int = 0) 
     yield f"random-{count}", tuple(drawn[middle].tolist()), losses[middle]
 
 
-def columns_of(candidates: Candidates) -> tuple[Array, Array]:
+def cost_columns(candidates: Candidates) -> tuple[Array, Array]:
     """Return seconds per row and weight bytes [L], 0 where they are not known."""
     nothing = np.zeros(len(candidates))
     return (

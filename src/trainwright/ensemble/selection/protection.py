@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.ensemble.metrics import Array, Metric
-from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, scorer_of
+from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
 from trainwright.ensemble.selection.greedy import top
 from trainwright.randomness import rng
 
-__all__ = ["Checked", "Protection", "cross_validated", "protect"]
+__all__ = ["ProcedureEstimate", "Protection", "cross_validated", "protect"]
 
 Procedure = Callable[[Candidates, Scorer], Picks]
 
@@ -24,7 +24,7 @@ _FEWEST_PER_FOLD = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
+class ProcedureEstimate:
     """One procedure of choice: its loss where it chose, out of fold, and the difference, all means per row."""
 
     loss: float  # on the selection rows, where the choice was made
@@ -42,7 +42,7 @@ class Checked:
 class Protection:
     """What cross-validation says of the choices "single best", "top-k" and "greedy", from simple to complex."""
 
-    checked: Mapping[str, Checked]
+    checked: Mapping[str, ProcedureEstimate]
     chosen: str  # the simplest whose `behind` is within its standard error
     reason: str
     picks: Picks  # of the chosen one, on all selection rows
@@ -70,7 +70,7 @@ def protect(
     warnings = _warnings(candidates, folds)
     if len(warnings) > 1 or len(candidates.targets) // folds < _FEWEST_PER_FOLD:
         del procedures["greedy"]
-    scorer = scorer_of(candidates, metric)
+    scorer = make_scorer(candidates, metric)
     every = {name: found(candidates, scorer) for name, found in procedures.items()}
     outside = {
         name: cross_validated(candidates, metric, found, folds=folds, repeats=repeats, seed=seed)
@@ -80,7 +80,7 @@ def protect(
     checked = {}
     for name, (rows, optimism) in outside.items():
         behind = rows - outside[least][0]
-        checked[name] = Checked(
+        checked[name] = ProcedureEstimate(
             loss=scorer.loss(every[name]),
             optimism=optimism,
             behind=float(behind.mean()),
@@ -114,9 +114,9 @@ def cross_validated(
             if not len(outer) or not len(inner):
                 continue
             inside = candidates.subset(inner)
-            scorer = scorer_of(inside, metric)
+            scorer = make_scorer(inside, metric)
             picks = procedure(inside, scorer)
-            left = scorer_of(candidates.subset(outer), metric).per_row(picks)
+            left = make_scorer(candidates.subset(outer), metric).per_row(picks)
             lost[outer] += left / repeats
             gaps.append(float(left.mean()) - scorer.loss(picks))
     return lost, float(np.mean(gaps)) if gaps else 0.0

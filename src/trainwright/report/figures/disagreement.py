@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainwright.ensemble import Report
+from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.report.figures.figure import Figure, axis, layout, rounded
 from trainwright.report.words import escape, number
 
@@ -11,7 +11,7 @@ __all__ = ["disagreement_figure"]
 _MOST_WRITTEN = 12  # members whose shares have room in their cells
 
 
-def disagreement_figure(report: Report) -> Figure | None:
+def disagreement_figure(report: EnsembleReport) -> Figure | None:
     """Return the figure; None for one member, or without rows to compare on."""
     if len(report.disagreement) < 2:
         return None

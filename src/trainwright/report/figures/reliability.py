@@ -1,13 +1,13 @@
 """Reliability of an ensemble: how often it is right against how sure it is, before and after calibration."""
 
-from trainwright.ensemble import Report
+from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.report.figures.figure import Figure, axis, layout, rounded
 from trainwright.report.words import escape, number
 
 __all__ = ["reliability_figure"]
 
 
-def reliability_figure(report: Report) -> Figure | None:
+def reliability_figure(report: EnsembleReport) -> Figure | None:
     """Return the figure; None for predictions that are no classes."""
     if not report.reliability or report.before is None:
         return None
@@ -51,7 +51,7 @@ def reliability_figure(report: Report) -> Figure | None:
     )
 
 
-def _caption(report: Report) -> str:
+def _caption(report: EnsembleReport) -> str:
     before, after = report.before or {}, report.after
     text = (
         f"On {before['rows']:,} {escape(report.rows, 30)} rows, in bins of equal size: below the line it is too sure,"
