@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainwright.testing.combination import CombinationConformance
 
 from trainwright.ensemble import WeightedMean, combine
 from trainwright.ensemble.combine.rule import PredictionSlots
@@ -18,6 +17,7 @@ from trainwright.ensemble.combine.rules import (
     make_rule,
 )
 from trainwright.errors import EnsembleError
+from trainwright.testing.combination import CombinationConformance
 
 
 class TestWeighted(CombinationConformance):
