@@ -100,7 +100,7 @@ def test_torch_reads_programs_only_with_trust():
         if word.arg == "trust" and ast.unparse(word.value) == "True"
     }
     # A program that was just written here is compared with its network; a workflow loads what it exported itself.
-    assert trusting == {"ensemble/export/program.py", "cli/stages/allocation.py", "cli/stages/deployment.py"}
+    assert trusting == {"ensemble/export/program.py", "cli/workflow/allocation.py", "cli/workflow/deployment.py"}
 
 
 def test_programs_are_bounded_as_the_page_says():

@@ -14,7 +14,7 @@ from trainwright.checkpoint import Manager
 from trainwright.checkpoint.formats import FORMATS
 from trainwright.checkpoint.interval import Costs, exact, plan_saves
 from trainwright.checkpoint.proof import Proof
-from trainwright.cli._words import seconds, size
+from trainwright.cli.formatting import seconds, size
 from trainwright.errors import InputError
 
 

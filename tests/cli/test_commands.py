@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import trainwright as tw
-from trainwright.cli._study_file import read_job
+from trainwright.cli.workflow.study_file import read_job
 from trainwright.ledger import facts
 
 

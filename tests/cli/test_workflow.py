@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.cli.stages import ORDER
+from trainwright.cli.workflow.stages import ORDER
 
 HERE = Path(__file__).parent
 
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 SERVER = """
 import json, os, signal, sys
 import torch
-import trainwright.cli._study_file, trainwright.ensemble, trainwright.report.html, trainwright.study.search_plan
+import trainwright.cli.workflow.study_file, trainwright.ensemble, trainwright.report.html, trainwright.study.search_plan
 from trainwright.cli import main
 
 def writes(event, args):

@@ -15,8 +15,8 @@ from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report import write_report
 from trainwright.report.ensemble_so_far import ensemble_so_far
-from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.study_ensemble import ensembles_of
 
 ROWS, CLASSES = 200, 5
 TARGETS = {name: np.random.default_rng(3).integers(0, CLASSES, ROWS) for name in ("selection", "test")}

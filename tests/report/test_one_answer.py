@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from trainwright.cli import main
-from trainwright.cli.stages._stage import Work
-from trainwright.cli.stages.ensemble import Selecting
+from trainwright.cli.workflow.ensemble import Selecting
+from trainwright.cli.workflow.stage import Work
 from trainwright.ensemble import EnsembleSettings, Library, leave
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
-from trainwright.report.ensembles import ensembles_of
 from trainwright.report.html import write_report
 from trainwright.report.overview import Overview
-from trainwright.ui.drawings import Drawings
+from trainwright.report.study_ensemble import ensembles_of
+from trainwright.ui.figure_views import Drawings
 
 CASES = [case if case < 4 else pytest.param(case, marks=pytest.mark.slow) for case in range(20)]
 SPLITS = {"selection": 60, "calibration": 40, "test": 30}

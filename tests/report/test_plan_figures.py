@@ -15,7 +15,7 @@ from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.strategies import strategies_figures
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
-from trainwright.report.plans import plans_of
+from trainwright.report.study_plans import plans_of
 
 COST = {"device_hours": 2.0, "device_hours_90": 3.0, "wall_seconds": 600.0, "wall_seconds_90": 900.0}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, seconds, size
+from trainwright.cli.formatting import print_table, seconds, size
 from trainwright.errors import InputError, closest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def interval(
 ) -> None:
     """How often to save: every estimator, and what following it costs."""
     from trainwright.checkpoint.interval import Costs, LossRate, estimates, plan_saves
-    from trainwright.report.words import duration
+    from trainwright.report.formatting import duration
 
     if (mtbf is None) == (losses is None):
         raise InputError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, size
+from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:

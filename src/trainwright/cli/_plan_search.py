@@ -34,9 +34,9 @@ def search(
 ) -> None:
     """Predict what a study costs: its searcher and scheduler on a virtual clock, its epochs as the oracle says."""
     from trainwright.cli._plan_inputs import cluster_of
-    from trainwright.cli._study_file import read_job
+    from trainwright.cli.workflow.study_file import read_job
     from trainwright.plan import Oracle
-    from trainwright.report.words import duration
+    from trainwright.report.formatting import duration
     from trainwright.schedule import Scheduler
     from trainwright.study.search_cost import search_cost
 

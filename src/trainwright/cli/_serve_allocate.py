@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
+from trainwright.cli.formatting import print_table
 
 if TYPE_CHECKING:
     from trainwright.serve import Plan

@@ -8,7 +8,7 @@ import typer
 
 from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, size
+from trainwright.cli.formatting import print_table, size
 from trainwright.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import typer
 
 from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
+from trainwright.cli.formatting import print_table
 from trainwright.errors import BudgetError, InputError, PlanMismatch
 from trainwright.files import write_text
 

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from trainwright.cli import _plan_calibrate, _plan_search
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, size
+from trainwright.cli.formatting import print_table, size
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster

@@ -10,7 +10,7 @@ from trainwright.cli._json import print_json
 from trainwright.errors import InputError
 
 if TYPE_CHECKING:
-    from trainwright.cli.stages import Stage, Work
+    from trainwright.cli.workflow.stages import Stage, Work
 
 __all__ = ["run"]
 
@@ -31,9 +31,9 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Run a study, or go on with it, and the further stages of its file; what is done and unchanged is skipped."""
-    from trainwright.cli._study_file import read_job
-    from trainwright.cli.stages import Work, chosen
-    from trainwright.cli.stages.deployment import Deploying
+    from trainwright.cli.workflow.deployment import Deploying
+    from trainwright.cli.workflow.stages import Work, chosen
+    from trainwright.cli.workflow.study_file import read_job
     from trainwright.report import write_report, write_summary
     from trainwright.study.stages import Stages
 

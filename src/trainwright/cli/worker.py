@@ -31,7 +31,7 @@ def worker(
 
     Any launcher starts it (a shell loop, mpirun, srun); workers may come, go and die at any time.
     """
-    from trainwright.cli._study_file import read_job
+    from trainwright.cli.workflow.study_file import read_job
     from trainwright.engine import Local
     from trainwright.engine.devices import visible_gpus
     from trainwright.study import Study, Worker

@@ -1,6 +1,6 @@
 """What a study leaves to be looked at: the self-contained HTML report, and exports to other tools."""
 
-from trainwright.report.endings import Endings, Growing, follow
+from trainwright.report.finished_trials import Endings, Growing, follow
 from trainwright.report.html import render, write_report
 from trainwright.report.mlflow import MLflowRuns, export_mlflow
 from trainwright.report.optuna_journal import OptunaJournal, export_optuna_journal

@@ -4,15 +4,15 @@ from pathlib import Path
 
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
-from trainwright.report.ensembles import Ensembles
 from trainwright.report.figures.disagreement import disagreement_figure
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.reliability import reliability_figure
 from trainwright.report.files import write
+from trainwright.report.formatting import escape
 from trainwright.report.page import figure_html, page_html
+from trainwright.report.study_ensemble import Ensembles
 from trainwright.report.tables import pick
-from trainwright.report.words import escape
 
 __all__ = ["pictures", "write_ensemble_page"]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ledger import State
-from trainwright.report.ensembles import ensembles_of
+from trainwright.report.study_ensemble import ensembles_of
 
 __all__ = ["SoFar", "ensemble_so_far"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainwright.engine.simulated import Held, Run
 from trainwright.errors import InputError
 from trainwright.files import write_text
-from trainwright.report.words import escape
+from trainwright.report.formatting import escape
 
 __all__ = ["check_gantt", "gantt_svg", "write_gantt"]
 

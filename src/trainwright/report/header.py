@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 from trainwright.ledger import Status
+from trainwright.report.formatting import count, date, duration, escape, number
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, date, duration, escape, number
 
 __all__ = ["footer_html", "header_html"]
 

@@ -9,7 +9,6 @@ from trainwright.errors import EnsembleError, SearchError
 from trainwright.ledger import Dropped, State, open_ledger, state_of, under_way
 from trainwright.report import tables
 from trainwright.report.ensemble_page import pictures
-from trainwright.report.ensembles import Ensembles, ensembles_of
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
@@ -21,11 +20,12 @@ from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.trade_off import trade_offs
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.files import target, write
+from trainwright.report.formatting import DASH, escape
 from trainwright.report.header import footer_html, header_html
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
-from trainwright.report.plans import plans_of
-from trainwright.report.words import DASH, escape
+from trainwright.report.study_ensemble import Ensembles, ensembles_of
+from trainwright.report.study_plans import plans_of
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import Status, TrialState
 from trainwright.ledger.rows import final_metrics
-from trainwright.report.endings import Endings
+from trainwright.report.finished_trials import Endings
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric

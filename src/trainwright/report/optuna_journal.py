@@ -15,8 +15,8 @@ from typing import Any
 from trainwright.errors import InputError
 from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
-from trainwright.report.endings import Endings
 from trainwright.report.files import target, write
+from trainwright.report.finished_trials import Endings
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
 
 __all__ = ["OptunaJournal", "export_optuna_journal"]

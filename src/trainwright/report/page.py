@@ -12,7 +12,7 @@ from dataclasses import asdict
 from importlib import resources
 
 from trainwright.report.figures.figure import Figure
-from trainwright.report.words import embedded_json, escape
+from trainwright.report.formatting import embedded_json, escape
 
 __all__ = ["Section", "figure_html", "page_html"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from trainwright.ledger import Dropped, TrialState
 from trainwright.ledger.rows import final_metrics
-from trainwright.report.ensembles import Ensembles
+from trainwright.report.formatting import DASH, aligned, count, duration, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.report.words import DASH, aligned, count, duration, escape, number, shown
+from trainwright.report.study_ensemble import Ensembles
 
 __all__ = ["best_trials", "dropped_records", "failures", "pick"]
 

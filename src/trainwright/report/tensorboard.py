@@ -15,8 +15,8 @@ from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
 from trainwright.publishing import write_file
-from trainwright.report.endings import Endings
 from trainwright.report.files import folder
+from trainwright.report.finished_trials import Endings
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
 
 __all__ = ["TensorBoardLog", "export_tensorboard"]

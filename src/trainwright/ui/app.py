@@ -15,13 +15,13 @@ from fastapi.responses import StreamingResponse
 
 from trainwright.errors import InputError
 from trainwright.strict_json import plain
-from trainwright.ui.drawings import VIEWS, Drawings
-from trainwright.ui.follower import Follower
-from trainwright.ui.listing import MOST_ROWS, window
-from trainwright.ui.listing import Query as Rows
-from trainwright.ui.particulars import log_tail, study_summary, trial_page
+from trainwright.ui.figure_views import VIEWS, Drawings
 from trainwright.ui.server_load import ServerLoad
-from trainwright.ui.shelf import Shelf
+from trainwright.ui.study_details import log_tail, study_summary, trial_page
+from trainwright.ui.study_follower import Follower
+from trainwright.ui.study_registry import Shelf
+from trainwright.ui.trial_table import MOST_ROWS, window
+from trainwright.ui.trial_table import Query as Rows
 
 __all__ = ["POLICY", "application"]
 

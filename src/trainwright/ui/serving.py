@@ -7,7 +7,7 @@ from pathlib import Path
 from trainwright.errors import MissingExtra
 from trainwright.listening import Guard, bind, is_loopback, token_for
 from trainwright.ui.server_load import ServerLoad
-from trainwright.ui.shelf import Shelf
+from trainwright.ui.study_registry import Shelf
 
 __all__ = ["serve_page"]
 

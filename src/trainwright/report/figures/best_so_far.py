@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from trainwright.ledger import Status
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned, value_axis
+from trainwright.report.formatting import count, duration, escape, number, time_unit
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, duration, escape, number, time_unit
 
 __all__ = ["best_so_far"]
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.report.figures.figure import Figure, axis, layout, rounded
-from trainwright.report.words import escape, number
+from trainwright.report.formatting import escape, number
 
 __all__ = ["disagreement_figure"]
 

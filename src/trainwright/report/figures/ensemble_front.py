@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainwright.report.ensembles import Ensembles
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, value_axis
-from trainwright.report.words import count, escape, number
+from trainwright.report.formatting import count, escape, number
+from trainwright.report.study_ensemble import Ensembles
 
 __all__ = ["ensemble_front"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.formatting import count, duration, number
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, duration, number
 
 __all__ = ["forecast_figure"]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from trainwright.ledger import Objective, Status, TrialState
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, value_axis
+from trainwright.report.formatting import count, escape, number
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, escape, number
 
 __all__ = ["learning_curves"]
 

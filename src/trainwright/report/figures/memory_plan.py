@@ -5,7 +5,7 @@ import numpy as np
 from trainwright.memory import Plan
 from trainwright.memory.budget import readable
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
-from trainwright.report.words import duration, escape
+from trainwright.report.formatting import duration, escape
 
 __all__ = ["memory_plan_figure"]
 

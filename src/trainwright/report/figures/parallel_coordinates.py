@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.formatting import count, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, escape, number, shown
 from trainwright.space import Choice, Column, Space
 
 __all__ = ["parallel_coordinates"]

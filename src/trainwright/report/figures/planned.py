@@ -5,7 +5,7 @@ from trainwright.report.figures.forecast import forecast_figure
 from trainwright.report.figures.memory_plan import memory_plan_figure
 from trainwright.report.figures.strategies import strategies_figures
 from trainwright.report.overview import Overview
-from trainwright.report.plans import Plans
+from trainwright.report.study_plans import Plans
 
 __all__ = ["planned_figures"]
 

@@ -2,7 +2,7 @@
 
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.report.figures.figure import Figure, axis, layout, rounded
-from trainwright.report.words import escape, number
+from trainwright.report.formatting import escape, number
 
 __all__ = ["reliability_figure"]
 

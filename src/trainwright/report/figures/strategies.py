@@ -5,7 +5,7 @@ from typing import Any
 
 from trainwright.memory.budget import readable
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
-from trainwright.report.words import count, escape, number
+from trainwright.report.formatting import count, escape, number
 
 __all__ = ["strategies_figures"]
 

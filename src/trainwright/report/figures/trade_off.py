@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.report.figures.figure import Figure, Json, layout, rounded, thinned, value_axis
+from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, escape
 
 __all__ = ["trade_offs"]
 

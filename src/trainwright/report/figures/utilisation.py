@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from trainwright.ledger import Lease, TrialState
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
+from trainwright.report.formatting import count, duration, escape, time_unit
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, duration, escape, time_unit
 
 __all__ = ["utilisation"]
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainwright.cli._words import size
-from trainwright.cli.stages._stage import Outcome, Work, refuse_unknown, source_of, text_of
+from trainwright.cli.formatting import size
+from trainwright.cli.workflow.stage import Outcome, Work, refuse_unknown, source_of, text_of
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["Planning"]
@@ -111,7 +111,7 @@ class Planning:
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print verdicts, scaling and forecast, a line each."""
-        from trainwright.report.words import duration
+        from trainwright.report.formatting import duration
 
         states, cluster, cost = content["configurations"], content["cluster"], content["cost"]
         largest = content["largest"]

@@ -14,7 +14,6 @@ from trainwright.ensemble.library.library import find_newest_offer
 from trainwright.errors import EnsembleError, SearchError, TrainwrightError
 from trainwright.ledger import State
 from trainwright.report.ensemble_page import pictures
-from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensemble_front import ensemble_front
 from trainwright.report.figures.figure import Figure
@@ -26,10 +25,11 @@ from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.trade_off import trade_offs
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
-from trainwright.report.plans import Plans, plans_of
+from trainwright.report.study_ensemble import ensembles_of
+from trainwright.report.study_plans import Plans, plans_of
 from trainwright.search.importance import importance_of
 from trainwright.space import Space
-from trainwright.ui.follower import Follower
+from trainwright.ui.study_follower import Follower
 
 __all__ = ["VIEWS", "Drawings"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import trainwright as tw
-from trainwright.cli.stages import ORDER, Stage, stages_of
+from trainwright.cli.workflow.stages import ORDER, Stage, stages_of
 from trainwright.engine import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.ledger import Lease, Status
 from trainwright.report.overview import Overview
-from trainwright.ui.follower import Follower
+from trainwright.ui.study_follower import Follower
 
 __all__ = ["LOG_BYTES", "log_tail", "study_summary", "trial_page"]
 

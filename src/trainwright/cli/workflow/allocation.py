@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown
 from trainwright.errors import InputError
 
 __all__ = ["Allocating"]

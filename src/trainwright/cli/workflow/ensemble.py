@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.cli._words import size
-from trainwright.cli.stages._stage import EXPORT, Outcome, Work
+from trainwright.cli.formatting import size
+from trainwright.cli.workflow.stage import EXPORT, Outcome, Work
 from trainwright.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainwright.errors import InputError
 from trainwright.ledger import is_url, open_ledger
-from trainwright.ui.follower import Follower
+from trainwright.ui.study_follower import Follower
 
 __all__ = ["Shelf"]
 

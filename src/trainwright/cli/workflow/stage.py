@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from trainwright.errors import InputError, closest
 
 if TYPE_CHECKING:
-    from trainwright.cli._study_file import Job
+    from trainwright.cli.workflow.study_file import Job
     from trainwright.ledger import State
 
 __all__ = ["EXPORT", "PLACEMENT", "Outcome", "Stage", "Work", "refuse_unknown", "source_of", "text_of"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trainwright.cli.stages._stage import Outcome, Work, source_of
+from trainwright.cli.workflow.stage import Outcome, Work, source_of
 from trainwright.study.stages import Stages, digest_of
 
 __all__ = ["Search"]

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainwright.cli.stages._stage import EXPORT, Outcome, Stage, Work
-from trainwright.cli.stages.allocation import Allocating
-from trainwright.cli.stages.deployment import Deploying
-from trainwright.cli.stages.ensemble import Selecting
-from trainwright.cli.stages.plan import Planning
-from trainwright.cli.stages.search import Search
+from trainwright.cli.workflow.allocation import Allocating
+from trainwright.cli.workflow.deployment import Deploying
+from trainwright.cli.workflow.ensemble import Selecting
+from trainwright.cli.workflow.plan import Planning
+from trainwright.cli.workflow.search import Search
+from trainwright.cli.workflow.stage import EXPORT, Outcome, Stage, Work
 from trainwright.errors import InputError, closest
 
 __all__ = ["EXPORT", "ORDER", "Outcome", "Stage", "Work", "chosen", "stages_of"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown, source_of
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown, source_of
 from trainwright.errors import InputError, ServeError
 
 if TYPE_CHECKING:
