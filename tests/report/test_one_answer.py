@@ -19,8 +19,8 @@ from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report.html import write_report
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import ensembles_of
-from trainwright.ui.figure_views import Drawings
+from trainwright.report.study_ensemble import choose_study_ensemble
+from trainwright.ui.figure_views import FigureViews
 
 CASES = [case if case < 4 else pytest.param(case, marks=pytest.mark.slow) for case in range(20)]
 SPLITS = {"selection": 60, "calibration": 40, "test": 30}
@@ -125,7 +125,7 @@ def serialise_weights(rows):
 
 def on_the_page(folder, state):
     """Return the members that the live page shows, when it has drawn them."""
-    drawings = Drawings(Looking(folder, state))
+    drawings = FigureViews(Looking(folder, state))
     while (view := drawings.view("ensembles"))["pending"]:
         time.sleep(0.01)
     return serialise_weights(view["members"])
@@ -139,7 +139,7 @@ def doors(folder, said):
     found = {
         "command": serialise_weights(said("ensemble", folder)["pick"]["members"]),
         "status": {int(trial): weight for trial, weight in status["weights"].items()},
-        "report": serialise_weights(ensembles_of(state, folder).pick.table()),
+        "report": serialise_weights(choose_study_ensemble(state, folder).pick.table()),
         "live page": on_the_page(folder, state),
     }
     count = len(found["report"])

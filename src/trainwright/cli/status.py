@@ -68,10 +68,10 @@ def _ensemble(study: Any) -> dict[str, Any]:
     if study.directory is None or not any(trial.offered for trial in study.state.trials.values()):
         return {}
     from trainwright.errors import EnsembleError
-    from trainwright.report.ensemble_so_far import ensemble_so_far
+    from trainwright.report.study_ensemble import summarise_current_ensemble
 
     try:
-        found = ensemble_so_far(study.state, study.directory)
+        found = summarise_current_ensemble(study.state, study.directory)
     except EnsembleError as error:  # a library that allows no selection must not cost the rest
         return {"ensemble": {"error": str(error)}}
     return {} if found is None else {"ensemble": asdict(found)}

@@ -10,15 +10,15 @@ from trainwright.publishing import publish, write_file
 __all__ = ["folder", "replacing", "target", "write"]
 
 
-def target(directory: str | Path, file: str | Path, endings: tuple[str, ...] = ()) -> Path:
-    """Return `file` as a path that may be written, or raise `InputError`; no `endings` allow any.
+def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = ()) -> Path:
+    """Return `file` as a path that may be written, or raise `InputError`; no `finished` allow any.
 
     What lies in the study's own records is never overwritten.
     """
     path = Path(file)
-    if endings and path.suffix.lower() not in endings:
+    if finished and path.suffix.lower() not in finished:
         given = repr(path.suffix) if path.suffix else "no ending"
-        raise InputError(f"cannot write {path}: its name must end in {' or '.join(endings)}, got {given}")
+        raise InputError(f"cannot write {path}: its name must end in {' or '.join(finished)}, got {given}")
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory; give the name of a file in it")
     if not path.parent.is_dir():

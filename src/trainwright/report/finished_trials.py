@@ -9,7 +9,7 @@ from trainwright.errors import InputError, StudyError
 from trainwright.ledger import Cursor, State, Status, TrialState, blocks, fold, open_ledger
 from trainwright.study.job import Job
 
-__all__ = ["Endings", "Growing", "follow"]
+__all__ = ["FinishedTrials", "Growing", "follow"]
 
 _ENDS = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
 
@@ -17,14 +17,14 @@ _ENDS = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDO
 class Growing(Protocol):
     """An export that was written once and goes on with the study."""
 
-    endings: "Endings"
+    finished: "FinishedTrials"
 
     def update(self) -> int:
         """Append the trials that have ended since the last call; return how many."""
         ...
 
 
-class Endings:
+class FinishedTrials:
     """Reads a study's ledger and tells which trials have ended since, in the order of their numbers.
 
     With `lost`, lost trials count as ended; without, only once it is settled what becomes of them. `last` leaves all
@@ -71,7 +71,7 @@ class Endings:
 
 def follow(exports: Sequence[Growing], *, poll_seconds: float = 2.0) -> None:
     """Go on with exports until the study has the results that it was run for, or until Ctrl-C."""
-    while not all(export.endings.settled for export in exports):
+    while not all(export.finished.settled for export in exports):
         time.sleep(poll_seconds)
         for export in exports:
             export.update()

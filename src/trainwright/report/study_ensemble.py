@@ -1,4 +1,4 @@
-"""What the library of a study gives: every single member, and the ensemble that the study's settings choose."""
+"""The ensemble that a study's settings choose from its library now, with every single member for comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.selection.candidates import make_scorer
 from trainwright.ledger import State
 
-__all__ = ["Ensembles", "Single", "ensembles_of"]
+__all__ = ["CurrentEnsemble", "SingleModel", "StudyEnsemble", "choose_study_ensemble", "summarise_current_ensemble"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Single:
+class SingleModel:
     """One member alone, on the rows of the selection."""
 
     trial: int
@@ -25,16 +25,16 @@ class Single:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ensembles:
+class StudyEnsemble:
     """The ensemble that was chosen, the front that it is from, and the members alone."""
 
     chosen: ChosenEnsemble
-    singles: Sequence[Single]
+    singles: Sequence[SingleModel]
 
     @classmethod
-    def of(cls, chosen: ChosenEnsemble) -> "Ensembles":
-        """Return what a choice gives to draw."""
-        return cls(chosen=chosen, singles=_singles(chosen.front))
+    def of(cls, chosen: ChosenEnsemble) -> "StudyEnsemble":
+        """Return a choice together with the library's models alone."""
+        return cls(chosen=chosen, singles=_score_singles(chosen.front))
 
     @property
     def front(self) -> Front:
@@ -60,7 +60,21 @@ class Ensembles:
         return metric, ensemble.score(split, metric)
 
 
-def ensembles_of(state: State, directory: str | Path) -> Ensembles | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurrentEnsemble:
+    """The ensemble of a running study in a few numbers, by its loss on the rows that it was selected on."""
+
+    weights: dict[int, float]  # by trial
+    metric: str
+    loss: float
+    single_trial: int
+    single_loss: float  # of the best model alone
+    split: str
+    models: int
+    left_out: int  # damaged, or without what the selection needs
+
+
+def choose_study_ensemble(state: State, directory: str | Path) -> StudyEnsemble | None:
     """Return what the study's settings choose from its library; None if it has no entry.
 
     Raises EnsembleError where the library does not allow a selection.
@@ -68,16 +82,37 @@ def ensembles_of(state: State, directory: str | Path) -> Ensembles | None:
     if not any(trial.offered for trial in state.trials.values()):
         return None
     settings = StoredSettings.settings_of(directory)
-    return Ensembles.of(settings.choose(settings.open_library(directory, state)))
+    return StudyEnsemble.of(settings.choose(settings.open_library(directory, state)))
 
 
-def _singles(front: Front) -> list[Single]:
+def summarise_current_ensemble(state: State, directory: str | Path) -> CurrentEnsemble | None:
+    """Return the ensemble of a study's state; None while no trial has left predictions.
+
+    Raises EnsembleError where the library does not allow a selection.
+    """
+    found = choose_study_ensemble(state, directory)
+    if found is None:
+        return None
+    front, pick, single = found.front, found.pick, found.front.baselines["single best"]
+    return CurrentEnsemble(
+        weights={member.trial: weight for member, weight in zip(pick.members, pick.weights, strict=True)},
+        metric=front.metric,
+        loss=float(METRICS[front.metric].loss(np.asarray(pick.score(front.split, front.metric)))),
+        single_trial=single.members[0],
+        single_loss=single.loss,
+        split=front.split,
+        models=found.chosen.models,
+        left_out=len(front.excluded),
+    )
+
+
+def _score_singles(front: Front) -> list[SingleModel]:
     candidates = front.candidates
     if candidates is None:
         return []
     losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
     seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
     return [
-        Single(trial=trial, loss=loss, seconds_per_row=cost)
+        SingleModel(trial=trial, loss=loss, seconds_per_row=cost)
         for trial, loss, cost in zip(candidates.trials.tolist(), losses.tolist(), seconds, strict=True)
     ]

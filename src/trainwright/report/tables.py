@@ -9,7 +9,7 @@ from trainwright.ledger import Dropped, TrialState
 from trainwright.ledger.rows import final_metrics
 from trainwright.report.formatting import DASH, aligned, count, duration, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import Ensembles
+from trainwright.report.study_ensemble import StudyEnsemble
 
 __all__ = ["best_trials", "dropped_records", "failures", "pick"]
 
@@ -57,7 +57,7 @@ def best_trials(overview: Overview) -> str:
     return _table(caption, columns, first=bool(ranked) and alone)
 
 
-def pick(ensembles: Ensembles) -> str:
+def pick(ensembles: StudyEnsemble) -> str:
     """Return the members of the picked ensemble, and how it compares with the best single model on held-out rows."""
     chosen, single = ensembles.pick, ensembles.front.single_best
     members = chosen.table()

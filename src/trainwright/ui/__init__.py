@@ -2,7 +2,7 @@
 
 from trainwright.ui.server_load import ServerLoad
 from trainwright.ui.serving import serve_page
-from trainwright.ui.study_follower import Follower
-from trainwright.ui.study_registry import Shelf
+from trainwright.ui.study_follower import StudyFollower
+from trainwright.ui.study_registry import StudyRegistry
 
-__all__ = ["Follower", "ServerLoad", "Shelf", "serve_page"]
+__all__ = ["ServerLoad", "StudyFollower", "StudyRegistry", "serve_page"]

@@ -1,4 +1,4 @@
-"""The figures of each view of the page: the report's own, made of the state as it is, and kept until it changes."""
+"""The views of the live page: groups of the report's figures, cached until the study changes."""
 
 import pickle
 import threading
@@ -11,217 +11,139 @@ import numpy as np
 
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
 from trainwright.ensemble.library.library import find_newest_offer
-from trainwright.errors import EnsembleError, SearchError, TrainwrightError
+from trainwright.errors import TrainwrightError
 from trainwright.ledger import State
-from trainwright.report.ensemble_page import pictures
-from trainwright.report.figures.best_so_far import best_so_far
-from trainwright.report.figures.ensemble_front import ensemble_front
-from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.hypervolume import hypervolume_figure
-from trainwright.report.figures.importance import importance_figure, nothing_known
-from trainwright.report.figures.learning_curves import learning_curves
-from trainwright.report.figures.parallel_coordinates import parallel_coordinates
-from trainwright.report.figures.planned import planned_figures
-from trainwright.report.figures.trade_off import trade_offs
-from trainwright.report.figures.utilisation import utilisation
+from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureSource
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import ensembles_of
-from trainwright.report.study_plans import Plans, plans_of
-from trainwright.search.importance import importance_of
-from trainwright.space import Space
-from trainwright.ui.study_follower import Follower
+from trainwright.ui.study_follower import StudyFollower
 
-__all__ = ["VIEWS", "Drawings"]
+__all__ = ["VIEWS", "FigureViews"]
 
-_MOST_OBJECTIVES = 3
-_IMPORTANCE_TRIALS = 300  # what importance looks at, of any number
-_GROWTH = 1.1  # importance is found anew when there are so many times as many results
+_IMPORTANCE_TRIALS = 300  # sampled from any number, so that a forest is fitted in seconds
+_GROWTH = 1.1  # importance is computed again when the number of results has grown by this factor
 
 View = dict[str, Any]
 
+VIEWS: Mapping[str, tuple[str, ...]] = {
+    "progress": ("front", "progress"),
+    "curves": ("curves",),
+    "parallel": ("parallel",),
+    "importance": ("importance",),
+    "cluster": ("workers",),
+    "ensembles": ("ensembles",),
+    "plans": ("plans",),
+}
+"""The groups of figures of each view that may be asked for."""
+
 
 @dataclass(slots=True)
-class _Kept:
-    """What was made last, of what, and what goes on."""
-
-    key: Any = None
+class _CachedView:
+    key: Any = None  # what the view was made of
     view: View | None = None
-    working: threading.Thread | None = None
+    working: threading.Thread | None = None  # makes a newer one
 
 
 @dataclass(slots=True)
-class Drawings:
-    """The views of one study. What takes long is made beside, from a copy; meanwhile the last one is shown."""
+class FigureViews:
+    """The views of one study. Slow ones are drawn in a thread, from a copy; meanwhile the last one is shown."""
 
-    follower: Follower
-    _kept: dict[str, _Kept] = field(default_factory=dict)
+    follower: StudyFollower
+    _cache: dict[str, _CachedView] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def view(self, name: str) -> View:
         """Return {"figures", "notes", "pending"} of a view in `VIEWS`; `pending` while a newer one is made."""
-        return VIEWS[name](self)
-
-    # Views that are made at once, once a revision.
-
-    def _quick(self, name: str, make: Callable[[Overview], Sequence[Figure | None]]) -> View:
+        if name == "importance":
+            return self._view_importance()
+        if name == "ensembles":
+            return self._view_ensembles()
         with self.follower.reading() as overview:
+            # Files of plans may change without a record, so that view is read each time.
+            key = None if name == "plans" else self.follower.revision
             with self._lock:
-                kept = self._kept.setdefault(name, _Kept())
-            if kept.view is None or kept.key != self.follower.revision:
-                kept.view, kept.key = _view(make(overview)), self.follower.revision
-            return kept.view
+                cached = self._cache.setdefault(name, _CachedView())
+            if cached.view is None or key is None or cached.key != key:
+                cached.view, cached.key = _draw(name, overview, self.follower.directory), key
+            return cached.view
 
-    def progress(self) -> View:
-        """Return the objectives against each other, the best so far, the hypervolume."""
-        return self._quick("progress", _progress)
-
-    def curves(self) -> View:
-        """Return the learning curves of each objective."""
-        return self._quick("curves", lambda each: [learning_curves(each, goal) for goal in _goals(each)])
-
-    def parallel(self) -> View:
-        """Return the parallel coordinates."""
-        return self._quick("parallel", _parallel)
-
-    def cluster(self) -> View:
-        """Return who worked when, on which devices."""
-        return self._quick("cluster", lambda each: [utilisation(each, by="device")])
-
-    def plans(self) -> View:
-        """Return what was planned before the search, beside what came of it, and memory plans and strategies."""
-        folder = self.follower.directory
-        found = plans_of(folder) if folder is not None else Plans()
-        with self.follower.reading() as overview:
-            return _view(planned_figures(overview, found), notes=found.refused)
-
-    # Views that take long.
-
-    def _slow(self, name: str, key: Any, make: Callable[[], View]) -> View:
-        with self._lock:
-            kept = self._kept.setdefault(name, _Kept())
-            if kept.key != key and kept.working is None:
-
-                def work() -> None:
-                    try:
-                        made = make()
-                    except TrainwrightError as error:
-                        made = _view([], notes=[f"{error}."])
-                    with self._lock:
-                        kept.view, kept.key, kept.working = made, key, None
-
-                kept.working = threading.Thread(target=work, name=f"draw {name}", daemon=True)
-                kept.working.start()
-            view = kept.view or _view([])
-            return {**view, "pending": kept.working is not None}
-
-    def importance(self) -> View:
-        """Return which parameters matter, found anew when results have grown by a tenth."""
+    def _view_importance(self) -> View:
+        """Return which parameters matter, computed again when results have grown by a tenth."""
         with self.follower.reading() as overview:
             results = len(overview.results)
             if overview.state.space is None or not results:
-                return _view([])
+                return _as_view(DrawnGroup())
             key = (self.follower.study_id, int(np.log(results) / np.log(_GROWTH)))
-            with self._lock:
-                kept = self._kept.get("importance")
-            if kept is not None and kept.key == key:
-                return self._slow("importance", key, dict)
+            if self._is_current("importance", key):
+                return self._draw_in_background("importance", key, dict)
             numbers = sorted(overview.trials[at].number for at in overview.results)
             chosen = [numbers[at] for at in np.linspace(0, results - 1, min(results, _IMPORTANCE_TRIALS)).astype(int)]
-            state = _detached(overview.state, chosen)
-        return self._slow("importance", key, lambda: _importance(state))
+            state = _copy_state(overview.state, chosen)
+        return self._draw_in_background("importance", key, lambda: _draw("importance", Overview(state), None))
 
-    def ensembles(self) -> View:
+    def _view_ensembles(self) -> View:
         """Return the front of ensembles, the pick's reliability, and who disagrees; of the library as it is."""
         folder = self.follower.directory
         with self.follower.reading() as overview:
             offered = [trial.number for trial in overview.trials if trial.offered]
             if folder is None or not offered:
-                return _view([])
+                return _as_view(DrawnGroup())
             entries = tuple(find_newest_offer(trial).path for trial in overview.trials if trial.offered)
-            key = (self.follower.study_id, entries, _bytes_of(folder / SETTINGS_FILE))
-            with self._lock:
-                kept = self._kept.get("ensembles")
-            if kept is not None and kept.key == key:
-                return self._slow("ensembles", key, dict)
-            state = _detached(overview.state, offered)
+            key = (self.follower.study_id, entries, _read_bytes(folder / SETTINGS_FILE))
+            if self._is_current("ensembles", key):
+                return self._draw_in_background("ensembles", key, dict)
+            state = _copy_state(overview.state, offered)
+        return self._draw_in_background("ensembles", key, lambda: _draw("ensembles", Overview(state), folder))
 
-        def make() -> View:
-            try:
-                found = ensembles_of(state, folder)
-            except EnsembleError as error:  # a library that allows no selection
-                return _view([], notes=[f"{error}."])
-            if found is None:
-                return _view([])
-            drawn = [ensemble_front(found), *pictures(found.chosen.report)]
-            members = [
-                {name: row[name] for name in ("trial", "weight", "seconds_per_row", "parameter_count")}
-                for row in found.pick.table()
-            ]
-            return {**_view(drawn), "members": members}
+    def _is_current(self, name: str, key: Any) -> bool:
+        with self._lock:
+            return self._cache.get(name, _CachedView()).key == key
 
-        return self._slow("ensembles", key, make)
+    def _draw_in_background(self, name: str, key: Any, make: Callable[[], View]) -> View:
+        with self._lock:
+            cached = self._cache.setdefault(name, _CachedView())
+            if cached.key != key and cached.working is None:
 
+                def work() -> None:
+                    try:
+                        view = make()
+                    except TrainwrightError as error:
+                        view = _as_view(DrawnGroup(notes=[f"{error}."]))
+                    with self._lock:
+                        cached.view, cached.key, cached.working = view, key, None
 
-VIEWS: Mapping[str, Callable[[Drawings], View]] = {
-    "progress": Drawings.progress,
-    "curves": Drawings.curves,
-    "parallel": Drawings.parallel,
-    "importance": Drawings.importance,
-    "cluster": Drawings.cluster,
-    "ensembles": Drawings.ensembles,
-    "plans": Drawings.plans,
-}
-"""What may be asked for, by name."""
+                cached.working = threading.Thread(target=work, name=f"draw {name}", daemon=True)
+                cached.working.start()
+            view = cached.view or _as_view(DrawnGroup())
+            return {**view, "pending": cached.working is not None}
 
 
-def _bytes_of(path: Path) -> bytes:
+def _draw(name: str, overview: Overview, directory: Path | None) -> View:
+    source = FigureSource(overview, directory, workers_by="device")
+    return _as_view(*(GROUPS[group].draw(source) for group in VIEWS[name]))
+
+
+def _as_view(*groups: DrawnGroup) -> View:
+    view: View = {
+        "figures": [asdict(figure) for group in groups for figure in group.figures],
+        "notes": [note for group in groups for note in group.notes],
+        "pending": False,
+    }
+    for group in groups:
+        if group.ensemble is not None:
+            columns = ("trial", "weight", "seconds_per_row", "parameter_count")
+            view["members"] = [{name: row[name] for name in columns} for row in group.ensemble.pick.table()]
+    return view
+
+
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
         return b""
 
 
-def _view(figures: Sequence[Figure | None], notes: Sequence[str] = ()) -> View:
-    found = [asdict(figure) for figure in figures if figure is not None]
-    return {"figures": found, "notes": list(notes), "pending": False}
-
-
-def _goals(overview: Overview) -> range:
-    return range(min(len(overview.objectives), _MOST_OBJECTIVES))
-
-
-def _progress(overview: Overview) -> list[Figure | None]:
-    pairs = [pair for goal in _goals(overview) if (pair := best_so_far(overview, goal)) is not None]
-    several = [hypervolume_figure(overview.state)] if len(overview.objectives) > 1 else []
-    return [*trade_offs(overview), *several, *(figure for pair in pairs for figure in pair)]
-
-
-def _space(state: State) -> Space:
-    # Without requirements, which may be functions of modules that are not here; no row is drawn, only read.
-    return Space.from_json({"parameters": (state.space or {})["parameters"]})
-
-
-def _parallel(overview: Overview) -> list[Figure | None]:
-    if overview.state.space is None or not overview.trials:
-        return []
-    return [parallel_coordinates(overview, _space(overview.state))]
-
-
-def _importance(state: State) -> View:
-    figures: list[Figure | None] = []
-    notes: list[str] = []
-    for goal, objective in enumerate(state.objectives[:_MOST_OBJECTIVES]):
-        try:
-            found = importance_of(state, _space(state), objective.metric)
-        except SearchError as error:
-            return _view(figures, notes=[*notes, f"{error}."])
-        figures.append(importance_figure(found, objective.metric, goal))
-        notes += [] if found.known else [nothing_known(found, objective.metric)]
-    return _view(figures, notes=notes)
-
-
-def _detached(state: State, numbers: Sequence[int]) -> State:
-    """Return a state of some trials that nobody else holds, so that it may be worked on while the study goes on."""
+def _copy_state(state: State, numbers: Sequence[int]) -> State:
+    """Return a copy of the state with some of its trials, to draw from while the study continues."""
     trials = pickle.loads(pickle.dumps({number: state.trials[number] for number in numbers}))  # noqa: S301 -- our own
     return State(
         space=state.space,

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.ledger import Lease, Status
 from trainwright.report.overview import Overview
-from trainwright.ui.study_follower import Follower
+from trainwright.ui.study_follower import StudyFollower
 
 __all__ = ["LOG_BYTES", "log_tail", "study_summary", "trial_page"]
 
@@ -17,7 +17,7 @@ LOG_BYTES = 65536
 _MOST_DROPPED, _MOST_FAILURES, _MOST_NUMBERS, _MOST_CURVE = 30, 20, 12, 2000
 
 
-def study_summary(follower: Follower) -> dict[str, Any]:
+def study_summary(follower: StudyFollower) -> dict[str, Any]:
     """Return counts, goals, the best, sessions, failures, and what could not be read."""
     with follower.reading() as overview:
         state = overview.state
@@ -63,7 +63,7 @@ def study_summary(follower: Follower) -> dict[str, Any]:
         }
 
 
-def trial_page(follower: Follower, number: int) -> dict[str, Any] | None:
+def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
     """Return everything known of a trial, or None if there is none of that number."""
     with follower.reading() as overview:
         trial = overview.state.trials.get(number)

@@ -12,7 +12,7 @@ from trainwright.errors import TrainwrightError
 from trainwright.ledger import Cursor, Dropped, Ledger, State, blocks, fold, is_url, open_ledger, under_way
 from trainwright.report.overview import Overview
 
-__all__ = ["Follower"]
+__all__ = ["StudyFollower"]
 
 _POLL_SECONDS = 0.25
 _LOOK_SECONDS = 1.0  # between looks whether those who run trials are at work
@@ -20,7 +20,7 @@ _IDLE_SECONDS = 60.0  # after nobody asked for so long, nothing is read until so
 _REOPEN_SECONDS = 2.0  # between attempts on a ledger that cannot be read
 
 
-class Follower:
+class StudyFollower:
     """A study that is followed from the first question on: its state, and a revision that grows with every change.
 
     `error` is the sentence that says why the ledger cannot be read now; what was read before is kept. `records` counts
