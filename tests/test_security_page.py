@@ -18,7 +18,7 @@ NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
 UNPICKLES = {
     "study/forecast.py": "from a child process that it started itself",
     "checkpoint/formats/dcp.py": "an unpickler with a fixed list",
-    "ui/drawings.py": "a copy of what it holds in memory",
+    "ui/figure_views.py": "a copy of what it holds in memory",
 }
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
     "engine/worker.py": "a trial's process and its engine",

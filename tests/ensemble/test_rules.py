@@ -51,7 +51,8 @@ class TestMixture(CombinationConformance):
 
 
 def test_every_rule_is_tested():
-    assert {kind().make_rule().name for kind in CombinationConformance.__subclasses__()} == set(RULES)
+    kits = [kind for kind in CombinationConformance.__subclasses__() if kind.__module__ == __name__]
+    assert {kit().make_rule().name for kit in kits} == set(RULES)
 
 
 @st.composite

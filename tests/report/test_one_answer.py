@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from trainwright.cli import main
-from trainwright.cli.workflow.ensemble import Selecting
-from trainwright.cli.workflow.stage import Work
+from trainwright.cli.workflow.ensemble import EnsembleStage
+from trainwright.cli.workflow.stage import StageRun
 from trainwright.ensemble import EnsembleSettings, Library, leave
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.ensemble.library.cost import MemberCost
@@ -156,8 +156,8 @@ def test_after_a_run(case, scribe, said):
     folder = scribe.write()
     fill(folder, draws, kind)
     table = settings_of(draws, kind)
-    stage = Selecting.of(table)
-    outcome = stage.run(Work(file=Path("study.toml"), job=None, directory=folder, budget={}))
+    stage = EnsembleStage.of(table)
+    outcome = stage.run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
     summary = stage.summary(outcome.content)
     expected = dict(zip(summary["ensemble_trials"], summary["ensemble_weights"], strict=True))
     chosen = EnsembleSettings(**table).choose(Library.open(folder))
@@ -182,7 +182,7 @@ def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
     before = (folder / SETTINGS_FILE).read_bytes()
     told = said("ensemble", folder, "--max-members", 1, "--html", tmp_path / "look.html")
     assert (len(told["pick"]["members"]), (folder / SETTINGS_FILE).read_bytes()) == (1, before)
-    Selecting.of({"max_members": 3}).run(Work(file=Path("study.toml"), job=None, directory=folder, budget={}))
+    EnsembleStage.of({"max_members": 3}).run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
     before, pictures = ((folder / name).read_bytes() for name in (SETTINGS_FILE, "ensemble.html"))
     told = said("ensemble", folder, "--max-members", 1)
     assert told["page"] == str(folder / "ensemble-tried.html")

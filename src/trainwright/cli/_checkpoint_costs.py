@@ -5,16 +5,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from trainwright.checkpoint.bench import WRITERS
+from trainwright.checkpoint.bench import bench as measure
+from trainwright.checkpoint.formats import FORMATS
+from trainwright.checkpoint.interval import Costs, LossRate, estimates, plan_saves
+from trainwright.checkpoint.scaling import Scaled, scale
+from trainwright.checkpoint.ways import state_of
 from trainwright.cli._json import print_json
 from trainwright.cli.formatting import print_table, seconds, size
 from trainwright.errors import InputError, closest
-
-if TYPE_CHECKING:
-    from trainwright.checkpoint.scaling import Scaled
+from trainwright.report.formatting import duration
 
 __all__ = ["bench", "interval"]
 
@@ -35,9 +39,6 @@ def interval(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """How often to save: every estimator, and what following it costs."""
-    from trainwright.checkpoint.interval import Costs, LossRate, estimates, plan_saves
-    from trainwright.report.formatting import duration
-
     if (mtbf is None) == (losses is None):
         raise InputError(
             f"interval: got {'neither --mtbf nor' if mtbf is None else 'both --mtbf and'} --losses; allowed: one, such "
@@ -104,11 +105,6 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    from trainwright.checkpoint.bench import WRITERS
-    from trainwright.checkpoint.bench import bench as measure
-    from trainwright.checkpoint.formats import FORMATS
-    from trainwright.checkpoint.ways import state_of
-
     state = state_of(_made(factory))
     done = measure(
         state,
@@ -152,8 +148,6 @@ def bench(
 
 def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[Scaled, ...]":
     """Measure on 1, 2, 4, ... ranks, and print."""
-    from trainwright.checkpoint.scaling import scale
-
     numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
     wanted = sorted({*numbers, most})
     shown = _progress if sys.stderr.isatty() else lambda _: None

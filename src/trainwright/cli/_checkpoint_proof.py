@@ -4,15 +4,15 @@ import json as json_module
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from trainwright.checkpoint.proof import Proof
+from trainwright.checkpoint.proof import verify_resume as prove
 from trainwright.cli._json import print_json
+from trainwright.engine.proof import verify_trial
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.checkpoint.proof import Proof
 
 __all__ = ["verify_resume"]
 
@@ -64,8 +64,6 @@ def verify_resume(
             f"out, or give {'a script' if trial else 'MODULE:FUNCTION'}"
         )
     if trial:
-        from trainwright.engine.proof import verify_trial
-
         sys.path.insert(0, str(Path.cwd()))
         proof = verify_trial(
             target,
@@ -78,8 +76,6 @@ def verify_resume(
             timeout_seconds=timeout,
         )
     else:
-        from trainwright.checkpoint.proof import verify_resume as prove
-
         if steps is None:
             raise InputError("verify-resume: --steps is missing; give how many steps of the script to interrupt after")
         proof = prove(

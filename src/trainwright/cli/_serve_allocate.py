@@ -1,15 +1,17 @@
 """`trainwright serve allocate ENSEMBLE`: which member runs where, with which batch size, and what that is worth."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.cli._plan_inputs import cluster_of
 from trainwright.cli.formatting import print_table
-
-if TYPE_CHECKING:
-    from trainwright.serve import Plan
+from trainwright.ensemble import Ensemble
+from trainwright.errors import ServeConfigError
+from trainwright.serve import Plan, objective_of
+from trainwright.serve import allocate as search
 
 __all__ = ["allocate", "show_plan"]
 
@@ -35,12 +37,6 @@ def allocate(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
-    from trainwright.cli._plan_inputs import cluster_of
-    from trainwright.ensemble import Ensemble
-    from trainwright.errors import ServeConfigError
-    from trainwright.serve import allocate as search
-    from trainwright.serve import objective_of
-
     if cost not in {"profile", "real"}:
         raise ServeConfigError(f"--cost: got {cost!r}; allowed: profile, real")
     goal = objective_of(objective)

@@ -2,16 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.ensemble import Ensemble
-    from trainwright.serve import Plan, Server, Service
+from trainwright.listening import token_for
+from trainwright.serve import Deployment, Plan, Server, Service, Settings, Throughput, placed
+from trainwright.serve.ray import RayService
+from trainwright.serve.timing import can_be_timed
 
 __all__ = ["run"]
 
@@ -43,10 +44,6 @@ def run(
     Without a plan the members are timed and a placement is searched for, as `serve allocate` does, which takes
     seconds; members that left no sample batch are placed by size alone.
     """
-    from trainwright.ensemble import Ensemble
-    from trainwright.listening import token_for
-    from trainwright.serve import Server, Settings
-
     if engine not in _ENGINES:
         raise InputError(f"--engine: got {engine!r}; allowed: {', '.join(_ENGINES)}")
     if not drain >= 0:
@@ -66,9 +63,6 @@ def run(
 
 
 def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
-    from trainwright.serve import Plan, Throughput, placed
-    from trainwright.serve.timing import can_be_timed
-
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
         plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
@@ -86,12 +80,8 @@ def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms
 
 
 def _started(ensemble: "Ensemble", plan: "Plan", settings: Any, engine: str) -> "Service":
-    from trainwright.serve import Deployment
-
     if engine == "local":
         return Deployment(ensemble, plan, settings=settings).start()
-    from trainwright.serve.ray import RayService
-
     print("ray: on one machine it is slower than --engine local, by design; it is for several")
     return RayService(ensemble, plan, settings=settings)
 

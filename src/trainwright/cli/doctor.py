@@ -3,14 +3,13 @@
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from trainwright import __version__
 from trainwright.cli._json import print_json
-
-if TYPE_CHECKING:
-    from trainwright.engine.checkup import Examination, Finding
+from trainwright.engine.checkup import Examination, Finding, State, examine
 
 __all__ = ["doctor"]
 
@@ -30,9 +29,6 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
-    from trainwright import __version__
-    from trainwright.engine.checkup import examine
-
     found = examine(directory)
     if json:
         findings = [
@@ -61,8 +57,6 @@ def _show(finding: "Finding") -> None:
 
 
 def _verdict(found: "Examination") -> str:
-    from trainwright.engine.checkup import State
-
     broken, poor = found.of(State.BROKEN), found.of(State.POOR)
     told = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"

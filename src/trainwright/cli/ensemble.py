@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
 from trainwright.cli.formatting import print_table, size
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble, StoredSettings
+from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.ensemble.ensemble_settings import ChosenEnsemble
+from trainwright.report.ensemble_page import write_ensemble_page
 
 __all__ = ["ensemble"]
 
@@ -74,9 +74,6 @@ def ensemble(
     by this command. It is kept for the report and the live page, which show the same ensemble, unless it is only to
     be looked at: with --html, or other than a run chose (then the pictures go to DIR/ensemble-tried.html).
     """
-    from trainwright.ensemble.ensemble_settings import StoredSettings
-    from trainwright.report.ensemble_page import write_ensemble_page
-
     if sample is not None and not measure:
         raise InputError(f"--sample: got {sample} without --measure; allowed: both; the batch is for timing")
     given = {
@@ -170,8 +167,6 @@ def _warnings(library: Any) -> list[str]:
 
 
 def _loss_of(front: Any, ensemble: Any, split: str) -> float:
-    from trainwright.ensemble.metrics import METRICS
-
     return float(METRICS[front.metric].loss(ensemble.score(split, front.metric)))
 
 

@@ -1,7 +1,7 @@
 """`trainwright memory ...`: plan a step within a memory budget, its curve, what a plan does, its picture."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,9 +10,18 @@ from trainwright.cli._json import print_json
 from trainwright.cli.formatting import print_table
 from trainwright.errors import BudgetError, InputError, PlanMismatch
 from trainwright.files import write_text
-
-if TYPE_CHECKING:
-    from trainwright.memory import Chain, CompiledPlan
+from trainwright.memory import Chain, CompiledPlan, fit, read_chain
+from trainwright.memory import curve as trade_offs
+from trainwright.memory import pipeline as plan_stages
+from trainwright.memory import plan as plan_step
+from trainwright.memory.budget import read_size, readable
+from trainwright.memory.compiled_plan import read_plan
+from trainwright.memory.explain import explain as explained
+from trainwright.memory.explain import explain_compiled
+from trainwright.memory.lowest import lowest_with_copies
+from trainwright.memory.picture import draw
+from trainwright.memory.planning import full_bytes, minimal_bytes
+from trainwright.memory.subject import as_chain
 
 __all__ = ["app"]
 
@@ -60,11 +69,6 @@ def plan(
     json: _JSON = False,
 ) -> None:
     """Find the fastest plan within a budget."""
-    from trainwright.memory import plan as plan_step
-    from trainwright.memory.budget import read_size, readable
-    from trainwright.memory.lowest import lowest_with_copies
-    from trainwright.memory.planning import full_bytes, minimal_bytes
-
     if backend not in {"eager", "compile"}:
         raise BudgetError(f"--backend: got {backend!r}; allowed: eager, compile")
     if backend == "compile":
@@ -110,9 +114,6 @@ def curve(
     json: _JSON = False,
 ) -> None:
     """Show memory against time, from the least feasible budget up, with baselines."""
-    from trainwright.memory import curve as trade_offs
-    from trainwright.memory.budget import readable
-
     chain = _chain(spec, saved_multiple)
     found = trade_offs(chain, points=points)
     rows = [
@@ -139,11 +140,6 @@ def curve(
 def explain(file: _PLAN, *, json: _JSON = False) -> None:
     """Say what a plan does with each stage, and who holds the bytes of its peak."""
     from dataclasses import asdict
-
-    from trainwright.memory import CompiledPlan
-    from trainwright.memory.budget import readable
-    from trainwright.memory.compiled_plan import read_plan
-    from trainwright.memory.explain import explain as explained
 
     made = read_plan(file)
     if isinstance(made, CompiledPlan):
@@ -185,10 +181,6 @@ def plot(
     json: _JSON = False,
 ) -> None:
     """Draw memory over time, with the lanes of compute and copies."""
-    from trainwright.memory import CompiledPlan
-    from trainwright.memory.compiled_plan import read_plan
-    from trainwright.memory.picture import draw
-
     made = read_plan(file)
     if isinstance(made, CompiledPlan):
         raise PlanMismatch(
@@ -222,9 +214,6 @@ def pipeline(
     json: _JSON = False,
 ) -> None:
     """Cut a chain into pipeline stages that recompute what they cannot hold."""
-    from trainwright.memory import pipeline as plan_stages
-    from trainwright.memory.budget import read_size, readable
-
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
     chain = _chain(spec, saved_multiple)
     made = plan_stages(
@@ -266,9 +255,6 @@ def pipeline(
 
 
 def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, json: bool) -> None:
-    from trainwright.memory import fit
-    from trainwright.memory.budget import readable
-
     given = _model(spec)
     if given is None:
         raise BudgetError(
@@ -299,9 +285,6 @@ def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, jso
 def _explain_compiled(made: "CompiledPlan", *, json: bool) -> None:
     from dataclasses import asdict
 
-    from trainwright.memory.budget import readable
-    from trainwright.memory.explain import explain_compiled
-
     reports = explain_compiled(made)
     print_table(
         ("module", "saved values", "bytes", "run again", "seconds"),
@@ -321,9 +304,6 @@ def _explain_compiled(made: "CompiledPlan", *, json: bool) -> None:
 
 def _chain(spec: str, saved_multiple: float, optimizer: str | None = None) -> "Chain":
     """Return the chain that SPEC names."""
-    from trainwright.memory import read_chain
-    from trainwright.memory.subject import as_chain
-
     made = _model(spec)
     if made is None:
         return read_chain(spec, saved_multiple=saved_multiple)

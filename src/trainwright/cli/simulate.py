@@ -3,15 +3,18 @@
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.cli._simulate_file import read_plan
 from trainwright.cli.formatting import print_table
-
-if TYPE_CHECKING:
-    from trainwright.study import Forecast, Spread
+from trainwright.engine.devices import cores
+from trainwright.report.gantt import check_gantt, write_gantt
+from trainwright.study import Forecast, Spread
+from trainwright.study.forecast import forecasts
+from trainwright.study.settings import described
 
 __all__ = ["simulate"]
 
@@ -31,11 +34,6 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
-    from trainwright.cli._simulate_file import read_plan
-    from trainwright.engine.devices import cores
-    from trainwright.report.gantt import check_gantt, write_gantt
-    from trainwright.study.forecast import forecasts
-
     if gantt is not None:
         check_gantt(gantt)
     plan = read_plan(file, gpus=gpus, trials=trials, seeds=seeds)
@@ -79,8 +77,6 @@ _SPREADS = (
 
 
 def _content(forecast: "Forecast") -> dict[str, Any]:
-    from trainwright.study.settings import described
-
     spreads = {name: getattr(forecast, name) for name in _SPREADS}
     return {
         "rule": described("rule", forecast.scheduler.rule),

@@ -6,6 +6,10 @@ from typing import Annotated
 
 import typer
 
+from trainwright.listening import token_for
+from trainwright.ui.server_load import ServerLoad
+from trainwright.ui.serving import serve_page
+
 __all__ = ["ui"]
 
 
@@ -31,10 +35,6 @@ def ui(
     ] = None,
 ) -> None:
     """Show studies in a browser as they run; nothing can be changed there. Ctrl-C ends it."""
-    from trainwright.listening import token_for
-    from trainwright.ui.server_load import ServerLoad
-    from trainwright.ui.serving import serve_page
-
     load = None
     if server is not None:
         token = None if server_token_file is None else token_for("127.0.0.1", server_token_file)

@@ -2,22 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from trainwright.cli.formatting import size
-from trainwright.cli.workflow.stage import EXPORT, Outcome, Work
+from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun
+from trainwright.ensemble import EnsembleSettings
+from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.errors import InputError
+from trainwright.report.ensemble_page import write_ensemble_page
 
-if TYPE_CHECKING:
-    from trainwright.ensemble import EnsembleSettings
-
-__all__ = ["Selecting"]
+__all__ = ["EnsembleStage"]
 
 _PAGE = "ensemble.html"
 
 
 @dataclass(frozen=True, slots=True)
-class Selecting:
+class EnsembleStage:
     """Choose an ensemble from what the trials left; unchanged while library and settings are."""
 
     name: ClassVar[str] = "ensemble"
@@ -25,10 +25,8 @@ class Selecting:
     self_contained: bool = False  # export programs, which need no factory, too
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "Selecting":
+    def of(cls, table: Mapping[str, Any]) -> "EnsembleStage":
         """Return the stage of an [ensemble] table: what `EnsembleSettings` takes, and `self_contained`."""
-        from trainwright.ensemble import EnsembleSettings
-
         whole = table.get("self_contained", False)
         if not isinstance(whole, bool):
             raise InputError(f"[ensemble] self_contained: got {whole!r}; allowed: true, false")
@@ -39,7 +37,7 @@ class Selecting:
             whole,
         )
 
-    def inputs(self, work: Work) -> Mapping[str, Any]:
+    def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, and the digests of what the trials left."""
         state = work.state(self.name)
         library = {
@@ -56,11 +54,8 @@ class Selecting:
             )
         return {"settings": asdict(self), "library": library}
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: StageRun) -> StageOutcome:
         """Select, calibrate, draw the page and export."""
-        from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
-        from trainwright.report.ensemble_page import write_ensemble_page
-
         folder = work.folder
         choice = self.settings.choose(self.settings.open_library(folder))
         chosen = choice.ensemble
@@ -89,7 +84,7 @@ class Selecting:
             "without_weights": without,
         }
         outputs = (_PAGE, SETTINGS_FILE, *(() if exported is None else (f"{EXPORT}/manifest.json",)))
-        return Outcome(content=content, outputs=outputs)
+        return StageOutcome(content=content, outputs=outputs)
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print the best single model beside the ensemble, on held-out rows, and where the export is."""

@@ -3,32 +3,32 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainwright.cli.workflow.allocation import Allocating
-from trainwright.cli.workflow.deployment import Deploying
-from trainwright.cli.workflow.ensemble import Selecting
-from trainwright.cli.workflow.plan import Planning
-from trainwright.cli.workflow.search import Search
-from trainwright.cli.workflow.stage import EXPORT, Outcome, Stage, Work
+from trainwright.cli.workflow.allocation import AllocationStage
+from trainwright.cli.workflow.deployment import DeploymentStage
+from trainwright.cli.workflow.ensemble import EnsembleStage
+from trainwright.cli.workflow.plan import PlanStage
+from trainwright.cli.workflow.search import SearchStage
+from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun, WorkflowStage
 from trainwright.errors import InputError, closest
 
-__all__ = ["EXPORT", "ORDER", "Outcome", "Stage", "Work", "chosen", "stages_of"]
+__all__ = ["EXPORT", "ORDER", "StageOutcome", "StageRun", "WorkflowStage", "choose_stages", "make_stages"]
 
-_MADE: Mapping[str, Callable[[Mapping[str, Any]], Stage]] = {
-    "plan": Planning.of,
-    "search": lambda _: Search(),
-    "ensemble": Selecting.of,
-    "allocation": Allocating.of,
-    "deployment": Deploying.of,
+_MADE: Mapping[str, Callable[[Mapping[str, Any]], WorkflowStage]] = {
+    "plan": PlanStage.of,
+    "search": lambda _: SearchStage(),
+    "ensemble": EnsembleStage.of,
+    "allocation": AllocationStage.of,
+    "deployment": DeploymentStage.of,
 }
 ORDER = tuple(_MADE)
 
 
-def stages_of(tables: Mapping[str, Mapping[str, Any]]) -> tuple[Stage, ...]:
+def make_stages(tables: Mapping[str, Mapping[str, Any]]) -> tuple[WorkflowStage, ...]:
     """Return the stages that a study file's tables ask for; the search is always one of them."""
     return tuple(make(tables.get(name, {})) for name, make in _MADE.items() if name in tables or name == "search")
 
 
-def chosen(stages: tuple[Stage, ...], names: list[str], file: object) -> tuple[Stage, ...]:
+def choose_stages(stages: tuple[WorkflowStage, ...], names: list[str], file: object) -> tuple[WorkflowStage, ...]:
     """Return the stages of these names, in their order; all of them if none is named."""
     there = [stage.name for stage in stages]
     for name in names:

@@ -1,19 +1,19 @@
 """Study files: a TOML file, or a Python file with `study` and `train`, as the objects that they name."""
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import trainwright as tw
-from trainwright.cli.workflow.stages import ORDER, Stage, stages_of
+from trainwright.cli.workflow.stage import StudyJob
+from trainwright.cli.workflow.stages import ORDER, make_stages
 from trainwright.engine import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
 from trainwright.study.settings import built, only_known
 
-__all__ = ["Job", "read_job"]
+__all__ = ["read_job"]
 
 _TABLES = (
     "study",
@@ -33,23 +33,7 @@ _STUDY_KEYS = (
 )  # fmt: skip
 
 
-@dataclass(kw_only=True)
-class Job:
-    """What `trainwright run` is to do: a study, how to run it, and the stages that follow."""
-
-    open_study: Callable[[], "tw.Study"]
-    train: Callable[..., Any]
-    budget: dict[str, Any] = field(default_factory=dict)
-    searcher: Any = None
-    scheduler: Any = None
-    engine: Any = None
-    directory: Path | None = None
-    space: Any = None
-    stages: tuple[Stage, ...] = ()
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a .toml file
-
-
-def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> Job:
+def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> StudyJob:
     """Return the job of a .toml or .py file; `directory` and `workers` override those that it names."""
     read_text(path, "study file", allowed=_ALLOWED)
     if path.suffix not in {".toml", ".py"}:
@@ -62,7 +46,7 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
     return _of_python(path, workers)
 
 
-def _of_python(path: Path, workers: int | None) -> Job:
+def _of_python(path: Path, workers: int | None) -> StudyJob:
     module = load_module(path.stem, "run")
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != path.resolve():
@@ -74,11 +58,11 @@ def _of_python(path: Path, workers: int | None) -> Job:
     if workers is not None and hasattr(module, "engine"):
         raise InputError(f"run: --workers {workers} and {path} both name an engine; leave one out")
     budget = {name: getattr(module, name) for name in ("trials", "wall_seconds", "stop_when") if hasattr(module, name)}
-    return Job(
+    return StudyJob(
         open_study=lambda: module.study,
         directory=module.study.directory,
         space=module.study.space,
-        stages=stages_of({}),
+        stages=make_stages({}),
         train=module.train,
         budget=budget,
         searcher=getattr(module, "searcher", None),
@@ -87,7 +71,7 @@ def _of_python(path: Path, workers: int | None) -> Job:
     )
 
 
-def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
+def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJob:
     content = read_toml(path, "study file", allowed=_ALLOWED)
     only_known(content, _TABLES, str(path))
     for name, table in content.items():
@@ -98,7 +82,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
         if name not in settings:
             raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
     _check_settings(settings, f"{path}, [study]")
-    stages = stages_of(content)
+    stages = make_stages(content)
     if not content.get("space"):
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
     for name, table in content["space"].items():
@@ -115,7 +99,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
     kinds = ("searcher", "rule", "policy", "stop", "engine")
     made = {kind: built(kind, content[kind]) for kind in kinds if kind in content}
     scheduler = {kind: made[kind] for kind in ("rule", "policy") if kind in made}
-    return Job(
+    return StudyJob(
         open_study=lambda: tw.Study(
             space,
             settings["objectives"],
