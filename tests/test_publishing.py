@@ -27,7 +27,7 @@ OTHERWISE = {  # what is written in another way, and why
     "ledger/directory.py": "a claim is whoever's was first, by a link or exclusive creation; a beat is only counted",
     "ledger/journal.py": "a journal only grows, and knows torn ends",
     "ledger/snapshots.py": "its claim decides whose it is; written, synced and renamed there",
-    "profile/calibrating/storage.py": "it measures writing",
+    "cluster/calibration/storage.py": "it measures writing",
     "report/optuna_journal.py": "a journal grows, as Optuna's own do",
     "report/tabular.py": "polars writes at the temporary path that `publish` gives",
 }

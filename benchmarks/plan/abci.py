@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from trainwright.plan.paradl import ParaDL, Projection, Variant
-from trainwright.profile import Layer
+from benchmarks.plan.paradl import ParaDL, Projection, Variant
+
+from trainwright.model.layer import Layer
 
 __all__ = ["LATEST", "Network", "Run", "networks", "paradl_seconds", "reproduce", "runs"]
 

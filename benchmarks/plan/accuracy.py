@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from benchmarks.plan.abci import Network, Run, paradl_seconds
 from benchmarks.plan.coverage import Coverage, coverage
+from benchmarks.plan.fit import Constant, Fit, Predict, leave_out
+from benchmarks.plan.fit_iteration import Iteration, Machine, Terms, iteration_terms
+from benchmarks.plan.fit_plan import iteration_of
 
 from trainwright.cluster import Cluster, Device, Tier
+from trainwright.model.layer import Block
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.fit import Constant, Fit, Predict, leave_out
-from trainwright.plan.fit_iteration import Iteration, Machine, Terms, iteration_terms
-from trainwright.plan.fit_plan import iteration_of
-from trainwright.profile import Block, Profile
 from trainwright.randomness import rng
 
 __all__ = ["MOST_DEVICES", "Scores", "data_parallel_mean", "machine", "score"]

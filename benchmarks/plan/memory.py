@@ -23,8 +23,9 @@ from typing import Any
 
 from trainwright.cluster import Cluster, Device, Tier
 from trainwright.errors import InputError
+from trainwright.model.describe.transformer import describe_transformer
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle, ParallelPlan
-from trainwright.profile import Profile, describe_transformer
 
 __all__ = ["Golden", "calculon", "calculon_seconds", "megatron"]
 

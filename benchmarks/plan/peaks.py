@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.profile import Profile
-from trainwright.profile.storages import StorageTracker
+from trainwright.model.profile import Profile
+from trainwright.model.trace.storages import StorageTracker
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 

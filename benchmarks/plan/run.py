@@ -29,8 +29,8 @@ from benchmarks.plan import abci, accuracy, memory, sia, vtrain
 from benchmarks.plan.coverage import Coverage
 
 from trainwright.cluster import Cluster
+from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Oracle
-from trainwright.profile import describe_transformer
 
 HEADER = ("case", "oracle", "bar", "noise of repeats", "rows fitted + held out")
 Row = tuple[str, ...]

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.plan.coverage import Coverage, coverage
+from benchmarks.plan.fit import Constant, fit_constants
+from benchmarks.plan.fit_data_parallel import DataParallelSteps, fit_data_parallel
 from numpy.typing import NDArray
-
-from trainwright.plan.fit import Constant, fit_constants
-from trainwright.plan.fit_data_parallel import DataParallelSteps, fit_data_parallel
 
 __all__ = ["MACHINES", "MODELS", "Trace", "evaluate", "read", "traces"]
 

@@ -32,9 +32,10 @@ from benchmarks._report import add_arguments, environment, finish, progress, tab
 from torch import nn
 
 from trainwright.cluster import Cluster
+from trainwright.cluster.calibration.calibration import calibrate
+from trainwright.cluster.calibration.ranks import Place, joined
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Profile
-from trainwright.profile.calibrating import Place, calibrate, joined
 from trainwright.train import parallelise
 
 STEPS, VISITS, MICROBATCHES = 30, 5, 8

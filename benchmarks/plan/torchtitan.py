@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.plan.fit import Constant, Fit, Floats, leave_out
 from torch import Tensor, nn
 
 from trainwright.cluster import Cluster
+from trainwright.model.profile import Profile
 from trainwright.plan import Assumptions, Degrees, Oracle, ParallelPlan
-from trainwright.plan.fit import Constant, Fit, Floats, leave_out
-from trainwright.profile import Profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 from benchmarks.plan.coverage import Coverage, coverage
-from numpy.typing import NDArray
-
-from trainwright.plan.effects import effects_of
-from trainwright.plan.fit import Constant, fit_constants, leave_out
-from trainwright.plan.fit_transformer import (
+from benchmarks.plan.effects import effects_of
+from benchmarks.plan.fit import Constant, fit_constants, leave_out
+from benchmarks.plan.fit_transformer import (
     COLUMNS,
     NETWORK_CONSTANTS,
     SERVER_CONSTANTS,
     TransformerSteps,
     transformer_seconds,
 )
+from numpy.typing import NDArray
+
 from trainwright.randomness import rng
 
 __all__ = ["Part", "Predicted", "Ranks", "many_servers", "one_server", "ranks"]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from trainwright.engine.simulated import Parametric, Scaling, Simulated, tables
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
+    from trainwright.model.profile import Profile
     from trainwright.plan import Oracle
-    from trainwright.profile import Profile
     from trainwright.schedule import (
         ASHA,
         PASHA,
@@ -118,7 +118,7 @@ _HOME = {
     "Parametric": "engine.simulated",
     "Patience": "schedule",
     "Plateau": "schedule",
-    "Profile": "profile",
+    "Profile": "model.profile",
     "PyCOMPSs": "engine.pycompss",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",

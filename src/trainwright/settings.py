@@ -8,7 +8,7 @@ Errors, tables of study files and options of the command line are made from the 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -83,7 +83,7 @@ def _read_fields(cls: Any) -> tuple[Setting, ...]:
 
 
 def refuse_unknown(
-    names: Mapping[str, Any], allowed: list[str], where: str, error: type[InputError] = InputError
+    names: Iterable[str], allowed: Sequence[str], where: str, error: type[InputError] = InputError
 ) -> None:
     """Raise `error` for the first name that is not allowed."""
     for name in names:

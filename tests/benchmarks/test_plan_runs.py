@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from benchmarks.plan import abci, accuracy
 from benchmarks.plan import run as plan
-
-from trainwright.plan.fit_iteration import iteration_terms
-from trainwright.plan.fit_transformer import (
+from benchmarks.plan.fit_iteration import iteration_terms
+from benchmarks.plan.fit_transformer import (
     COLUMNS,
     NETWORK_CONSTANTS,
     SERVER_CONSTANTS,

@@ -10,8 +10,8 @@ from trainwright.cli import plan
 from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
+from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Input, ParallelPlan
-from trainwright.profile import describe_transformer
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_inputs(tmp_path):
 
 STUDY = """
 import trainwright as tw
-from trainwright.profile import describe_transformer
+from trainwright.model.describe.transformer import describe_transformer
 
 space = tw.Space(layers=tw.Int(1, 4), lr=tw.Float(1e-4, 1e-1, log=True))
 study = tw.Study(space, objectives="min loss", directory="runs")

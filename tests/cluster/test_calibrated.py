@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, ExchangeTimes, Storage, collective_seconds, contention
-from trainwright.cluster.calibrated import Figures, Level, fitted
+from trainwright.cluster.calibration_fit import Figures, Level, fitted
 from trainwright.errors import InputError
 
 SIZES = tuple(256 * 4**k for k in range(10))

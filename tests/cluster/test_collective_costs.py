@@ -19,7 +19,7 @@ from trainwright.cluster import (
     collective_times,
     contention,
 )
-from trainwright.cluster.hockney import chunks, tree
+from trainwright.cluster.costs.hockney import chunks, tree
 from trainwright.errors import InputError
 
 sizes = st.integers(0, 10**10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainwright.cluster.granted import granted_cores, granted_memory_bytes
+from trainwright.cluster.cgroup_limits import granted_cores, granted_memory_bytes
 
 
 def write(root, files):

@@ -14,7 +14,7 @@ from trainwright.engine.ray import Ray
 from trainwright.engine.ray._cluster import Layout, Node, connect, load_ray
 from trainwright.engine.ray._remote import Door, RemoteWorker
 from trainwright.errors import EngineError, InputError, MissingExtra
-from trainwright.study.settings import built
+from trainwright.plugins import make
 from trainwright.train import Assignment
 
 ray = pytest.importorskip("ray")
@@ -146,11 +146,11 @@ class TestSettings:
         assert str(caught.value) == sentence
 
     def test_a_study_file_can_name_it(self):
-        engine = built("engine", {"name": "Ray", "workers": 3, "timeout_seconds": 5})
+        engine = make("engine", {"name": "Ray", "workers": 3, "timeout_seconds": 5})
         assert isinstance(engine, Ray)
         assert (engine.workers, engine.timeout_seconds) == (3, 5)
         with pytest.raises(InputError, match=r"\[engine\] Ray: 'gpu' is unknown; allowed: workers, gpus_per_node"):
-            built("engine", {"name": "Ray", "gpu": 3})
+            make("engine", {"name": "Ray", "gpu": 3})
 
     def test_without_ray(self, monkeypatch):
         """The sentence says how to get it."""

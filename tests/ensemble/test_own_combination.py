@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainwright import plugins
 from trainwright.ensemble import combine
-from trainwright.ensemble.combine import rules
 from trainwright.ensemble.combine.rule import PredictionSlots
 from trainwright.ensemble.combine.rules import PlainMean, make_rule
 from trainwright.errors import EnsembleError
@@ -25,16 +25,17 @@ Stacking = EXAMPLE.Stacking
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     """Install the rule as the entry point that a distribution of its own would have."""
-    point = importlib.metadata.EntryPoint("stacking", "own_combination:Stacking", rules.ENTRY_POINTS)
+    group = "trainwright.combinations"
+    point = importlib.metadata.EntryPoint("stacking", "own_combination:Stacking", group)
     find = importlib.metadata.entry_points
     monkeypatch.setattr(
         rules.metadata,
         "entry_points",
         lambda **which: [point] if which == {"group": rules.ENTRY_POINTS} else find(**which),
     )
-    rules._load_installed_rules.cache_clear()
+    plugins._read_group.cache_clear()
     yield
-    rules._load_installed_rules.cache_clear()
+    plugins._read_group.cache_clear()
 
 
 class TestStacking(CombinationConformance):

@@ -3,7 +3,9 @@
 from itertools import pairwise
 
 from trainwright.cluster import Cluster, Device, Tier
-from trainwright.profile import Block, Layer, Profile, describe_transformer
+from trainwright.model.describe.transformer import describe_transformer
+from trainwright.model.layer import Block, Layer
+from trainwright.model.profile import Profile
 
 DEVICE = Device(
     kind="made-up",

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from oracle_cases import make_cluster, make_convolutions
 
+from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.state import precision_of
-from trainwright.plan.work import Work
-from trainwright.profile import describe_transformer
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.precision import precision_of
 
 GIB = 2**30
 MODELS = {  # hidden, heads, layers, tensor, pipeline, chunks, micro-batch

@@ -7,8 +7,8 @@ import pytest
 from oracle_cases import DEVICE, make_cluster, make_convolutions, make_transformer
 
 from trainwright.cluster import Failure, Storage, Tier
+from trainwright.model.profile import Profile
 from trainwright.plan import Assumptions, Degrees, Input, Oracle, Saving
-from trainwright.profile import Profile
 
 
 def found(profile, cluster, *, batch=16, assumptions=None, **choices):

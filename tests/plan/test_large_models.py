@@ -8,8 +8,8 @@ from oracle_cases import DEVICE, make_cluster, make_transformer
 from trainwright.cluster import Device
 from trainwright.errors import InputError
 from trainwright.plan import Assumptions, Degrees, Oracle
-from trainwright.plan.state import precision_of
-from trainwright.plan.work import Work
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.precision import precision_of
 
 LLAMA = {"gated": True, "kv_heads": 2, "feedforward": 768, "fused_attention": True, "dropout": False, "biases": False}
 

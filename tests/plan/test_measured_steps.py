@@ -7,9 +7,9 @@ from oracle_cases import make_cluster, make_transformer
 
 from trainwright.cluster import ExchangeTimes, collective_seconds
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.state import PRECISIONS
-from trainwright.plan.units import units_of
-from trainwright.plan.work import Work
+from trainwright.plan.parallel.fsdp_groups import units_of
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.precision import PRECISIONS
 
 LAYERS = 4
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 RANK = """
 from trainwright.cluster import Cluster
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import describe_transformer
+from trainwright.model.describe.transformer import describe_transformer
 profile = describe_transformer(hidden=256, layers=4, heads=8, sequence=128, vocabulary=1000)
 oracle = Oracle(Cluster.preset("dgx-a100"))
 ranking = oracle.rank(profile, batch=4, devices=8, strategies=["ring", "data"])
@@ -29,12 +29,12 @@ def tree(tmp_path):
     shutil.copytree(ROOT / "src" / "trainwright", tmp_path / "trainwright", ignore=shutil.ignore_patterns("*.pyc"))
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     own = re.search(r"`own_strategy\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[1]
-    strategies = tmp_path / "trainwright" / "plan" / "strategies"
-    own = own.replace('"context"', '"ring"').replace("plan.strategies import", "plan.strategies._strategy import")
+    strategies = tmp_path / "trainwright" / "plan" / "parallel" / "strategies"
+    own = own.replace('"context"', '"ring"').replace("strategies.registry import", "strategies.strategy import")
     (strategies / "ring.py").write_text(own, encoding="utf-8")
-    table = strategies / "__init__.py"
+    table = strategies / "registry.py"
     text = table.read_text(encoding="utf-8").replace("    Data(),\n", "    Ulysses(),\n    Data(),\n")
-    table.write_text("from trainwright.plan.strategies.ring import Ulysses\n" + text, encoding="utf-8")
+    table.write_text("from trainwright.plan.parallel.strategies.ring import Ulysses\n" + text, encoding="utf-8")
     return tmp_path
 
 

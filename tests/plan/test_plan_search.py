@@ -9,13 +9,13 @@ from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.bounds import bounds_of
-from trainwright.plan.candidates import CHUNKS, MODES, shapes
-from trainwright.plan.mesh import AXES
-from trainwright.plan.pricing import Pricer
-from trainwright.plan.request import Request
-from trainwright.plan.search import search
-from trainwright.plan.work import Work
+from trainwright.plan.parallel.bounds import bounds_of
+from trainwright.plan.parallel.candidates import CHUNKS, MODES, shapes
+from trainwright.plan.parallel.mesh import AXES
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.pricing import Pricer
+from trainwright.plan.parallel.search import search
+from trainwright.plan.plan_query import Request
 
 
 def estimates(oracle, profile, *, batch, devices, precision, axes):

@@ -4,8 +4,9 @@ import pytest
 from oracle_cases import make_cluster, make_transformer
 
 from trainwright.errors import ProfileError
+from trainwright.model.profile import Profile
+from trainwright.model.traces import Traces
 from trainwright.plan import Degrees, Oracle, judge, plan_file
-from trainwright.profile import Profile, Traces
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

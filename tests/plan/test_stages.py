@@ -11,10 +11,10 @@ from torch import nn
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
+from trainwright.plan.parallel.pipeline_stages import cuts
 from trainwright.plan.plan_file import load, save
-from trainwright.plan.stages import cuts
-from trainwright.profile import Profile
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))

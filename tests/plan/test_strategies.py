@@ -5,17 +5,17 @@ from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.conformance import StrategyConformance
-from trainwright.plan.state import precision_of
-from trainwright.plan.strategies import STRATEGIES
-from trainwright.plan.strategies.channel import Channel
-from trainwright.plan.strategies.context import Context
-from trainwright.plan.strategies.data import Data
-from trainwright.plan.strategies.expert import Expert
-from trainwright.plan.strategies.filter import Filter
-from trainwright.plan.strategies.pipeline import Pipeline
-from trainwright.plan.strategies.spatial import Spatial, halo_elements
-from trainwright.plan.strategies.tensor import Tensor
-from trainwright.plan.work import Work
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.precision import precision_of
+from trainwright.plan.parallel.strategies.channel import Channel
+from trainwright.plan.parallel.strategies.context import Context
+from trainwright.plan.parallel.strategies.data import Data
+from trainwright.plan.parallel.strategies.expert import Expert
+from trainwright.plan.parallel.strategies.filter import Filter
+from trainwright.plan.parallel.strategies.pipeline import Pipeline
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.spatial import Spatial, halo_elements
+from trainwright.plan.parallel.strategies.tensor import Tensor
 
 FP32 = precision_of("fp32")
 

@@ -9,7 +9,7 @@ from oracle_cases import make_cluster, make_convolutions
 from trainwright.cluster import Failure, Storage
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Input, Oracle, Saving
-from trainwright.plan.surroundings import best_interval, inflation
+from trainwright.plan.step_overheads import best_interval, inflation
 from trainwright.randomness import rng
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from oracle_cases import make_cluster
 
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Profile
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -7,8 +7,8 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 import trainwright as tw
+from trainwright.model.trace.storages import StorageTracker
 from trainwright.plan import Degrees
-from trainwright.profile.storages import StorageTracker
 
 
 class Recurrent(nn.Module):

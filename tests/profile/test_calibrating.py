@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import OPERATIONS, Cluster, collective_seconds
+from trainwright.cluster.calibration import compute, runtime
+from trainwright.cluster.calibration.calibration import calibrate
+from trainwright.cluster.calibration.links import group_sizes, message_sizes
+from trainwright.cluster.calibration.ranks import Place, place
+from trainwright.cluster.calibration.storage import measure_storage
 from trainwright.errors import InputError
-from trainwright.profile.calibrating import Place, calibrate, compute, place, runtime
-from trainwright.profile.calibrating.links import group_sizes, message_sizes
-from trainwright.profile.calibrating.storage import measure_storage
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host"}
 SLURM = {
@@ -132,7 +134,8 @@ def test_a_clock_that_goes_backwards_is_no_measurement(monkeypatch):
 
 PROGRAM = """
 import sys
-from trainwright.profile.calibrating import calibrate, place
+from trainwright.cluster.calibration.calibration import calibrate
+from trainwright.cluster.calibration.ranks import place
 cluster = calibrate(place("torchrun"), name="ranks", repeats=4, largest=1 << 22)
 if cluster is not None:
     cluster.save(sys.argv[1])

@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.errors import InputError
-from trainwright.profile import describe_transformer
+from trainwright.model.describe.transformer import describe_transformer
 
 GPT3 = {"hidden": 12_288, "layers": 96, "heads": 96, "sequence": 2048, "vocabulary": 51_200}
 

@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.cluster import Cluster
+from trainwright.model.profile import Profile
+from trainwright.model.trace.flops import flops_of
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Profile
-from trainwright.profile.flops import flops_of
 
 HIDDEN, INNER, EXPERTS, TOP = 32, 64, 4, 2
 

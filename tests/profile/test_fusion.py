@@ -6,8 +6,8 @@ from torch import nn
 from zoo import llama
 
 import trainwright as tw
-from trainwright.profile.flops import flops_of
-from trainwright.profile.recorder import Shaped
+from trainwright.model.trace.flops import flops_of
+from trainwright.model.trace.recorder import Shaped
 
 ROWS, WIDTH = 8, 32
 SIZE = 4 * ROWS * WIDTH

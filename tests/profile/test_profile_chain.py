@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.profile import Layer, Stage
-from trainwright.profile.chain import Access, blocks_of, cuts, intervals, joined, periods
+from trainwright.model.cut.cuts import Access, blocks_of, cuts, intervals, joined, periods
+from trainwright.model.layer import Layer, Stage
 
 
 @st.composite

@@ -11,10 +11,11 @@ from zoo import small
 
 import trainwright as tw
 from trainwright.cluster import Device
+from trainwright.cluster.calibration.timing import fastest
 from trainwright.errors import ProfileError
-from trainwright.profile.measure import Request
-from trainwright.profile.recording import record
-from trainwright.profile.timing import fastest, seconds_of_operations
+from trainwright.model.measure.measured import Request
+from trainwright.model.measure.timing import seconds_of_operations
+from trainwright.model.trace.recording import record
 
 DEVICE = Device(kind="test", flops={"fp32": 1e12, "bf16": 4e12}, memory_bandwidth=1e11, launch_seconds=1e-6)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainwright.errors import InputError
-from trainwright.profile.storages import StorageTracker
+from trainwright.model.trace.storages import StorageTracker
 
 
 def exact(**settings):

@@ -10,11 +10,11 @@ from zoo import small
 
 import trainwright as tw
 from models import gpt, resnet
-from trainwright.profile import Transformer
-from trainwright.profile.measure import Request
-from trainwright.profile.recording import record
-from trainwright.profile.storages import StorageTracker
-from trainwright.profile.trace import profile_of
+from trainwright.model.cut.stages import profile_of
+from trainwright.model.layer import Transformer
+from trainwright.model.measure.measured import Request
+from trainwright.model.trace.recording import record
+from trainwright.model.trace.storages import StorageTracker
 
 
 def of_step(model, sample, *, fake, **settings):

@@ -14,12 +14,12 @@ import small_study
 from scripts import Forked
 
 import trainwright as tw
+from trainwright import plugins
 from trainwright.errors import ScheduleError
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts, violation_of
 from trainwright.schedule.conformance import play
 from trainwright.study.claims import Claims
 from trainwright.study.driver import Driver
-from trainwright.study.settings import built, described
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 HERE = tw.Local(workers=0)
@@ -307,7 +307,7 @@ def test_violation_is_a_share_of_each_limit():
 
 @pytest.mark.parametrize("rule", SINGLE + SEVERAL, **names)
 def test_rules_are_written_and_read_as_tables(rule):
-    assert built("rule", described("rule", rule)) == rule
+    assert plugins.make("rule", plugins.describe("rule", rule)) == rule
 
 
 def test_another_rule_learns_of_all_that_was():

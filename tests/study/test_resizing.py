@@ -12,6 +12,7 @@ from scripts import Forked
 
 import trainwright as tw
 from eager import Eager
+from trainwright import plugins
 from trainwright.engine import Died, Quiet, Returned
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
@@ -19,7 +20,6 @@ from trainwright.schedule import Desk, Doubling, DoublingAsPublished, Estimates,
 from trainwright.schedule._resizing import Resizing
 from trainwright.study.claims import Claims
 from trainwright.study.seats import Seats
-from trainwright.study.settings import built, described
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 pytestmark = pytest.mark.timeout(300)
@@ -367,7 +367,7 @@ def test_a_wait_without_end_is_an_error():
     "policy", [Doubling(wait_seconds=9.0), Doubling(cap=4), DoublingAsPublished(start=2), MarginalGain()]
 )
 def test_policies_are_written_and_read_as_tables(policy):
-    assert built("policy", described("policy", policy)) == policy
+    assert plugins.make("policy", plugins.describe("policy", policy)) == policy
 
 
 # Killed.

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 import trainwright as tw
+from trainwright.plugins import describe, make
 from trainwright.study.searching import SearcherFact
-from trainwright.study.settings import built, described
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), kind=tw.Choice("a", ("b", 1)))
 HERE = tw.Local(workers=0)
@@ -37,7 +37,7 @@ def test_a_worker_proposes_with_it_although_the_earlier_study_is_gone(old, tmp_p
     assert tw.Worker(where=tmp_path / "shared", engine=HERE).run(trials=8, progress=False) == 4
     with tw.Study.open(tmp_path / "shared") as study:
         found = study.trials
-        known = built("searcher", SearcherFact.last(study.state).table)
+        known = make("searcher", SearcherFact.last(study.state).table)
     assert [trial.params for trial in found[:4]] == made["whole"][:4]
     assert known == searcher
     assert all(trial.origin["searcher"] == "forest" for trial in found)
@@ -46,10 +46,10 @@ def test_a_worker_proposes_with_it_although_the_earlier_study_is_gone(old, tmp_p
 def test_a_table_may_name_the_directory(old, tmp_path):
     """As a study file does: [searcher] name, warm_start, transfer."""
     table = {"name": "ForestSearcher", "warm_start": str(tmp_path / "old"), "transfer": "priors"}
-    searcher = built("searcher", table)
+    searcher = make("searcher", table)
     assert searcher == tw.ForestSearcher(warm_start=tmp_path / "old", transfer="priors")
-    kept = described("searcher", searcher)
-    assert built("searcher", json.loads(json.dumps(kept))) == searcher
+    kept = describe("searcher", searcher)
+    assert make("searcher", json.loads(json.dumps(kept))) == searcher
 
 
 def test_a_cut_run_goes_on_as_if_it_had_not_been(old, tmp_path):

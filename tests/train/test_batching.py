@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from trainwright.errors import TrialError
 from trainwright.train import Assignment, Loader, Trial
+from trainwright.train.batch_slicing import cut, samples_in
 from trainwright.train.batching import Batching, Step, portion
-from trainwright.train.cutting import cut, samples_in
 from trainwright.train.rescaling import Rescaling
 from trainwright.train.run import Run
 

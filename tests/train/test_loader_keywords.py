@@ -84,14 +84,14 @@ def test_batch_size_is_that_of_one_process(world):
 @pytest.mark.parametrize("kind", [DataLoader, Loader])
 def test_a_trial_shares_it_among_its_ranks(kind):
     """A batch size means the same in a loader of either kind: what all ranks of the trial take at a step."""
-    from trainwright.train.sharing import batches_of
+    from trainwright.train.loader_sharding import batches_of
 
     _, size = batches_of(kind(data(), batch_size=4, shuffle=True), rank=1, world=2)
     assert size == 4
 
 
 def test_a_trial_shares_one_made_among_ranks():
-    from trainwright.train.sharing import batches_of
+    from trainwright.train.loader_sharding import batches_of
 
     trial = Trial(Assignment(trial=1, lease=1, params={}, seed=3), channel=None)
     made = Loader(data(), batch_size=4, trial=trial, rank=0, world_size=2)

@@ -12,7 +12,7 @@ from trainwright.cli.formatting import print_table
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
-    from trainwright.profile.calibrating import Place
+    from trainwright.cluster.calibration.ranks import Place
 
 __all__ = ["add", "calibrate"]
 
@@ -40,9 +40,9 @@ def calibrate(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
+    from trainwright.cluster.calibration.calibration import calibrate as measure
+    from trainwright.cluster.calibration.ranks import place
     from trainwright.errors import InputError
-    from trainwright.profile.calibrating import calibrate as measure
-    from trainwright.profile.calibrating import place
 
     here = place(launch)
     folder = storage if storage is not None else out.parent

@@ -5,9 +5,9 @@ from pathlib import Path
 from trainwright.cli._functions import function_of, made_by
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError, MissingExtra
+from trainwright.model.profile import Profile
 from trainwright.plan import Input
-from trainwright.plan.state import optimizer_of
-from trainwright.profile import Profile
+from trainwright.plan.parallel.precision import optimizer_of
 
 __all__ = ["cluster_of", "devices_of", "input_of", "profile_of"]
 

@@ -9,9 +9,10 @@ from trainwright.cluster import Cluster
 from trainwright.engine.simulated import Parametric, Scaling, Simulated, Task, tables
 from trainwright.errors import InputError
 from trainwright.files import read_toml
+from trainwright.plugins import make
 from trainwright.schedule import Scheduler
+from trainwright.settings import refuse_unknown
 from trainwright.study import Study
-from trainwright.study.settings import built, only_known
 
 __all__ = ["Plan", "read_plan"]
 
@@ -45,7 +46,7 @@ def read_plan(
     content = read_toml(path, "study file", allowed="a study file (.toml) with a [simulate] table")
     table = content.get("simulate", {})
     _check_table(table, f"{path}, [simulate]")
-    only_known(table, _KEYS, f"{path}, [simulate]")
+    refuse_unknown(table, _KEYS, f"{path}, [simulate]")
     where = f"{path}, [simulate]"
     sizes = _numbers(gpus or table.get("gpus"), f"{where} gpus")
     per_node = _numbers(table.get("gpus_per_node", 8), f"{where} gpus_per_node")[0]
@@ -85,7 +86,7 @@ def _schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str
     found = {_OWN: _scheduler(own)} if own else {}
     for name, parts in named.items():
         _check_table(parts, f"{where} schedulers.{name}")
-        only_known(parts, ("rule", "policy"), f"{where} schedulers.{name}")
+        refuse_unknown(parts, ("rule", "policy"), f"{where} schedulers.{name}")
         found[name] = _scheduler({**own, **parts})
     return found
 
@@ -93,7 +94,7 @@ def _schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str
 def _scheduler(parts: Mapping[str, Any]) -> Scheduler:
     for kind, table in parts.items():
         _check_table(table, f"[{kind}]")
-    return Scheduler(**{kind: built(kind, table) for kind, table in parts.items()})
+    return Scheduler(**{kind: make(kind, table) for kind, table in parts.items()})
 
 
 def _scaling(given: Any, where: str) -> Scaling:
@@ -109,15 +110,15 @@ def _scaling(given: Any, where: str) -> Scaling:
 def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
     if "study" not in task:
         return None
-    only_known(task, ("study",), f"{where} task")
+    refuse_unknown(task, ("study",), f"{where} task")
     return path.parent / str(task["study"])
 
 
 def _task(given: Mapping[str, Any], path: Path, where: str) -> Task:
     if "table" in given:
-        only_known(given, ("table", *_TABLE), f"{where} task")
+        refuse_unknown(given, ("table", *_TABLE), f"{where} task")
         return tables(path.parent / str(given["table"]), **{key: given[key] for key in _TABLE if key in given})
-    only_known(given, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
+    refuse_unknown(given, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
     return Parametric(**given)
 
 

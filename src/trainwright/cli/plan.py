@@ -12,9 +12,9 @@ from trainwright.cli._json import print_json
 from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
 from trainwright.cli.formatting import print_table, size
 from trainwright.cluster import Cluster
+from trainwright.model.profile import Profile
 from trainwright.plan import Oracle, ParallelPlan, Ranking, Saving
-from trainwright.plan.state import precision_of
-from trainwright.profile import Profile
+from trainwright.plan.parallel.precision import precision_of
 
 __all__ = ["app", "model"]
 

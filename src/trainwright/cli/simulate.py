@@ -11,10 +11,10 @@ from trainwright.cli._json import print_json
 from trainwright.cli._simulate_file import read_plan
 from trainwright.cli.formatting import print_table
 from trainwright.engine.devices import cores
+from trainwright.plugins import describe
 from trainwright.report.gantt import check_gantt, write_gantt
 from trainwright.study import Forecast, Spread
 from trainwright.study.forecast import forecasts
-from trainwright.study.settings import described
 
 __all__ = ["simulate"]
 
@@ -79,8 +79,8 @@ _SPREADS = (
 def _content(forecast: "Forecast") -> dict[str, Any]:
     spreads = {name: getattr(forecast, name) for name in _SPREADS}
     return {
-        "rule": described("rule", forecast.scheduler.rule),
-        "policy": described("policy", forecast.scheduler.policy),
+        "rule": describe("rule", forecast.scheduler.rule),
+        "policy": describe("policy", forecast.scheduler.policy),
         **{name: {"mean": each.mean, "low": each.low, "high": each.high} for name, each in spreads.items()},
         "stalls": forecast.stalls,
         "substitutions": forecast.substitutions,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainwright.cluster._checks import at_least, one_of, refuse, whole
 from trainwright.cluster.device import Device, Failure, Storage
-from trainwright.cluster.tier import ExchangeTimes, Tier
+from trainwright.cluster.network import ExchangeTimes, Tier
 
 __all__ = ["RUNTIMES", "Cluster"]
 

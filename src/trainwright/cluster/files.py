@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from trainwright.cluster import _positions
+from trainwright.cluster import key_lines
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Device
-from trainwright.cluster.tier import Tier
+from trainwright.cluster.network import Tier
 from trainwright.errors import InputError, MissingExtra, closest
 from trainwright.files import read_text, write_text
 
@@ -40,7 +40,7 @@ def load(path: Path, *, force_units: bool = False) -> Cluster:
         content, lines = _parse_yaml(path, text)
     else:
         try:
-            content, lines = tomllib.loads(text), _positions.toml_lines(text)
+            content, lines = tomllib.loads(text), key_lines.toml_lines(text)
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"cluster file {path}: is no TOML ({error})") from None
     return _Reader(path, lines, numbers_as_text=path.suffix in _YAML).cluster(content, force_units=force_units)
@@ -59,7 +59,7 @@ def save(cluster: Cluster, path: Path) -> None:
 class _Reader:
     """One file's content, to be turned into records."""
 
-    def __init__(self, path: Path, lines: Mapping[_positions.Path, int], *, numbers_as_text: bool) -> None:
+    def __init__(self, path: Path, lines: Mapping[key_lines.Path, int], *, numbers_as_text: bool) -> None:
         self.path, self.lines, self.numbers_as_text = path, lines, numbers_as_text
 
     def cluster(self, content: Any, *, force_units: bool) -> Cluster:
@@ -80,7 +80,7 @@ class _Reader:
             self.check_units(found)
         return found
 
-    def record(self, kind: type, content: Any, path: _positions.Path) -> Any:
+    def record(self, kind: type, content: Any, path: key_lines.Path) -> Any:
         """Build a record from a mapping whose keys are its fields."""
         if not isinstance(content, dict):
             raise self.error(path, f"got {content!r}; allowed: a table of keys")
@@ -99,7 +99,7 @@ class _Reader:
             where, _, problem = str(error).partition(": ")
             raise self.error((*path, *_inner(where)), problem) from None
 
-    def value(self, kind: Any, value: Any, path: _positions.Path) -> Any:
+    def value(self, kind: Any, value: Any, path: key_lines.Path) -> Any:
         """Return a value of a field's type."""
         if dataclasses.is_dataclass(kind):
             return self.record(kind, value, path)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ class _Reader:
             raise self.error(path, f"got {value!r}; allowed: {'true or false' if kind is bool else 'a text'}")
         return value
 
-    def number(self, kind: type, value: Any, path: _positions.Path) -> float:
+    def number(self, kind: type, value: Any, path: key_lines.Path) -> float:
         if self.numbers_as_text and isinstance(value, str):  # what YAML makes of 16e9
             with contextlib.suppress(ValueError):
                 value = float(value)
@@ -130,7 +130,7 @@ class _Reader:
         return int(value)
 
     def check_units(self, cluster: Cluster) -> None:
-        bandwidths: list[tuple[_positions.Path, float]] = [
+        bandwidths: list[tuple[key_lines.Path, float]] = [
             *((("tier", place, "bandwidth"), tier.bandwidth) for place, tier in enumerate(cluster.tiers)),
             *((("device", name), getattr(cluster.device, name)) for name in ("memory_bandwidth", "host_bandwidth")),
             *((("storage", name), getattr(cluster.storage, name)) for name in ("node_read", "shared_read", "write")),
@@ -145,17 +145,17 @@ class _Reader:
             path = ("device", "memory_bytes")
             raise self.suspicious(path, cluster.device.memory_bytes, f"at least {_LEAST_MEMORY:g} bytes")
 
-    def suspicious(self, path: _positions.Path, value: float, allowed: str) -> InputError:
+    def suspicious(self, path: key_lines.Path, value: float, allowed: str) -> InputError:
         return self.error(path, f"got {value:g}; allowed: {allowed}; if it is meant, --force-units (force_units=True)")
 
-    def error(self, path: _positions.Path, problem: str) -> InputError:
-        line = _positions.line_of(self.lines, path)
+    def error(self, path: key_lines.Path, problem: str) -> InputError:
+        line = key_lines.line_of(self.lines, path)
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         where = ", ".join(filter(None, [f"cluster file {self.path}", f"line {line}" if line else "", name]))
         return InputError(f"{where}: {problem}")
 
 
-def _inner(where: str) -> _positions.Path:
+def _inner(where: str) -> key_lines.Path:
     """Return the path in "Cluster.tiers[2].name" below its record: ("tier", 2, "name")."""
     path: list[str | int] = []
     for part in where.split(".")[1:]:
@@ -165,14 +165,14 @@ def _inner(where: str) -> _positions.Path:
     return tuple(path)
 
 
-def _parse_yaml(path: Path, text: str) -> tuple[Any, dict[_positions.Path, int]]:
+def _parse_yaml(path: Path, text: str) -> tuple[Any, dict[key_lines.Path, int]]:
     yaml = _yaml()
     try:
         content = yaml.safe_load(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise InputError(f"cluster file {path}: is no YAML ({' '.join(str(error).split())})") from None
-    return content, _positions.yaml_lines(tree) if tree is not None else {}
+    return content, key_lines.yaml_lines(tree) if tree is not None else {}
 
 
 def _yaml() -> Any:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainwright.cluster.calibrated import Figures, Level, fitted
+from trainwright.cluster.calibration_fit import Figures, Level, fitted
+from trainwright.cluster.cgroup_limits import granted_memory_bytes
 from trainwright.cluster.cluster import Cluster
-from trainwright.cluster.granted import granted_memory_bytes
-from trainwright.cluster.tier import ExchangeTimes
+from trainwright.cluster.network import ExchangeTimes
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["cache_path", "host_memory_bytes", "laptop"]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster.cluster import Cluster
-from trainwright.cluster.tier import Tier
+from trainwright.cluster.network import Tier
 from trainwright.errors import InputError
 
 __all__ = ["axis_groups", "check_group", "group_tier", "groups", "stride_of"]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Device
 from trainwright.cluster.laptop import laptop
-from trainwright.cluster.tier import Tier
+from trainwright.cluster.network import Tier
 from trainwright.errors import InputError, closest
 
 __all__ = ["PRESETS", "preset"]

@@ -7,7 +7,7 @@ import math
 import os
 from pathlib import Path
 
-from trainwright.cluster.granted import granted_cores
+from trainwright.cluster.cgroup_limits import granted_cores
 from trainwright.engine.launcher import local_rank, local_size
 
 __all__ = ["cores", "visible_gpus"]

@@ -1,4 +1,4 @@
-"""New records: one function per kind of the table in `kinds`, and nowhere else is a body put together.
+"""New records: one function for each kind of the table in `kinds`; no other module makes a body.
 
 Each raises `InputError` for what the table does not allow, since nobody would read it.
 """
@@ -6,8 +6,8 @@ Each raises `InputError` for what the table does not allow, since nobody would r
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainwright.ledger.kinds import body_of
-from trainwright.ledger.record import Record
+from trainwright.ledger.kinds import check_body
+from trainwright.ledger.record import CheckedRecord, Record
 from trainwright.ledger.writers import Writer
 
 __all__ = [
@@ -42,7 +42,14 @@ def created(
     constraints: Sequence[str] = (),
 ) -> Record:
     """Return the first record of a study: what it searches and for what."""
-    return _record("created", space=space, objectives=objectives, constraints=constraints, seed=seed, versions=versions)
+    body = {
+        "space": space,
+        "objectives": list(objectives),
+        "constraints": list(constraints),
+        "seed": seed,
+        "versions": dict(versions),
+    }
+    return _record("created", body)
 
 
 def joined(writer: Writer, *, session: int) -> Record:
@@ -51,37 +58,38 @@ def joined(writer: Writer, *, session: int) -> Record:
     `session` is one more than the greatest known when it joined: it puts writers that never met into their order
     without comparing clocks.
     """
-    return _record("joined", **writer.body(), session=session)
+    return _record("joined", {**writer.body(), "session": session})
 
 
 def left(also: Sequence[str] = ()) -> Record:
     """Return the record by which a writer says that it appends no more, nor as any of those that it was before."""
-    fields: dict[str, Any] = {"also": also} if also else {}
-    return _record("left", **fields)
+    return _record("left", {"also": list(also)} if also else {})
 
 
 def proposed(
     trial: int, *, params: Mapping[str, Any], key: str, origin: Mapping[str, Any], seen: int, seen_hash: str
 ) -> Record:
     """Return the record of a new trial; `seen` results, with that order-free hash, were known to its searcher."""
-    return _record("proposed", trial, params=params, key=key, origin=dict(origin), seen=seen, seen_hash=seen_hash)
+    body = {"params": params, "key": key, "origin": dict(origin), "seen": seen, "seen_hash": seen_hash}
+    return _record("proposed", body, trial)
 
 
 def started(trial: int, lease: int, *, slot: str, devices: Sequence[str], resumed_epoch: int) -> Record:
     """Return the record of a trial's start on `devices` from the checkpoint of `resumed_epoch` (0: from nothing)."""
-    return _record("started", trial, lease, slot=slot, devices=devices, resumed_epoch=resumed_epoch)
+    return _record("started", {"slot": slot, "devices": list(devices), "resumed_epoch": resumed_epoch}, trial, lease)
 
 
 def begun(proposal: Record, start: Record) -> Record:
     """Return one record of a trial that its proposer starts at once: it tells both, and is read in half the time."""
-    return Record(kind="proposed", trial=proposal.trial, lease=start.lease, body={**proposal.body, **start.body})
+    return CheckedRecord("proposed", {**proposal.body, **start.body}, proposal.trial, start.lease)
 
 
 def reported(
     trial: int, lease: int, *, epoch: int, step: int | None, metrics: Mapping[str, float], wall_seconds: float
 ) -> Record:
     """Return the record of an epoch's metrics; `wall_seconds` counts from the start of the lease."""
-    return _record("reported", trial, lease, epoch=epoch, step=step, metrics=metrics, wall_seconds=wall_seconds)
+    body = {"epoch": epoch, "step": step, "metrics": dict(metrics), "wall_seconds": _rounded(wall_seconds)}
+    return _record("reported", body, trial, lease)
 
 
 def checkpointed(
@@ -101,28 +109,27 @@ def checkpointed(
     Training stood still for `blocking_seconds` (as far as known at the commit); the checkpoint was there after
     `persist_seconds`.
     """
-    return _record(
-        "checkpointed",
-        trial,
-        lease,
-        epoch=epoch,
-        step=step,
-        path=path,
-        bytes=size,
-        digest=digest,
-        blocking_seconds=blocking_seconds,
-        persist_seconds=persist_seconds,
-    )
+    body = {
+        "epoch": epoch,
+        "step": step,
+        "path": path,
+        "bytes": size,
+        "digest": digest,
+        "blocking_seconds": _rounded(blocking_seconds),
+        "persist_seconds": _rounded(persist_seconds),
+    }
+    return _record("checkpointed", body, trial, lease)
 
 
 def offered(trial: int, lease: int, *, epoch: int, path: str, digests: Mapping[str, str]) -> Record:
     """Return the record of a library entry at `path`, relative to the study's folder."""
-    return _record("offered", trial, lease, epoch=epoch, path=path, digests=digests)
+    return _record("offered", {"epoch": epoch, "path": path, "digests": dict(digests)}, trial, lease)
 
 
 def decided(trial: int, *, epoch: int, rule: str, verdict: str, value: float | None, threshold: float | None) -> Record:
     """Return the record of a promotion rule's verdict and of the numbers it rests on."""
-    return _record("decided", trial, epoch=epoch, rule=rule, verdict=verdict, value=value, threshold=threshold)
+    body = {"epoch": epoch, "rule": rule, "verdict": verdict, "value": value, "threshold": threshold}
+    return _record("decided", body, trial)
 
 
 def paused(
@@ -140,8 +147,10 @@ def paused(
     `reason` is "rung" (a promotion rule waits with it), "resized" (its driver starts it on other devices) or
     "preempted" (whoever has room goes on with it); `why` says what interrupted it, such as "SIGUSR1".
     """
-    more = {"why": why} if why else {}
-    return _record("paused", trial, lease, reason=reason, epoch=epoch, values=values, wall_seconds=wall_seconds, **more)
+    body = {"reason": reason, "epoch": epoch, "values": dict(values), "wall_seconds": _rounded(wall_seconds)}
+    if why:
+        body["why"] = why
+    return _record("paused", body, trial, lease)
 
 
 def promoted(trial: int, lease: int, *, until_epoch: int) -> Record:
@@ -149,12 +158,13 @@ def promoted(trial: int, lease: int, *, until_epoch: int) -> Record:
 
     Whoever has that lease starts it; if it dies before, the lease is lost like any other.
     """
-    return _record("promoted", trial, lease, until_epoch=until_epoch)
+    return _record("promoted", {"until_epoch": until_epoch}, trial, lease)
 
 
 def finished(trial: int, lease: int, *, reason: str, values: Mapping[str, float], wall_seconds: float) -> Record:
     """Return the record of a trial's end; `reason` is "completed", "stopped" or "cancelled"."""
-    return _record("finished", trial, lease, reason=reason, values=values, wall_seconds=wall_seconds)
+    body = {"reason": reason, "values": dict(values), "wall_seconds": _rounded(wall_seconds)}
+    return _record("finished", body, trial, lease)
 
 
 def failed(
@@ -172,16 +182,15 @@ def failed(
     `raised` has the fields of `RaisedAt`, if a line of the user's code is known. Of a very long message the beginning
     is kept, of a traceback the end.
     """
-    return _record(
-        "failed",
-        trial,
-        lease,
-        failure=failure,
-        message=message[:_MOST_CHARACTERS],
-        traceback=traceback[-_MOST_CHARACTERS:],
-        **({} if raised is None else {"raised": dict(raised)}),
-        wall_seconds=wall_seconds,
-    )
+    body = {
+        "failure": failure,
+        "message": message[:_MOST_CHARACTERS],
+        "traceback": traceback[-_MOST_CHARACTERS:],
+        "wall_seconds": _rounded(wall_seconds),
+    }
+    if raised is not None:
+        body["raised"] = dict(raised)
+    return _record("failed", body, trial, lease)
 
 
 def lost(trial: int, lease: int, *, why: str, blame: bool) -> Record:
@@ -189,13 +198,19 @@ def lost(trial: int, lease: int, *, why: str, blame: bool) -> Record:
 
     `blame` tells whether the trial itself may be the cause: its process died while its driver was well and not leaving.
     """
-    return _record("lost", trial, lease, why=why[:_MOST_CHARACTERS], blame=blame)
+    return _record("lost", {"why": why[:_MOST_CHARACTERS], "blame": blame}, trial, lease)
 
 
 def note(name: str, value: Any, trial: int | None = None) -> Record:
     """Return an annotation of the study or of one trial."""
-    return _record("note", trial, name=name, value=value)
+    return _record("note", {"name": name, "value": value}, trial)
 
 
-def _record(kind: str, trial: int | None = None, lease: int | None = None, **fields: Any) -> Record:
-    return Record(kind, body_of(kind, fields), trial, lease)
+def _rounded(seconds: float) -> float:
+    """Return a time to the microsecond, as a float of Python whatever kind of number it was."""
+    return round(float(seconds), 6)
+
+
+def _record(kind: str, body: dict[str, Any], trial: int | None = None, lease: int | None = None) -> Record:
+    check_body(kind, body)
+    return CheckedRecord(kind, body, trial, lease)

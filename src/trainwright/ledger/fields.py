@@ -1,13 +1,11 @@
-"""What a field of a record may hold: types that check the values of many records at once.
+"""The types of a record's fields: what a value may be, and how the documentation calls that.
 
-Each check takes a column, the values that one field has in many records, and is nothing but a few calls of C functions
-over it: every worker reads every record of the others. A column that does not fit is checked again value by value.
+Every record of another writer is checked, one by one, so each check is a few comparisons of exact types and bounds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any, Protocol
 
 from trainwright.errors import ObjectiveError
@@ -41,6 +39,7 @@ _LARGEST = 2**53  # up to which every reader of JSON knows whole numbers exactly
 _LONGEST_SECONDS = 1e12
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 _SCALARS = frozenset({float, int, str, bool, type(None)})
+_WIDEST = 2**1000  # which `float` takes
 
 
 class Type(Protocol):
@@ -50,22 +49,13 @@ class Type(Protocol):
     def text(self) -> str:
         """The type as a reader of the documentation knows it."""
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values (at least one) are of the type."""
-
-    def made(self, value: Any) -> Any:
-        """Return what is written for a value that a caller gives."""
-
-
-class _Plain:
-    def made(self, value: Any) -> Any:
-        """Return the value as it is."""
-        return value
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(_Plain):
-    """A whole number from `minimum` to `maximum`."""
+class Whole:
+    """A whole number from `minimum` to `maximum`; true and false are no numbers."""
 
     minimum: int = 0
     maximum: int = _LARGEST
@@ -75,9 +65,9 @@ class Whole(_Plain):
         """The type as a reader of the documentation knows it."""
         return f"whole number >= {self.minimum}"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type; true and false are no numbers."""
-        return {*map(type, column)} == {int} and self.minimum <= min(column) and max(column) <= self.maximum
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return type(value) is int and self.minimum <= value <= self.maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,48 +77,42 @@ class Seconds:
     maximum: float = _LONGEST_SECONDS
     text: str = "seconds >= 0"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        if not {*map(type, column)} <= {float, int}:
-            return False
-        return bool(min(column) >= 0 and max(column) <= self.maximum and sum(column) >= 0)  # a sum finds NaN too
-
-    def made(self, value: Any) -> Any:
-        """Return the value to the microsecond."""
-        return round(float(value), 6)
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type; NaN is in no order and fails the comparison."""
+        return (type(value) is float or type(value) is int) and 0 <= value <= self.maximum
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_Plain):
+class Text:
     """Any text."""
 
     text: str = "text"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        return {*map(type, column)} == {str}
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return type(value) is str
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(_Plain):
+class Flag:
     """True or false."""
 
     text: str = "true or false"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        return {*map(type, column)} == {bool}
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return type(value) is bool
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing(_Plain):
+class Nothing:
     """Null."""
 
     text: str = "null"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        return {*map(type, column)} == {type(None)}
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return value is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +126,9 @@ class Optional:
         """The type as a reader of the documentation knows it."""
         return f"{self.of.text}, or null"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        if None in column:
-            column = [value for value in column if value is not None]
-        return not column or self.of.fits(column)
-
-    def made(self, value: Any) -> Any:
-        """Return what the other type makes of a value."""
-        return None if value is None else self.of.made(value)
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return value is None or self.of.fits(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +137,9 @@ class Texts:
 
     text: str = "list of texts"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        return {*map(type, column)} == {list} and {*map(type, chain.from_iterable(column))} <= {str}
-
-    def made(self, value: Any) -> Any:
-        """Return the value as a list."""
-        return list(value)
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return type(value) is list and {*map(type, value)} <= {str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +148,9 @@ class TextMap:
 
     text: str = "object of texts"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        found = _items(column)
-        return found is not None and {*map(type, found)} <= {str}
-
-    def made(self, value: Any) -> Any:
-        """Return the value as a dict."""
-        return dict(value)
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return type(value) is dict and {*map(type, value), *map(type, value.values())} <= {str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,55 +159,49 @@ class Numbers:
 
     text: str = 'object of numbers, "nan", "inf" or "-inf"'
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        found = _items(column)
-        return found is not None and ({*map(type, found)} <= {float} or all(map(_number, found)))
-
-    def made(self, value: Any) -> Any:
-        """Return the value as a dict."""
-        return dict(value)
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        if type(value) is not dict:
+            return False
+        for name, number in value.items():
+            # Nearly every number is a float; the call for other kinds is made for the rest only.
+            if type(name) is not str or (type(number) is not float and not _is_number(number)):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class Number(_Plain):
+class Number:
     """A number; NaN and infinities are the texts that `float` reads back."""
 
     text: str = 'number, "nan", "inf" or "-inf"'
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        return {*map(type, column)} <= {float} or all(map(_number, column))
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return type(value) is float or _is_number(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Params(_Plain):
+class Params:
     """A value for each of several parameters: of JSON, whole numbers as large as a double can tell apart."""
 
     text: str = "object of JSON values"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        found = _items(column)
-        return found is not None and _all_flat_enough(found)
-
-
-_WIDEST = 2**1000  # which `float` takes
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return _is_json_object(value, DEEPEST + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Json(_Plain):
+class Json:
     """Any value of JSON, of bounded depth; `kind` narrows it to objects."""
 
     kind: type = object
     text: str = f"JSON, at most {DEEPEST} levels deep"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        if self.kind is not dict:
-            return _all_flat_enough(column)
-        found = _items(column)
-        return found is not None and _all_flat_enough(found, DEEPEST - 1)
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        return _is_json_object(value, DEEPEST) if self.kind is dict else _is_json(value, DEEPEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,34 +222,27 @@ class Goals:
         """Return the type of a study's constraints."""
         return cls(lambda texts: parse_constraints(texts, ()), "list of constraints", "bytes <= 1")
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        if not Texts().fits(column):
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        if not Texts().fits(value):
             return False
         try:
-            for texts in column:
-                self.parse(texts)
+            self.parse(value)
         except ObjectiveError:
             return False
         return True
 
-    def made(self, value: Any) -> Any:
-        """Return the value as a list."""
-        return list(value)
-
 
 @dataclass(frozen=True, slots=True)
-class SpaceTable(_Plain):
+class SpaceTable:
     """A search space as `Space.to_json` gives it, as far as this package looks into it: its parameters have names."""
 
     text: str = "object, as `Space.to_json` gives it"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are of the type."""
-        return Json(dict).fits(column) and all(map(self._named, column))
-
-    @staticmethod
-    def _named(value: Mapping[str, Any]) -> bool:
+    def fits(self, value: Any) -> bool:
+        """Whether the value is of the type."""
+        if not _is_json_object(value, DEEPEST):
+            return False
         parameters = value.get("parameters", [])
         return isinstance(parameters, list | tuple) and all(
             isinstance(one, dict) and isinstance(one.get("name"), str) for one in parameters
@@ -310,8 +266,8 @@ class Shape:
     fields: tuple[Field, ...]
 
     @cached_property
-    def checks(self) -> tuple[tuple[str, bool, Callable[[Sequence[Any]], bool]], ...]:
-        """What `fits` looks up for each field: it runs for every look at what others wrote."""
+    def _checks(self) -> tuple[tuple[str, bool, Callable[[Any], bool]], ...]:
+        # Looked up once: `fits` runs for every record that others wrote.
         return tuple((field.name, field.required, field.type.fits) for field in self.fields)
 
     @property
@@ -319,19 +275,16 @@ class Shape:
         """The type as a reader of the documentation knows it."""
         return f"object with {', '.join(field.name for field in self.fields)}"
 
-    def fits(self, column: Sequence[Any]) -> bool:
-        """Whether all of these values are objects with the fields."""
-        if {*map(type, column)} != {dict}:
+    def fits(self, value: Any) -> bool:
+        """Whether the value is an object with the fields."""
+        if type(value) is not dict:
             return False
-        try:
-            for name, required, fits in self.checks:
-                if required:
-                    if not fits([body[name] for body in column]):
-                        return False
-                elif (there := [body[name] for body in column if name in body]) and not fits(there):
+        for name, required, fits in self._checks:
+            if name in value:
+                if not fits(value[name]):
                     return False
-        except KeyError:
-            return False
+            elif required:
+                return False
         return True
 
     def why(self, value: Any) -> str:
@@ -342,41 +295,35 @@ class Shape:
             if field.name not in value:
                 if field.required:
                     return f"{field.name} is missing"
-            elif not field.type.fits([value[field.name]]):
+            elif not field.type.fits(value[field.name]):
                 if isinstance(field.type, Shape):
                     return f"{field.name}: {field.type.why(value[field.name])}"
                 return f"{field.name} is no {field.type.text}"
         return "it does not fit"
 
-    def made(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the object with its fields in their order, each as its type writes it."""
-        return {f.name: f.type.made(value[f.name]) for f in self.fields if f.required or f.name in value}
 
-
-def _items(column: Sequence[Any]) -> list[Any] | None:
-    """Return the values of all objects of a column; None if one is no object, or a name is no text."""
-    if {*map(type, column)} != {dict} or not {*map(type, chain.from_iterable(column))} <= {str}:
-        return None
-    return [*chain.from_iterable(map(dict.values, column))]
-
-
-def _number(value: Any) -> bool:
-    if isinstance(value, float):
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):  # also a float64 of numpy, which is a float
         return True
     if isinstance(value, str):
         return value in _NOT_FINITE
     return type(value) is int and -_WIDEST <= value <= _WIDEST
 
 
-def _all_flat_enough(values: Sequence[Any], depth: int = DEEPEST) -> bool:
-    kinds = {*map(type, values)}
-    if not kinds <= _SCALARS:
-        return all(_flat_enough(value, depth) for value in values)
-    whole = [value for value in values if type(value) is int] if int in kinds else ()
-    return not whole or bool(min(whole) >= -_WIDEST and max(whole) <= _WIDEST)
+def _is_json_object(value: Any, depth: int) -> bool:
+    """Whether a value is an object of JSON, with at most `depth` levels, its own among them."""
+    if type(value) is not dict:
+        return False
+    for name, item in value.items():
+        kind = type(item)
+        # What most values are is seen without a call.
+        plain = kind is float or kind is str
+        if type(name) is not str or not (plain or _is_json(item, depth - 1)):
+            return False
+    return True
 
 
-def _flat_enough(value: Any, depth: int = DEEPEST) -> bool:
+def _is_json(value: Any, depth: int) -> bool:
     """Whether a value is of JSON, with at most `depth` levels and no whole number that `float` does not take."""
     kind = type(value)
     if kind is int:
@@ -386,7 +333,7 @@ def _flat_enough(value: Any, depth: int = DEEPEST) -> bool:
     if not depth:
         return False
     if kind is dict:
-        return {*map(type, value)} <= {str} and all(_flat_enough(item, depth - 1) for item in value.values())
+        return _is_json_object(value, depth)
     if isinstance(value, list | tuple):
-        return all(_flat_enough(item, depth - 1) for item in value)
+        return all(_is_json(item, depth - 1) for item in value)
     return isinstance(value, float)  # a number of numpy

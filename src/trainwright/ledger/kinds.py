@@ -5,7 +5,6 @@ of the table is kept and ignored, and so are kinds that are not in it: a later v
 """
 
 import reprlib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -32,7 +31,7 @@ from trainwright.ledger.fields import (
     Whole,
 )
 
-__all__ = ["KINDS", "NOTES", "Kind", "body_of", "misfits"]
+__all__ = ["KINDS", "NOTES", "Kind", "check_body", "misfits"]
 
 
 _A_TRIAL, _A_LEASE = Whole(0, 2**31), Whole(1, 2**31)
@@ -243,55 +242,44 @@ _STAMP: Mapping[str, Type] = MappingProxyType(  # in the order of `Record`
         "v": Whole(1),
     }
 )
-_STAMP_CHECKS = tuple(of.fits for of in _STAMP.values())
+_SEQ_FITS, _AT_FITS, _VERSION_FITS = (_STAMP[name].fits for name in ("seq", "at", "v"))
+_CHECKS = MappingProxyType(
+    {name: (kind.trial.fits, kind.lease.fits, kind.body.fits) for name, kind in KINDS.items()}
+)  # looked up for every record that others wrote
+_UNKNOWN_CHECKS = (_UNKNOWN.trial.fits, _UNKNOWN.lease.fits, _UNKNOWN.body.fits)
 
 
-def body_of(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a new record from the fields of its kind; raises `InputError` for one that does not fit."""
-    shape = KINDS[kind].body
-    body = shape.made(fields)
-    if not _bodies_fit(kind, [body]):
+def check_body(kind: str, body: Mapping[str, Any]) -> None:
+    """Check the body of a new record of a kind of the table; raises `InputError` for one that nobody would read."""
+    if not (_CHECKS[kind][2](body) and (kind != "note" or _note_fits(body))):
         raise InputError(f"record {kind!r}: {_why_body(kind, body)}; it would not be read")
-    return body
 
 
 def misfits(records: Sequence[tuple[Any, ...]]) -> dict[int, str]:
     """Return which records, as tuples in the order of `Record`, do not fit the table: their places, and why."""
-    if not records or _fit(records):
+    if all(map(_fits, records)):
         return {}
-    return {place: _why(record) for place, record in enumerate(records) if not _fit([record])}
+    return {place: _why(record) for place, record in enumerate(records) if not _fits(record)}
 
 
-def _fit(records: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether all of these fit. They are looked at by columns: a thousand at once take a tenth of one by one."""
-    kinds, *rest = zip(*records, strict=True)
-    if {*map(type, kinds)} != {str}:
+def _fits(record: tuple[Any, ...]) -> bool:
+    kind, body, trial, lease, writer, seq, at, version = record
+    if type(kind) is not str or type(writer) is not str:
         return False
-    for fits, column in zip(_STAMP_CHECKS, rest[3:], strict=True):
-        if not fits(column):
-            return False
-    if len({*kinds}) == 1:
-        return _group_fits(kinds[0], *rest[:3])
-    groups: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    for record in records:
-        groups[record[0]].append(record[1:4])
-    return all(_group_fits(kind, *zip(*group, strict=True)) for kind, group in groups.items())
-
-
-def _group_fits(kind: str, bodies: Sequence[Any], trials: Sequence[Any], leases: Sequence[Any]) -> bool:
-    known = KINDS.get(kind, _UNKNOWN)
-    if not (known.trial.fits(trials) and known.lease.fits(leases) and _bodies_fit(kind, bodies)):
+    if not (_SEQ_FITS(seq) and _AT_FITS(at) and _VERSION_FITS(version)):
         return False
-    if kind != "proposed" or not any(leases):
-        return True
-    return _STARTED_SHAPE.fits([body for body, lease in zip(bodies, leases, strict=True) if lease])
+    trial_fits, lease_fits, body_fits = _CHECKS.get(kind, _UNKNOWN_CHECKS)
+    if not (trial_fits(trial) and lease_fits(lease) and body_fits(body)):
+        return False
+    if kind == "note":
+        return _note_fits(body)
+    # A proposal under a lease starts its trial at once, so it has the fields of a start, too.
+    return kind != "proposed" or not lease or _STARTED_SHAPE.fits(body)
 
 
-def _bodies_fit(kind: str, bodies: Sequence[Any]) -> bool:
-    return KINDS.get(kind, _UNKNOWN).body.fits(bodies) and (
-        kind != "note"
-        or all(NOTES[body["name"]].type.fits([body["value"]]) for body in bodies if body["name"] in NOTES)
-    )
+def _note_fits(body: Mapping[str, Any]) -> bool:
+    known = NOTES.get(body["name"])
+    return known is None or known.type.fits(body["value"])
 
 
 def _why(record: tuple[Any, ...]) -> str:
@@ -302,7 +290,7 @@ def _why(record: tuple[Any, ...]) -> str:
     known = KINDS.get(kind, _UNKNOWN)
     types = {"trial": known.trial, "lease": known.lease, **_STAMP}
     for (name, of), value in zip(types.items(), (trial, lease, *stamps), strict=True):
-        if not of.fits([value]):
+        if not of.fits(value):
             return f"it is no record {reprlib.repr(kind)}: {name} is no {of.text}"
     return f"it is no record {reprlib.repr(kind)}: {_why_body(kind, body, begun=lease is not None)}"
 
@@ -311,6 +299,6 @@ def _why_body(kind: str, body: Any, *, begun: bool = False) -> str:
     if kind not in KINDS:
         return "its body is no object"
     shapes = [KINDS[kind].body, *([_STARTED_SHAPE] if begun and kind == "proposed" else [])]
-    if kind == "note" and shapes[0].fits([body]):
+    if kind == "note" and shapes[0].fits(body):
         shapes = [Shape((NOTES[body["name"]],))]
-    return next((shape.why(body) for shape in shapes if not shape.fits([body])), "")
+    return next((shape.why(body) for shape in shapes if not shape.fits(body)), "")

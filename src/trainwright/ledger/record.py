@@ -12,7 +12,7 @@ from zlib import crc32
 from trainwright.errors import LedgerError, LedgerTooNew
 from trainwright.ledger.kinds import misfits
 
-__all__ = ["FORMAT", "LONGEST", "Record"]
+__all__ = ["FORMAT", "LONGEST", "CheckedRecord", "Record"]
 
 FORMAT = 1
 """The newest format of records that this version reads, and the one that it writes."""
@@ -44,7 +44,8 @@ class Record(NamedTuple):
 
     def stamped(self, writer: str, seq: int, at: float) -> "Record":
         """Return this record as written by `writer` as its `seq`-th, at wall time `at` (s)."""
-        return Record(self.kind, self.body, self.trial, self.lease, writer, seq, round(at, 6), self.v)
+        kind, body, trial, lease, _, _, _, version = self
+        return _made((kind, body, trial, lease, writer, seq, round(at, 6), version))
 
     def line(self) -> bytes:
         """Return the record's journal line: crc32 in 8 hex digits, a space, canonical JSON, a newline.
@@ -90,6 +91,12 @@ class Record(NamedTuple):
         sound = [*map(_sound, sums, texts)]
         found = iter(_parsed([text for text, ok in zip(texts, sound, strict=True) if ok]))
         return [next(found) if ok else "its checksum does not hold" for ok in sound]
+
+
+class CheckedRecord(Record):
+    """A new record that was checked when it was made: a ledger in memory need not check it a second time."""
+
+    __slots__ = ()
 
 
 def _parsed(texts: Sequence[bytes]) -> "list[Record | str]":

@@ -137,17 +137,23 @@ class RedisLedger:
         while True:
             wanted = _ENTRIES if most is None else min(most, _ENTRIES)
             entries = self._entries(cursor, wanted)
-            lines = [(entry, line) for entry, fields in entries for line in fields.get(b"r", b"-").splitlines()]
-            for (entry, line), record in zip(lines, Record.of_lines([line for _, line in lines]), strict=True):
-                if isinstance(record, Record):
-                    records.append(record)
-                else:
-                    name = f"{self.study} {entry.decode()}"
-                    self._dropped[name, line] = Dropped(name, 0, len(line), record)
+            lines = [line for _, fields in entries for line in _lines_of(fields)]
+            found = Record.of_lines(lines)
+            if str in {*map(type, found)}:
+                self._drop_damaged(entries, found)
+            records += [record for record in found if not isinstance(record, str)]
             if entries:
                 cursor = entries[-1][0]
             if len(entries) < wanted or (most is not None and len(records) >= most):
                 return records, cursor
+
+    def _drop_damaged(self, entries: list[Any], found: list[Record | str]) -> None:
+        """Keep the lines that hold no record, each with its entry and the reason."""
+        lines = [(entry, line) for entry, fields in entries for line in _lines_of(fields)]
+        for (entry, line), record in zip(lines, found, strict=True):
+            if isinstance(record, str):
+                name = f"{self.study} {entry.decode()}"
+                self._dropped[name, line] = Dropped(name, 0, len(line), record)
 
     def _entries(self, cursor: Cursor | None, most: int) -> list[Any]:
         """Return entries behind `cursor`; the one at the cursor is asked for too, and tells that it is still there."""
@@ -284,6 +290,11 @@ def _connected(location: str) -> "redis.Redis":
     return redis.Redis.from_url(
         location, retry=Retry(NoBackoff(), 0), socket_timeout=_SOCKET_SECONDS, socket_connect_timeout=_SOCKET_SECONDS
     )
+
+
+def _lines_of(fields: dict[bytes, bytes]) -> list[bytes]:
+    """Return the journal lines of a stream's entry; an entry without records counts as one damaged line."""
+    return fields.get(b"r", b"-").splitlines()
 
 
 def _parsed(url: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from trainwright.plan.oracle import NoPlan, Oracle
 from trainwright.plan.parallel_plan import Bottleneck, Breakdown, Degrees, ParallelPlan, Rejection
 from trainwright.plan.ranking import Ranking
 from trainwright.plan.scaling_curve import ScalingCurve
-from trainwright.plan.surroundings import Input, Saving
+from trainwright.plan.step_overheads import Input, Saving
 from trainwright.plan.verdict import Verdict, judge, verdicts
 
 __all__ = [

@@ -4,9 +4,9 @@
 
 import numpy as np
 
-from trainwright.plan.mesh import AXES, Ints, Mesh
-from trainwright.plan.strategies import Load, Strategy
-from trainwright.plan.work import Work
+from trainwright.plan.parallel.mesh import AXES, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.strategies.registry import Load, Strategy
 
 __all__ = ["StrategyConformance"]
 

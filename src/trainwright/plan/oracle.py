@@ -9,24 +9,24 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
-from trainwright.plan.assembly import assemble
 from trainwright.plan.assumptions import Assumptions
-from trainwright.plan.candidates import CHUNKS, EXCLUSIVE, shapes
-from trainwright.plan.intervals import with_ties
-from trainwright.plan.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
+from trainwright.plan.byte_sizes import apart
+from trainwright.plan.parallel.assembly import assemble
+from trainwright.plan.parallel.candidates import CHUNKS, EXCLUSIVE, shapes
+from trainwright.plan.parallel.intervals import with_ties
+from trainwright.plan.parallel.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.pricing import Pricer
+from trainwright.plan.parallel.recomputation import choices_of
+from trainwright.plan.parallel.search import Found, search
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.tensor import falls_evenly
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan, Rejection
+from trainwright.plan.plan_query import Request
 from trainwright.plan.precisions import Profiles, profile_in
-from trainwright.plan.pricing import Pricer
 from trainwright.plan.ranking import Ranking
-from trainwright.plan.recomputation import choices_of
-from trainwright.plan.request import Request
 from trainwright.plan.scaling_curve import ScalingCurve
-from trainwright.plan.search import Found, search
-from trainwright.plan.sizes import apart
-from trainwright.plan.strategies import STRATEGIES
-from trainwright.plan.strategies.tensor import falls_evenly
-from trainwright.plan.surroundings import Input, Saving
-from trainwright.plan.work import Work
+from trainwright.plan.step_overheads import Input, Saving
 
 __all__ = ["NoPlan", "Oracle"]
 

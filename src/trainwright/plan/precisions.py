@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trainwright.profile import Profile
+from trainwright.model.profile import Profile
 
 __all__ = ["Profiles", "conversion", "profile_in"]
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainwright.errors import InputError
+from trainwright.plan.byte_sizes import apart, size
 from trainwright.plan.oracle import Oracle
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.precision import precision_of
+from trainwright.plan.parallel.recomputation import choices_of
 from trainwright.plan.parallel_plan import Degrees, ParallelPlan
 from trainwright.plan.precisions import Profiles, profile_in
-from trainwright.plan.recomputation import choices_of
-from trainwright.plan.sizes import apart, size
-from trainwright.plan.state import precision_of
-from trainwright.plan.work import Work
 
 __all__ = ["MARGIN", "Verdict", "judge", "verdicts"]
 

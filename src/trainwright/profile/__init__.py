@@ -1,8 +1,7 @@
-"""A torch module and a sample become a chain of layers with time and bytes."""
+"""Profiles of models: what `trainwright.model` makes, under the names that programs use."""
 
-from trainwright.profile.described import describe_transformer
-from trainwright.profile.layer import Block, Layer, Stage, Transformer
-from trainwright.profile.profile import Profile
-from trainwright.profile.traces import Traces
+from trainwright.model.describe.transformer import describe_transformer
+from trainwright.model.profile import Profile
+from trainwright.model.traces import Traces
 
-__all__ = ["Block", "Layer", "Profile", "Stage", "Traces", "Transformer", "describe_transformer"]
+__all__ = ["Profile", "Traces", "describe_transformer"]

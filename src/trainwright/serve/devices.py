@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.granted import granted_cores
+from trainwright.cluster.cgroup_limits import granted_cores
 from trainwright.cluster.laptop import host_memory_bytes
 from trainwright.errors import DeviceError
 from trainwright.serve.threads import asked_threads

@@ -15,9 +15,9 @@ from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.library.weights import build_network
 from trainwright.errors import EnsembleError, ProfileError
-from trainwright.profile import Profile
-from trainwright.profile.layer import Block, Layer
-from trainwright.profile.roofline import predicted
+from trainwright.model.layer import Block, Layer
+from trainwright.model.measure.roofline import predicted
+from trainwright.model.profile import Profile
 from trainwright.serve.memory import Footprint, MemoryModel
 from trainwright.serve.tables import TimeTables
 

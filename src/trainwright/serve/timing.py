@@ -240,7 +240,7 @@ def _peak_bytes(call: Callable[[], None], device: str) -> int:
         before = torch.cuda.memory_allocated(device)
         call()
         return int(torch.cuda.max_memory_allocated(device) - before)
-    from trainwright.profile.storages import StorageTracker
+    from trainwright.model.trace.storages import StorageTracker
 
     tracker = StorageTracker()
     with tracker:

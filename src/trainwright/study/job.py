@@ -11,10 +11,10 @@ from typing import Any, Self
 from trainwright.engine import FunctionReference, TrainFunction, load_reference
 from trainwright.errors import EngineError, StudyError
 from trainwright.ledger import State
+from trainwright.plugins import describe, make
 from trainwright.schedule import Scheduler
 from trainwright.search import ExpectedGain
 from trainwright.study.budget import Budget
-from trainwright.study.settings import built, described
 from trainwright.train import OptunaObjective
 
 __all__ = ["Job"]
@@ -50,9 +50,9 @@ class Job:
     ) -> Self:
         """Return the job of running `train` so."""
         parts: dict[str, Any] = {
-            "rule": described("rule", scheduler.rule),
-            "policy": described("policy", scheduler.policy),
-            "stop": described("stop", stop_when),
+            "rule": describe("rule", scheduler.rule),
+            "policy": describe("policy", scheduler.policy),
+            "stop": describe("stop", stop_when),
         }
         try:
             reference = FunctionReference.of(train)
@@ -114,11 +114,11 @@ class Job:
                 f"the study runs under a {part} of its user's own making, which cannot be made from its records; "
                 f"give it: {how}"
             )
-        return Scheduler(built("rule", self.rule), built("policy", self.policy))
+        return Scheduler(make("rule", self.rule), make("policy", self.policy))
 
     def complete(self, budget: Budget) -> Budget:
         """Return the budget with trials and rule to stop of this job, where it names none."""
-        stop = built("stop", self.stop) if budget.stop_when is None and self.stop is not None else budget.stop_when
+        stop = make("stop", self.stop) if budget.stop_when is None and self.stop is not None else budget.stop_when
         return replace(budget, trials=self.trials if budget.trials is None else budget.trials, stop_when=stop)
 
     def difference(self, other: "Job") -> str | None:

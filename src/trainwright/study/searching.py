@@ -7,9 +7,9 @@ from typing import Any, Self, cast
 
 from trainwright.errors import StudyError
 from trainwright.ledger import Record, State, facts
+from trainwright.plugins import describe, make
 from trainwright.search import DefaultSearcher, Searcher
 from trainwright.study.book import Book
-from trainwright.study.settings import built, described
 
 __all__ = ["SearcherFact", "Searching"]
 
@@ -27,7 +27,7 @@ class SearcherFact:
     @classmethod
     def of(cls, searcher: Searcher) -> Self:
         """Return the fact of a searcher."""
-        table, kind = described("searcher", searcher), type(searcher)
+        table, kind = describe("searcher", searcher), type(searcher)
         if table is not None:
             settings = ", ".join(f"{key}={_short(value)}" for key, value in table.items() if key != "name")
             return cls(table=table, text=f"{table['name']}({settings})")
@@ -60,7 +60,7 @@ class SearcherFact:
             raise StudyError(
                 f"the study is searched by {self.text}, which cannot be made from its records; give it: {how}"
             )
-        return cast(Searcher, built("searcher", self.table))
+        return cast(Searcher, make("searcher", self.table))
 
 
 class Searching:

@@ -14,9 +14,9 @@ import numpy as np
 from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.train.batching import portion
-from trainwright.train.fetching import Request, Samples, requesting, seed_of
 from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown
 from trainwright.train.sampling import InOrder, Order, Shuffled, Weighted
+from trainwright.train.worker_dataset import Request, Samples, requesting, seed_of
 
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial

@@ -21,7 +21,7 @@ def parallelise(model: "torch.nn.Module", plan: "ParallelPlan", *, sync_bn: bool
     for what cannot be set up.
     """
     try:
-        from trainwright.train.parallel.strategies import set_up
+        from trainwright.train.parallel.setup import set_up
     except ImportError as error:
         raise MissingExtra.of("a parallel plan", "torch", "torch") from error
     return set_up(model, plan, sync_bn=sync_bn)

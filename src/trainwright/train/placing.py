@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trainwright.train.sharing import Batches
+from trainwright.train.loader_sharding import Batches
 
 __all__ = ["PlacedBatches", "place_batch"]
 

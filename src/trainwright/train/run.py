@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
+from trainwright.train.batch_slicing import cut, samples_in
 from trainwright.train.batching import Batching, BatchRule, Step
-from trainwright.train.cutting import cut, samples_in
+from trainwright.train.loader_sharding import Batches, batches_of
 from trainwright.train.placing import PlacedBatches
 from trainwright.train.planned import planned
 from trainwright.train.rescaling import RateRule, Rescaling
-from trainwright.train.sharing import Batches, batches_of
 from trainwright.train.slots import Slots
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import TrialError
-from trainwright.train.cutting import cut, samples_in
-from trainwright.train.fetching import generators_kept, sample_key, seed_generators
+from trainwright.train.batch_slicing import cut, samples_in
+from trainwright.train.worker_dataset import generators_kept, sample_key, seed_generators
 
 if TYPE_CHECKING:
     import torch

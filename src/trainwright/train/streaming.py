@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
-from trainwright.train.fetching import requesting, sample_key, seed_generators, seed_of, undisturbed
 from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown
 from trainwright.train.loader import place_of
+from trainwright.train.worker_dataset import requesting, sample_key, seed_generators, seed_of, undisturbed
 
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial

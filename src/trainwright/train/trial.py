@@ -19,11 +19,11 @@ from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd
 from trainwright.train.batching import BatchRule
 from trainwright.train.group import WAIT_SECONDS, meet
-from trainwright.train.keeping import TrialCheckpoints
 from trainwright.train.misuse import instead_of
 from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
+from trainwright.train.trial_checkpoints import TrialCheckpoints
 
 if TYPE_CHECKING:
     import torch

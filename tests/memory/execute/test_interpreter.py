@@ -232,7 +232,7 @@ def test_cuts():
 
 def test_dropped_graphs_go():
     """A graph that a plan deletes without a backward gives its bytes back."""
-    from trainwright.profile.storages import StorageTracker
+    from trainwright.model.trace.storages import StorageTracker
 
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())))
     x = torch.randn(64, 64)

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from trainwright.profile import Block, Layer, Profile
-from trainwright.profile.layer import Transformer
+from trainwright.model.layer import Block, Layer, Transformer
+from trainwright.model.profile import Profile
 
 KINDS = {nn.Linear: "linear", nn.Conv2d: "conv", nn.MaxPool2d: "pool", nn.LayerNorm: "norm"}
 

@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.cluster import Cluster
 from trainwright.plan import Degrees, Oracle
 from trainwright.train import parallelise
-from trainwright.train.parallel import Tally
+from trainwright.train.parallel.collective_counter import Tally
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

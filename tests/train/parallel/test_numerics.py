@@ -11,8 +11,8 @@ from torch import nn
 
 from trainwright.cluster import Cluster
 from trainwright.errors import UnsupportedPlan
+from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Profile
 from trainwright.train import parallelise
 
 pytestmark = [

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from trainwright.cluster import Cluster
 from trainwright.errors import UnsupportedPlan
+from trainwright.model.profile import Profile
+from trainwright.model.trace.storages import StorageTracker
 from trainwright.plan import Degrees, Oracle
-from trainwright.profile import Profile
-from trainwright.profile.storages import StorageTracker
 from trainwright.train import Assignment, Trial, parallelise
 
 pytestmark = [

@@ -11,7 +11,8 @@ from trainwright.cli.workflow.stages import ORDER, make_stages
 from trainwright.engine import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
-from trainwright.study.settings import built, only_known
+from trainwright.plugins import make
+from trainwright.settings import refuse_unknown
 
 __all__ = ["read_job"]
 
@@ -73,11 +74,11 @@ def _of_python(path: Path, workers: int | None) -> StudyJob:
 
 def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJob:
     content = read_toml(path, "study file", allowed=_ALLOWED)
-    only_known(content, _TABLES, str(path))
+    refuse_unknown(content, _TABLES, str(path))
     for name, table in content.items():
         _check_table(table, f"{path}, [{name}]")
     settings = content.get("study", {})
-    only_known(settings, _STUDY_KEYS, f"{path}, [study]")
+    refuse_unknown(settings, _STUDY_KEYS, f"{path}, [study]")
     for name in ("train", "objectives"):
         if name not in settings:
             raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
@@ -97,7 +98,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else settings.get("directory")
     kinds = ("searcher", "rule", "policy", "stop", "engine")
-    made = {kind: built(kind, content[kind]) for kind in kinds if kind in content}
+    made = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
     scheduler = {kind: made[kind] for kind in ("rule", "policy") if kind in made}
     return StudyJob(
         open_study=lambda: tw.Study(

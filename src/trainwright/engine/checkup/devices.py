@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainwright.cluster.granted import granted_cores, granted_memory_bytes
+from trainwright.cluster.cgroup_limits import granted_cores, granted_memory_bytes
 from trainwright.engine.checkup.finding import Area, Finding, State
 from trainwright.engine.checkup.host import Host
 

@@ -5,15 +5,14 @@ Rules of other distributions come in by entry points of the group "trainwright.c
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib import metadata
 from typing import Any, ClassVar
 
 import numpy as np
 
 from trainwright.ensemble.combine.rule import AllMembersRule, CombinationRule
 from trainwright.ensemble.metrics import SMALLEST, Array
-from trainwright.errors import EnsembleError, closest
+from trainwright.errors import EnsembleError
+from trainwright.plugins import load
 
 __all__ = [
     "RULES",
@@ -27,8 +26,6 @@ __all__ = [
     "find_rule",
     "make_rule",
 ]
-
-ENTRY_POINTS = "trainwright.combinations"
 
 _TIE = 1e-9  # share of the mean probability in a vote
 _HALF_WIDTH = 1e-12  # by which a share of the weights may differ from one half and still be one half
@@ -210,11 +207,8 @@ def find_rule(name: str) -> CombinationRule:
     """Return the rule of a name, built in or installed, with its default settings; refuse unknown names."""
     if name in RULES:
         return RULES[name]
-    installed = _load_installed_rules()
-    if name not in installed:
-        names = [*RULES, *installed]
-        raise EnsembleError(f"rule: got {name!r}; allowed: {', '.join(names)}{closest(name, names)}")
-    return installed[name]
+    rule: CombinationRule = load("combination", name, "rule", EnsembleError)()
+    return rule
 
 
 def make_rule(description: str | Mapping[str, Any] | CombinationRule, output: str) -> CombinationRule:
@@ -236,9 +230,3 @@ def _make(description: str | Mapping[str, Any]) -> CombinationRule:
     if unknown := sorted(set(settings) - set(known)):
         raise EnsembleError(f"rule {name!r}: got setting {unknown[0]!r}; allowed: {', '.join(known) or 'none'}")
     return type(rule)(**{key: tuple(value) for key, value in settings.items()})
-
-
-@cache
-def _load_installed_rules() -> Mapping[str, CombinationRule]:
-    """Return the rules of other distributions: each entry point names a class that needs no arguments."""
-    return {point.name: point.load()() for point in metadata.entry_points(group=ENTRY_POINTS)}

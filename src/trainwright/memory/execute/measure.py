@@ -24,7 +24,7 @@ from trainwright.memory.execute.surroundings import Autocast, swapped
 from trainwright.memory.execute.tracing import as_before
 from trainwright.memory.execute.trees import map_only, tensors_of
 from trainwright.memory.execute.values import saving_nothing, storage_key, written
-from trainwright.profile.storages import StorageTracker
+from trainwright.model.trace.storages import StorageTracker
 
 __all__ = [
     "OPTIMIZERS",

@@ -1,0 +1,194 @@
+"""Links: seconds of every collective by message size, in groups of every size inside a node and across nodes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainwright.cluster.calibration.ranks import Place
+from trainwright.cluster.calibration_fit import Level
+from trainwright.cluster.fitting import median
+from trainwright.cluster.network import ExchangeTimes
+from trainwright.cluster.operation import OPERATIONS
+
+__all__ = ["group_sizes", "measure_links", "message_sizes"]
+
+_FLOAT = 4
+_LEAST_BYTES = 256
+_RUNS, _TOGETHER = 8, 32 * 2**20  # exchanges that are timed together, and their bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Ranks that exchange, and whether this process is one of them."""
+
+    ranks: tuple[int, ...]
+    handle: dist.ProcessGroup
+    here: bool
+    device: torch.device
+
+
+def message_sizes(largest: int) -> list[int]:
+    """Return the sizes to measure in bytes: from 256 to `largest` in powers of 4."""
+    sizes = [_LEAST_BYTES]
+    while sizes[-1] * 4 <= largest:
+        sizes.append(sizes[-1] * 4)
+    return sizes
+
+
+def group_sizes(most: int) -> list[int]:
+    """Return 2, 4, 8, ... up to `most`, and its divisors, for into such groups the ranks of a plan fall."""
+    return [ranks for ranks in range(2, most + 1) if most % ranks == 0 or ranks.bit_count() == 1]
+
+
+def measure_links(here: Place, device: torch.device, *, repeats: int, largest: int) -> tuple[Level, ...]:
+    """Measure the level inside a node, and the one between nodes with one and with all ranks of each.
+
+    All ranks must call it.
+
+    Every size of message is timed in turn, `repeats` times over, so that what disturbs a machine for a while does not
+    fall on one size; of each the median counts, on the rank that takes longest: how ranks find each other changes from
+    one exchange to the next, and the shortest is luck that a training's many do not have. A time is that of several
+    exchanges one after the other, each of its own memory, as a training has them: one alone finds its message in the
+    caches and ends before the other rank's has.
+    """
+    levels = []
+    inside = [(ranks, 1) for ranks in group_sizes(here.on_node)]
+    across = [(nodes, here.on_node) for nodes in group_sizes(here.nodes)]
+    if here.on_node > 1:
+        across += [(nodes * here.on_node, 1) for nodes in group_sizes(here.nodes)]
+    halves = slice(repeats // 2), slice(repeats // 2, None)
+    for name, listed in (("node", inside), ("network", across)):
+        exchanges, spreads = [], []
+        for ranks, stride in listed:
+            on_node = min(ranks, here.on_node // stride)
+            members = tuple(range(0, ranks * stride, stride))
+            handle = dist.new_group(list(members))  # every rank takes part in making every group
+            group = _Group(members, handle, here.rank in members, device)
+            sizes = [_rounded(size, ranks) for size in message_sizes(largest)]
+            for operation in OPERATIONS:
+                series = _gathered(_timed(group, operation, sizes, repeats) if group.here else None)
+                exchanges.append(
+                    ExchangeTimes(
+                        operation=operation,
+                        tier=name,
+                        ranks=ranks,
+                        on_node=on_node,
+                        bytes=tuple(sizes),
+                        seconds=_slowest(series),
+                    )
+                )
+                parts = (_slowest([[each[part] for each in rank] for rank in series]) for part in halves)
+                spreads += [2 * (one - other) / (one + other) for one, other in zip(*parts, strict=True)]
+            if group.here:
+                dist.destroy_process_group(handle)
+        if exchanges:
+            levels.append(
+                Level(
+                    name=name,
+                    devices=here.on_node if name == "node" else here.world,
+                    exchanges=tuple(exchanges),
+                    spreads=tuple(spreads),
+                    only_these_sizes=device.type == "cpu",
+                    flows=_flows(here, device, exchanges, repeats) if name == "network" else 1.0,
+                )
+            )
+    return tuple(levels)
+
+
+def _flows(here: Place, device: torch.device, exchanges: list[ExchangeTimes], repeats: int) -> float:
+    """Return how much longer the largest all-reduce takes when one group for every rank of a node is active at once."""
+    alone = next(
+        each for each in exchanges if (each.operation, each.on_node) == ("all_reduce", 1) and each.ranks == here.nodes
+    )
+    handles = [dist.new_group(list(range(each, here.world, here.on_node))) for each in range(here.on_node)]
+    members = tuple(range(here.local_rank, here.world, here.on_node))
+    group = _Group(members, handles[here.local_rank], True, device)
+    together = _slowest(_gathered(_timed(group, "all_reduce", [alone.bytes[-1]], repeats, among=dist.group.WORLD)))
+    dist.destroy_process_group(group.handle)
+    return max(1.0, together[0] / alone.seconds[-1])
+
+
+def _timed(
+    group: _Group, operation: str, sizes: list[int], repeats: int, *, among: dist.ProcessGroup | None = None
+) -> list[list[float]]:
+    """Return this rank's seconds of every repeat, by size; all ranks `among` which it is done start together."""
+    works = [_Exchanges(group, operation, size) for size in sizes]
+    for work in works:
+        work()
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for series, work in zip(times, works, strict=True):
+            dist.barrier(
+                among or group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None
+            )
+            series.append(_once(work, group.device) / work.runs)
+    return times
+
+
+def _once(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter_ns()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter_ns() - begun) / 1e9
+
+
+def _gathered(times: list[list[float]] | None) -> list[list[list[float]]]:
+    """Return the times of all ranks that took part."""
+    everyone: list[list[list[float]] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, times)
+    return [each for each in everyone if each is not None]
+
+
+def _slowest(series: list[list[list[float]]]) -> tuple[float, ...]:
+    """Return for each size the median repeat of the rank that takes longest."""
+    return tuple(max(median(each) for each in ranks) for ranks in zip(*series, strict=True))
+
+
+def _rounded(size: int, ranks: int) -> int:
+    """Return the bytes of the smallest message of at least `size` that falls into equal parts for all ranks."""
+    return -(-size // (_FLOAT * ranks)) * _FLOAT * ranks
+
+
+class _Exchanges:
+    """`runs` exchanges of `size` bytes, one after the other."""
+
+    def __init__(self, group: _Group, operation: str, size: int) -> None:
+        self.runs = max(1, min(_RUNS, _TOGETHER // size))
+        self._works = [_exchange(group, operation, size) for _ in range(self.runs)]
+
+    def __call__(self) -> None:
+        for work in self._works:
+            work()
+
+
+def _exchange(group: _Group, operation: str, size: int) -> Callable[[], object]:
+    handle = group.handle
+    whole = torch.zeros(size // _FLOAT, device=group.device)
+    part = torch.zeros(whole.numel() // len(group.ranks), device=group.device)
+    other = torch.empty_like(whole)
+    first, second = group.ranks[:2]
+
+    def send() -> None:
+        if dist.get_rank() == first:
+            dist.send(whole, second, group=handle)
+        elif dist.get_rank() == second:
+            dist.recv(whole, first, group=handle)
+
+    # Newer names of reduce_scatter_tensor and all_gather_into_tensor, which warn where these are there.
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    works: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=handle),
+        "reduce_scatter": lambda: reduce_scatter(part, whole, group=handle),
+        "all_gather": lambda: all_gather(whole, part, group=handle),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=handle),
+        "broadcast": lambda: dist.broadcast(whole, first, group=handle),
+        "send": send,
+    }
+    return works[operation]

@@ -1,0 +1,183 @@
+"""Cuts of a graph of operations into a chain, the bytes of each stage of it, and equal stages found once.
+
+A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to the
+rest, and is not written any more. Bytes follow the conventions of `Stage`.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from trainwright.model.layer import Block, Layer, Stage
+
+__all__ = ["Access", "blocks_of", "cuts", "intervals", "joined", "periods"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Which storages an operation touches."""
+
+    reads: frozenset[int]
+    writes: frozenset[int] = frozenset()
+    """Those that it changes in place."""
+    creates: frozenset[int] = frozenset()
+
+
+def cuts(
+    accesses: Sequence[Access], results: Iterable[int], ignored: Iterable[int] = (), barred: Collection[int] = ()
+) -> list[tuple[int, int]]:
+    """Return (place, storage) of each cut: after operation `place` only `storage` is read later, or is of `results`.
+
+    `ignored` storages are there for all (parameters, the sample), at `barred` places is no cut. Of several places with
+    one storage, where only views of it are taken in between, the last is the cut. One sweep over the intervals in which
+    storages are live.
+    """
+    left_out = set(ignored)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    written: dict[int, int] = {}
+    for place, access in enumerate(accesses):
+        for storage in access.reads | access.writes | access.creates:
+            first.setdefault(storage, place if storage in access.creates else -1)
+            last[storage] = place
+        for storage in access.writes:
+            written[storage] = place
+    last.update((storage, len(accesses)) for storage in results if storage in first)
+    starts: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for storage, start in first.items():
+        if storage not in left_out and last[storage] > start:
+            starts.setdefault(start, []).append(storage)
+            ends.setdefault(last[storage], []).append(storage)
+    live = set(starts.get(-1, ()))
+    found: list[tuple[int, int]] = []
+    for place in range(len(accesses) - 1):
+        live.difference_update(ends.get(place, ()))
+        live.update(starts.get(place, ()))
+        if len(live) != 1 or place in barred:
+            continue
+        (storage,) = live
+        if written.get(storage, -1) > place:
+            continue
+        if found and found[-1][1] == storage:
+            found.pop()
+        found.append((place, storage))
+    return found
+
+
+def intervals(places: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Return (first, last) of each stage into which cuts after `places` divide `size` operations."""
+    return [(before + 1, last) for before, last in pairwise([-1, *places, size - 1])]
+
+
+def joined(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
+    """Return the bytes of a run of stages taken as one: as if a single forward and a single backward ran through it.
+
+    `arriving_gradient_bytes` is the gradient of the run's input. Name and layers are for the caller to add.
+    """
+    kept = [0, *accumulate(stage.kept_bytes for stage in stages)]
+    end = stages[-1]
+    forward = max(kept[i + 1] + stage.forward_temporary_bytes for i, stage in enumerate(stages))
+    inputs = [0, *(stage.output_bytes for stage in stages[:-1])]
+    plain = max(inputs[i] + stage.output_bytes + stage.plain_temporary_bytes for i, stage in enumerate(stages))
+    gradients = [arriving_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
+    backward = max(
+        kept[i + 1] + gradients[i] + gradients[i + 1] + stage.backward_temporary_bytes for i, stage in enumerate(stages)
+    )
+    return Block(
+        name=end.name,
+        layers=(),
+        output_bytes=end.output_bytes,
+        kept_bytes=kept[-1],
+        forward_temporary_bytes=max(0, forward - kept[-1]),
+        plain_temporary_bytes=max(0, plain - end.output_bytes),
+        backward_temporary_bytes=max(0, backward - kept[-1] - end.gradient_bytes - arriving_gradient_bytes),
+        gradient_bytes=end.gradient_bytes,
+        stages=tuple(stages),
+    )
+
+
+def periods(
+    signatures: Sequence[Hashable], whole: Callable[[int, int], bool] = lambda _start, _length: True
+) -> list[tuple[int, int, int]]:
+    """Divide a sequence into runs (start, length, count) of `count` equal parts of `length`, from left to right.
+
+    Where several lengths repeat, the one that covers most is taken, and of these the shortest. Only parts that are
+    `whole` (of a start and a length) make a run.
+    """
+    found: list[tuple[int, int, int]] = []
+    start, size = 0, len(signatures)
+    while start < size:
+        best = (1, 1)
+        for length in range(1, (size - start) // 2 + 1):
+            if signatures[start + length] != signatures[start] or not whole(start, length):
+                continue
+            count = 1
+            part = signatures[start : start + length]
+            while signatures[start + count * length : start + (count + 1) * length] == part:
+                count += 1
+            if count > 1 and length * count > best[0] * best[1]:
+                best = (length, count)
+        found.append((start, *best))
+        start += best[0] * best[1]
+    return found
+
+
+def blocks_of(
+    stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], *, input_gradient_bytes: int = 0, fold: bool = True
+) -> tuple[Block, ...]:
+    """Return the blocks of a chain: equal runs of stages become one block with their count, unless `fold` is False."""
+    nameless = [_nameless(stage, found) for stage, found in zip(stages, layers, strict=True)]
+    # the gradient that a stage hands back belongs to its place: stages after different ones are not equal
+    arriving = [input_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
+    signatures = [(own, before) for own, before in zip(nameless, arriving[:-1], strict=True)]
+    paths = [[layer.name.split(".") for layer in found] for found in layers]
+
+    def whole(start: int, length: int) -> bool:
+        parts = [[path for own in paths[i : i + length] for path in own] for i in (start, start + length)]
+        return length == 1 or _apart(*parts)
+
+    runs = periods(signatures, whole) if fold else [(i, 1, 1) for i in range(len(stages))]
+    blocks = []
+    for start, length, count in runs:
+        block = joined(stages[start : start + length], arriving[start])
+        parts = [range(start + i * length, start + (i + 1) * length) for i in range(count)]
+        names = [stages[part[0]].name if length == 1 else _title(stages, layers, part) for part in parts]
+        own = tuple(layer for found in layers[start : start + length] for layer in found)
+        members = tuple(names) if count > 1 else ()
+        begins = tuple(_begins([each for i in part for each in layers[i]], layers[: part[0]]) for part in parts)
+        blocks.append(replace(block, name=names[0], layers=own, count=count, members=members, begins=begins))
+    return tuple(blocks)
+
+
+def _begins(run: Sequence[Layer], before: Sequence[Sequence[Layer]]) -> str:
+    """Return the path of the outermost module whose first layer is the first with weights of a run."""
+    # Weights that two layers share count at the first.
+    weighty = (each.name for each in run if each.weight_elements or each.kind in {"conv", "linear"})
+    path = next(weighty, "").split(".")
+    earlier = [layer.name.split(".") for own in before for layer in own]
+    inside = {tuple(each[:depth]) for each in earlier for depth in range(1, len(each) + 1)}
+    depths = (depth for depth in range(1, len(path) + 1) if tuple(path[:depth]) not in inside)
+    return ".".join(path[: next(depths, len(path))])
+
+
+def _nameless(stage: Stage, layers: Sequence[Layer]) -> Hashable:
+    return replace(stage, name=""), tuple(replace(layer, name="") for layer in layers)
+
+
+def _apart(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> bool:
+    """Whether two neighbouring parts of a chain are of different modules below what all have in common."""
+    shared = 0
+    while all(len(path) > shared for path in (*one, *other)) and len({path[shared] for path in (*one, *other)}) == 1:
+        shared += 1
+    heads = [{path[shared] for path in part if len(path) > shared} for part in (one, other)]
+    return not heads[0] & heads[1]
+
+
+def _title(stages: Sequence[Stage], layers: Sequence[Sequence[Layer]], part: range) -> str:
+    """Return the path that the layers of stages have in common: "blocks.3" of "blocks.3.norm" and "blocks.3.up"."""
+    paths = [layer.name.split(".") for i in part for layer in layers[i]]
+    shared = 0
+    while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
+        shared += 1
+    return ".".join(paths[0][:shared]) if paths and shared else "+".join(stages[i].name for i in part)

@@ -1,0 +1,399 @@
+"""From the recording of a step to a profile: cuts, layers, the bytes of each stage, equal stages once."""
+
+import bisect
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from trainwright.errors import ProfileError
+from trainwright.model.cut.cuts import Access, blocks_of, cuts, intervals
+from trainwright.model.cut.fusion import fused
+from trainwright.model.cut.layers import Gathered, Weights, gather, gather_fused, layer_of
+from trainwright.model.cut.transformer import Attention, attention_in, with_transformers
+from trainwright.model.layer import Layer, Stage
+from trainwright.model.profile import Profile
+from trainwright.model.trace.recorder import Operation
+from trainwright.model.trace.recording import Recording
+from trainwright.model.trace.step import Step
+
+__all__ = ["Chained", "batch_of", "profile_of"]
+
+
+class Chained:
+    """A recording divided at its cuts into stages, and these into layers."""
+
+    def __init__(self, recording: Recording, *, fuse: bool = False) -> None:
+        self.recording = recording
+        operations, storages = recording.operations, recording.storages
+        _, size = recording.parts["forward"]
+        gradients = any(storages[number].carries_gradient for number in recording.results)
+        self.entry = _entry(recording)
+        ignored = set(recording.fixed) - self.entry
+        if gradients:  # what carries none is no activation: masks and positions are common to the stages
+            ignored |= {number for number, stored in storages.items() if not stored.carries_gradient} - self.entry
+        forward = operations[:size]
+        accesses = [
+            Access(self._read(operation), frozenset(operation.writes), frozenset(operation.creates))
+            for operation in forward
+        ]
+        within = {i for i in range(size - 1) if forward[i].leaf and forward[i].call == forward[i + 1].call}
+        if fuse:  # a kernel may not be cut
+            calls = [operation.call if not operation.flops else 0 for operation in forward]
+            within |= {i for i in range(size - 1) if calls[i] == calls[i + 1] != 0}
+        found = cuts(accesses, recording.results, ignored, within)
+        while found and all(operation.is_view for operation in forward[found[-1][0] + 1 :]):
+            found.pop()  # the end only looks at the last stage's result in another way
+        self.spans = intervals([place for place, _ in found], size)
+        self.outputs = [{storage} for _, storage in found] + [set(recording.results) - recording.fixed]
+        self.common = self._common(forward)
+        weights = frozenset(recording.parameters)
+        self.layers = [
+            gather_fused(operations, *span) if fuse else gather(operations, *span, weights) for span in self.spans
+        ]
+        self._stage_of = {i: k for k, (first, last) in enumerate(self.spans) for i in range(first, last + 1)}
+        self.backward_spans = self._lead_back()
+        if fuse:
+            self.recording = fused(recording, self.layers)
+
+    def _read(self, operation: Operation) -> frozenset[int]:
+        """Return what an operation reads; that a loss compares with the input does not make it live so long."""
+        return frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset())
+
+    def _common(self, forward: Sequence[Any]) -> set[int]:
+        """Return what a stage makes and a later one reads beside the cut: masks, positions; charged once."""
+        ends = [last for _, last in self.spans]
+        last_read: dict[int, int] = {}
+        for i, operation in enumerate(forward):
+            for number in operation.reads:
+                last_read[number] = i
+        found = set()
+        for number, i in last_read.items():
+            made = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
+            if bisect.bisect_left(ends, i) > made and number not in self.outputs[made] | self.recording.fixed:
+                found.add(number)
+        return found
+
+    def _lead_back(self) -> list[tuple[int, int]]:
+        """Give each operation of the backward pass to its layer; return the (first, past last) place of each stage."""
+        first, past = self.recording.parts["backward"]
+        layer_at: dict[int, Gathered] = {i: layer for found in self.layers for layer in found for i in layer.forward}
+        current = len(self.spans) - 1
+        starts: dict[int, int] = {}
+        for i in range(first, past):
+            forward = self.recording.operations[i].forward
+            if forward in layer_at:
+                layer_at[forward].backward.append(i)
+                current = min(current, self._stage_of[forward])
+            starts.setdefault(current, i)
+        spans, end = [(past, past)] * len(self.spans), past
+        for stage in sorted(starts):
+            spans[stage] = (starts[stage], end)
+            end = starts[stage]
+        return spans
+
+    def stages(self, seconds: Mapping[int, float] | None = None) -> list[tuple[Stage, list[Layer]]]:
+        """Return the stages and their layers, in order, with the measured seconds of operations if there are any."""
+        recording = self.recording
+        outside = _read_in_other_layers(recording, self.layers)
+        weights = Weights(recording.parameters, recording.trained)
+        lives = _Lives(recording, self._pending())
+        again = self._again()
+        saved, copies = self._saved_by_layer(), self._copies()
+        names, paths = _Names(), _Names()
+        found = []
+        before = 0
+        for k, (first, last) in enumerate(self.spans):
+            own = lives.made_in(first, last) - self.common
+            kept = (own & recording.kept) | (self.outputs[k] & own)
+            kept_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
+            forward = max(0, lives.peak(own, first, last) - kept_bytes)
+            plain = max(0, kept_bytes + forward - output)
+            if again:
+                span = again[first], again[last]
+                plain = max(0, lives.peak(lives.made_in(*span), *span) - output)
+            gradient = sum(lives.bytes({number}) for number in self.outputs[k] if lives.differentiable(number))
+            layers = [
+                layer_of(recording.operations, layer, weights, outside, lives.bytes(saved.get(layer.forward[0], set())))
+                for layer in self.layers[k]
+            ]
+            layers = [
+                replace(
+                    layer,
+                    name=names.fresh(layer.name),
+                    copied_bytes=lives.bytes(copies & saved.get(gathered.forward[0], set())),
+                    rerun_bytes=self._made_anew(gathered, lives),
+                )
+                for layer, gathered in zip(layers, self.layers[k], strict=True)
+            ]
+            if seconds is not None:
+                pairs = zip(layers, self.layers[k], strict=True)
+                layers = [_timed(layer, gathered, seconds) for layer, gathered in pairs]
+            if k == len(self.spans) - 1:
+                layers += weights.rest()
+            stage = Stage(
+                name=paths.fresh(_stage_name(layers)),
+                layers=len(layers),
+                output_bytes=output,
+                kept_bytes=kept_bytes,
+                forward_temporary_bytes=forward,
+                plain_temporary_bytes=plain,
+                backward_temporary_bytes=self._backward_temporary(lives, k, kept, kept_bytes + gradient + before),
+                gradient_bytes=gradient,
+            )
+            found.append((stage, layers))
+            before = gradient
+        return found
+
+    def attentions(self, batch: int) -> list[Attention | None]:
+        """Return what attention each stage has."""
+        operations = self.recording.operations
+        return [attention_in(operations[first : last + 1], batch) for first, last in self.spans]
+
+    def _backward_temporary(self, lives: "_Lives", k: int, kept: set[int], charged: int) -> int:
+        first, past = self.backward_spans[k]
+        if first == past:
+            return 0
+        transient = lives.backward_live(first, past)
+        held = lives.alive(kept, first, past)
+        return max(0, max(a + b for a, b in zip(transient, held, strict=True)) - charged)
+
+    def _pending(self) -> dict[int, int]:
+        """Return gradients of tied weights that wait for the other uses' share, and where the wait ends.
+
+        Until then they stand for the gradient of the parameter, which is charged for the whole step.
+        """
+        recording = self.recording
+        uses: dict[int, set[int]] = {}
+        for i, k in self._stage_of.items():
+            for number in recording.operations[i].reads.keys() & recording.parameters.keys():
+                uses.setdefault(number, set()).add(k)
+        tied = {recording.parameters[number] for number, stages in uses.items() if len(stages) > 1}
+        found = {}
+        for k, (first, past) in enumerate(self.backward_spans):
+            for i in range(first, past):
+                for number in recording.operations[i].creates:
+                    stored = recording.storages[number]
+                    start = next((a for a, b in self.backward_spans[:k] if a <= stored.last < b), None)
+                    if stored.elements in tied and start is not None and number not in recording.gradients:
+                        found[number] = start
+        return found
+
+    def _again(self) -> list[int]:
+        """Return for each operation of the forward pass its place in the pass without gradients, [] if that differs.
+
+        Views may differ (autograd makes some of its own): they get the place of the operation before them.
+        """
+        operations = self.recording.operations
+        parts = [range(*self.recording.parts[part]) for part in ("forward", "plain")]
+        forward, plain = ([i for i in part if not operations[i].is_view] for part in parts)
+        if [operations[i].func for i in forward] != [operations[i].func for i in plain]:
+            return []
+        place = dict(zip(forward, plain, strict=True))
+        return list(accumulate((place.get(i, -1) for i in parts[0]), max, initial=parts[1].start))[1:]
+
+    def _saved_by_layer(self) -> dict[int, set[int]]:
+        """Return what autograd keeps because of each layer, parameters and the sample left out."""
+        starts = sorted(layer.forward[0] for found in self.layers for layer in found)
+        saved: dict[int, set[int]] = {}
+        for number, place in self.recording.saved.items():
+            if number not in self.recording.fixed:
+                start = starts[max(0, bisect.bisect_right(starts, place) - 1)]
+                saved.setdefault(start, set()).add(number)
+        return saved
+
+    def _made_anew(self, layer: Gathered, lives: "_Lives") -> int:
+        """Return the bytes that a call of torch's attention makes and autograd keeps for nothing but that call.
+
+        Running it again needs its inputs: what nothing would keep of these comes off.
+        """
+        operations, until = self.recording.operations, self.recording.saved_until
+        own = [i for i in layer.forward if operations[i].call in self.recording.attentions]
+        made = {number for i in own for number in operations[i].creates}
+        read = {number for i in own for number in operations[i].reads} - made - self.recording.fixed - until.keys()
+        alone = {number for number in made if until.get(number, own[-1] + 1) <= own[-1]}
+        return max(0, lives.bytes(alone) - lives.bytes(read))
+
+    def _copies(self) -> set[int]:
+        """Return the copies of parameters in another precision that the forward pass makes."""
+        recording = self.recording
+        cast = torch.ops.aten._to_copy.default  # noqa: SLF001 -- what autocast calls
+        forward = recording.operations[: recording.parts["forward"][1]]
+        made = [each for each in forward if each.func is cast and each.reads.keys() & recording.parameters.keys()]
+        return {number for operation in made for number in operation.creates}
+
+
+def _entry(recording: Recording) -> frozenset[int]:
+    """Return the storage of the first floating tensor of the sample: the input, while targets and masks are common."""
+    return frozenset([number for number in sorted(recording.sample) if recording.storages[number].floating][:1])
+
+
+class _Names:
+    """Gives out names once: a second "add" becomes "add_2"."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, int] = {}
+
+    def fresh(self, name: str) -> str:
+        self.given[name] = self.given.get(name, 0) + 1
+        return name if self.given[name] == 1 else f"{name}_{self.given[name]}"
+
+
+class _Lives:
+    """Questions to the lives of storages."""
+
+    def __init__(self, recording: Recording, pending: dict[int, int]) -> None:
+        self.storages = recording.storages
+        self.pending = pending
+        self.fixed = recording.fixed
+        order = sorted((stored.first, number) for number, stored in recording.storages.items())
+        self.order = [number for _, number in order]
+        self.firsts = [first for first, _ in order]
+        self.backward, self.end = recording.parts["backward"]
+        self.changes = self._backward_changes(recording.gradients)
+
+    def made_in(self, first: int, last: int) -> set[int]:
+        """Return the storages made by operations first..last."""
+        low, high = bisect.bisect_left(self.firsts, first), bisect.bisect_right(self.firsts, last)
+        return set(self.order[low:high]) - self.fixed
+
+    def bytes(self, numbers: Collection[int]) -> int:
+        """Return the bytes of storages."""
+        return sum(self.storages[number].bytes for number in numbers)
+
+    def differentiable(self, number: int) -> bool:
+        """Return whether a storage gets a gradient."""
+        return self.storages[number].carries_gradient and self.storages[number].floating
+
+    def peak(self, numbers: Collection[int], first: int, last: int) -> int:
+        """Return the most bytes of `numbers` that live at once while operations first..last run."""
+        return max(self.alive(numbers, first, last + 1), default=0)
+
+    def alive(self, numbers: Collection[int], first: int, past: int) -> list[int]:
+        """Return the bytes of `numbers` that live at each operation from `first` to before `past`."""
+        changes = [0] * (past - first + 1)
+        for number in numbers:
+            stored = self.storages[number]
+            start = max(stored.first, first, self.pending.get(number, first))
+            end = past - 1 if stored.last < 0 else min(stored.last, past - 1)
+            if start <= end:
+                changes[start - first] += stored.bytes
+                changes[end + 1 - first] -= stored.bytes
+        return list(accumulate(changes[:-1]))
+
+    def backward_live(self, first: int, past: int) -> list[int]:
+        """Return the bytes that backward has made and that live, gradients of parameters left out."""
+        return self.changes[first - self.backward : past - self.backward]
+
+    def _backward_changes(self, gradients: Collection[int]) -> list[int]:
+        made = self.made_in(self.backward, self.end - 1) - set(gradients) if self.end > self.backward else set()
+        return self.alive(made, self.backward, self.end) if self.end > self.backward else []
+
+
+def profile_of(
+    step: Step,
+    recording: Recording,
+    *,
+    name: str,
+    granule_bytes: int,
+    fold: bool = True,
+    fuse: bool = False,
+    seconds: Mapping[int, float] | None = None,
+) -> Profile:
+    """Return the profile that a recorded step gives, with the measured seconds of its operations if there are any."""
+    chained = Chained(recording, fuse=fuse)
+    recording = chained.recording
+    stages = chained.stages(seconds)
+    if seconds is not None:
+        stages = _with_update(stages, sum(seconds.get(i, 0.0) for i in range(*recording.parts["update"])))
+    storages = recording.storages
+    arriving = sum(storages[n].bytes for n in recording.sample if storages[n].carries_gradient)
+    blocks = blocks_of(
+        [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving, fold=fold
+    )
+    batch = batch_of(step.sample)
+    return Profile(
+        name=name,
+        batch=batch,
+        blocks=with_transformers(blocks, chained.attentions(batch)),
+        precision=step.precision,
+        parameters=sum(parameter.numel() for parameter in step.parameters),
+        parameter_bytes=_bytes(step.parameters),
+        trainable_elements=sum(recording.trained.values()),
+        gradient_bytes=recording.trained_bytes,
+        buffer_bytes=_bytes(list(step.model.buffers())),
+        input_bytes=sum(storages[number].bytes for number in recording.sample),
+        common_bytes=sum(storages[number].bytes for number in chained.common),
+        state_bytes=recording.state_bytes,
+        update_bytes=_update_bytes(recording),
+        peak_bytes=None if fuse else recording.peak_bytes,
+        peak_by_owner={} if fuse else recording.peak_by_owner,
+        granule_bytes=granule_bytes,
+        uncounted=recording.uncounted,
+        torch_version=torch.__version__,
+    )
+
+
+def _update_bytes(recording: Recording) -> int:
+    """Return the most bytes that live at once of what the optimizer's step makes."""
+    first, past = recording.parts["update"]
+    lives = _Lives(recording, {})
+    return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0
+
+
+def _timed(layer: Layer, gathered: Gathered, seconds: Mapping[int, float]) -> Layer:
+    return replace(
+        layer,
+        forward_seconds=math.fsum(seconds.get(i, 0.0) for i in gathered.forward),
+        backward_seconds=math.fsum(seconds.get(i, 0.0) for i in gathered.backward),
+        origin="measured",
+    )
+
+
+def _with_update(stages: list[tuple[Stage, list[Layer]]], seconds: float) -> list[tuple[Stage, list[Layer]]]:
+    """Share the seconds of the update among the layers by their weights, as an optimizer goes through all alike."""
+    total = sum(layer.weight_elements for _, layers in stages for layer in layers) or 1
+    return [
+        (stage, [replace(layer, update_seconds=seconds * layer.weight_elements / total) for layer in layers])
+        for stage, layers in stages
+    ]
+
+
+def batch_of(sample: Any) -> int:
+    """Return the first dimension of the first tensor of a sample."""
+    tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)]
+    if not tensors or not tensors[0].dim():
+        raise ProfileError("sample: got no tensor with a batch dimension; allowed: tensors with the batch first")
+    return int(tensors[0].shape[0])
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
+
+
+def _read_in_other_layers(recording: Recording, layers: Sequence[Sequence[Gathered]]) -> set[int]:
+    """Return the storages that a layer makes and another reads, or that the forward pass returns."""
+    maker: dict[int, int] = {}
+    found = set(recording.results)
+    for index, layer in enumerate(layer for found in layers for layer in found):
+        for i in layer.forward:
+            operation = recording.operations[i]
+            found.update(number for number in operation.reads if maker.get(number, index) != index)
+            maker.update(dict.fromkeys(operation.creates, index))
+    return found
+
+
+def _stage_name(layers: Sequence[Layer]) -> str:
+    names = [layer.name for layer in layers]
+    if len(names) == 1:
+        return names[0]
+    paths = [name.split(".") for name in names]
+    shared = 0
+    while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
+        shared += 1
+    heaviest = max(layers, key=lambda layer: (layer.forward_flops, layer.weight_elements)).name
+    return ".".join(paths[0][:shared]) if shared else heaviest

@@ -1,0 +1,241 @@
+"""A transformer's profile from its shape alone: what published tables give, no module and no torch needed.
+
+Sizes of kept activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+(arXiv 2205.05198), section 4; floating-point operations its appendix A.
+"""
+
+from dataclasses import replace
+
+from trainwright.errors import InputError
+from trainwright.model.layer import Block, Layer, Transformer
+from trainwright.model.profile import Profile
+
+__all__ = ["describe_transformer"]
+
+_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2}
+
+
+def describe_transformer(
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    sequence: int,
+    vocabulary: int,
+    kv_heads: int = 0,
+    feedforward: int = 0,
+    gated: bool = False,
+    dropout: bool = True,
+    fused_attention: bool = False,
+    tied: bool = True,
+    biases: bool = True,
+    positions: bool = True,
+    experts: int = 0,
+    top_k: int = 1,
+    precision: str = "amp-bf16",
+    name: str = "transformer",
+) -> Profile:
+    """Return the profile of one sample (a sequence) of a transformer: embedding, `layers` equal blocks, head.
+
+    `kv_heads` 0 means as many as heads, `feedforward` 0 means 4 * hidden. A `gated` feed-forward part has two inner
+    matrices (SwiGLU). `fused_attention` keeps queries, keys, values and output in place of the scores. With `tied`
+    the head has the embedding's weights. `positions` learns one vector a position. `experts` > 0 replaces every
+    feed-forward part by so many, of which each token visits `top_k`. Of a block without these choices autograd keeps
+    s * h * (34 + 5 * a * s / h) bytes a sample in half precision; weights are 12 h^2 + 13 h. With `vocabulary` 0 there
+    are the blocks alone, which is what published tables of activation memory count.
+
+    Raises `InputError` for sizes below 1, heads that do not divide hidden, or an unknown precision.
+    """
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "sequence": sequence, "vocabulary": vocabulary}
+    for what, value in sizes.items():
+        least = 0 if what == "vocabulary" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"describe_transformer: {what}: got {value!r}; allowed: a whole number >= {least}")
+    if hidden % heads or heads % (kv_heads or heads):
+        raise InputError(
+            f"describe_transformer: heads: got {heads} heads and {kv_heads or heads} of keys for hidden {hidden}; "
+            "allowed: heads that divide hidden, kv_heads that divide heads"
+        )
+    if precision not in _BYTES:
+        raise InputError(f"describe_transformer: precision: got {precision!r}; allowed: {', '.join(_BYTES)}")
+    shape = Transformer(
+        hidden=hidden,
+        heads=heads,
+        sequence=sequence,
+        kv_heads=kv_heads or heads,
+        feedforward=feedforward or 4 * hidden,
+        experts=experts,
+        top_k=top_k,
+    )
+    made = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
+    block = _block(made, gated=gated, fused=fused_attention)
+    blocks: tuple[Block, ...] = (replace(_closed("block", block, made), count=layers, transformer=shape),)
+    if vocabulary:
+        blocks = (
+            _closed("embedding", made.embedding(vocabulary, positions=positions), made),
+            *blocks,
+            _closed("head", made.head(vocabulary, tied=tied), made, output=4),
+        )
+    elements = sum(each.count * layer.weight_elements for each in blocks for layer in each.layers)
+    return Profile(
+        name=name,
+        batch=1,
+        blocks=blocks,
+        precision=precision,
+        parameters=elements,
+        parameter_bytes=4 * elements,
+        trainable_elements=elements,
+        input_bytes=8 * sequence,
+        origin="described",
+    )
+
+
+class _Layers:
+    """Makes the layers of one sample of s positions; `size` bytes an element of an activation."""
+
+    def __init__(self, shape: Transformer, size: int, *, dropout: bool, bias: int) -> None:
+        self.shape, self.size, self.dropout, self.bias = shape, size, dropout, bias
+        self.stream = shape.sequence * shape.hidden
+
+    def linear(self, name: str, inputs: int, outputs: int, *, kept: int | None = None, weights: bool = True) -> Layer:
+        """Return a matrix product; autograd keeps its input, unless something before it has kept that (`kept` 0)."""
+        positions = self.shape.sequence
+        x, y, w = positions * inputs, positions * outputs, inputs * outputs
+        flops = 2.0 * positions * inputs * outputs
+        traffic = self.size * (x + y + w)
+        return Layer(
+            name=name,
+            kind="linear",
+            input_elements=x,
+            output_elements=y,
+            weight_elements=(w + self.bias * outputs) if weights else 0,
+            forward_flops=flops,
+            backward_flops=2 * flops,
+            forward_bytes=traffic,
+            backward_bytes=2 * traffic,
+            saved_bytes=self.size * x if kept is None else kept,
+            channels=inputs,
+            filters=outputs,
+        )
+
+    def moved(self, name: str, kind: str, elements: int, *, saved: int, weights: int = 0, outputs: int = 0) -> Layer:
+        """Return an operation whose time is that of its traffic: in and out forward, twice that backward."""
+        outputs = outputs or elements
+        traffic = self.size * (elements + outputs)
+        return Layer(
+            name=name,
+            kind=kind,  # type: ignore[arg-type]
+            input_elements=elements,
+            output_elements=outputs,
+            weight_elements=weights,
+            forward_bytes=traffic,
+            backward_bytes=2 * traffic,
+            saved_bytes=saved,
+        )
+
+    def norm(self, name: str) -> Layer:
+        """Return a layer norm, which keeps its input."""
+        weights = (1 + self.bias) * self.shape.hidden
+        return self.moved(name, "norm", self.stream, saved=self.size * self.stream, weights=weights)
+
+    def residual(self, name: str) -> Layer:
+        """Return dropout, of which a byte an element is kept, and the sum with the residual stream."""
+        return self.moved(name, "pointwise", self.stream, saved=self.stream if self.dropout else 0)
+
+    def attention(self, *, fused: bool) -> Layer:
+        """Return softmax(Q K^T) V with its dropout: 2 s^2 h multiply-adds."""
+        shape = self.shape
+        inputs = self.stream + 2 * shape.sequence * shape.hidden * shape.kv_heads // shape.heads
+        scores = shape.heads * shape.sequence**2
+        # The paper keeps softmax and dropout outputs at the size of an element, and a mask of a byte: 5 a s^2.
+        kept_scores = self.size * scores + ((self.size + 1) * scores if self.dropout else 0)
+        # The output of a fused kernel is what the projection keeps as its input: only the row sums come on top.
+        kept = self.size * inputs + (4 * shape.heads * shape.sequence if fused else kept_scores)
+        traffic = self.size * (inputs + self.stream) + (0 if fused else 6 * self.size * scores)
+        flops = 4.0 * shape.sequence**2 * shape.hidden
+        return Layer(
+            name="attention",
+            kind="attention",
+            input_elements=inputs,
+            output_elements=self.stream,
+            forward_flops=flops,
+            backward_flops=flops * (2.5 if fused else 2),
+            forward_bytes=traffic,
+            backward_bytes=2 * traffic,
+            saved_bytes=kept,
+            rerun_bytes=kept - self.size * inputs,
+            launches=1 if fused else 5,
+        )
+
+    def embedding(self, vocabulary: int, *, positions: bool) -> list[Layer]:
+        """Return the word and position vectors, and their dropout."""
+        weights = (vocabulary + (self.shape.sequence if positions else 0)) * self.shape.hidden
+        indices = 8 * self.shape.sequence
+        found = self.moved("embedding", "embedding", self.shape.sequence, saved=indices, outputs=self.stream)
+        return [replace(found, weight_elements=weights), self.residual("embedding.dropout")]
+
+    def head(self, vocabulary: int, *, tied: bool) -> list[Layer]:
+        """Return the last norm, the matrix to the vocabulary, and the loss, which keeps its input in fp32."""
+        logits = replace(self.linear("head", self.shape.hidden, vocabulary, weights=not tied))
+        bias = 0 if tied else self.bias * vocabulary
+        logits = replace(logits, weight_elements=logits.weight_elements - bias)
+        elements = self.shape.sequence * vocabulary
+        loss = self.moved("loss", "loss", elements, saved=4 * elements, outputs=1)
+        return [self.norm("head.norm"), logits, loss]
+
+
+def _block(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
+    shape = made.shape
+    hidden, inner = shape.hidden, shape.feedforward
+    keys = hidden * shape.kv_heads // shape.heads
+    first = made.linear("feedforward.in", hidden, (1 + gated) * inner)
+    wide = shape.sequence * inner
+    # The paper keeps the input of the non-linearity; its output is the input that the second matrix keeps.
+    middle = made.moved(
+        "feedforward.activation", "pointwise", (1 + gated) * wide, saved=made.size * (1 + gated) * wide, outputs=wide
+    )
+    second = made.linear("feedforward.out", inner, hidden)
+    feedforward = [first, middle, second]
+    if shape.experts:
+        router = made.linear("feedforward.router", hidden, shape.experts, kept=0)
+        feedforward = [router, *(_experts(each, shape) for each in feedforward)]
+    return [
+        made.norm("attention.norm"),
+        made.linear("attention.in", hidden, hidden + 2 * keys),
+        made.attention(fused=fused),
+        made.linear("attention.out", hidden, hidden),
+        made.residual("attention.residual"),
+        made.norm("feedforward.norm"),
+        *feedforward,
+        made.residual("feedforward.residual"),
+    ]
+
+
+def _experts(layer: Layer, shape: Transformer) -> Layer:
+    """Return a layer that exists once an expert, and at which every token is seen `top_k` times."""
+    return replace(
+        layer,
+        input_elements=layer.input_elements * shape.top_k,
+        output_elements=layer.output_elements * shape.top_k,
+        weight_elements=layer.weight_elements * shape.experts,
+        forward_flops=layer.forward_flops * shape.top_k,
+        backward_flops=layer.backward_flops * shape.top_k,
+        forward_bytes=layer.forward_bytes * shape.top_k,
+        backward_bytes=layer.backward_bytes * shape.top_k,
+        saved_bytes=layer.saved_bytes * shape.top_k,
+        launches=layer.launches * shape.experts,
+        experts=shape.experts,
+    )
+
+
+def _closed(name: str, layers: list[Layer], made: _Layers, *, output: int = 0) -> Block:
+    handed_on = output or made.size * made.stream
+    widest = max(layer.output_elements for layer in layers)
+    return Block(
+        name=name,
+        layers=tuple(layers),
+        output_bytes=handed_on,
+        kept_bytes=sum(layer.saved_bytes for layer in layers),
+        backward_temporary_bytes=made.size * widest,
+        gradient_bytes=handed_on,
+    )

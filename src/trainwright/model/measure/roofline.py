@@ -1,0 +1,60 @@
+"""Seconds of a layer that was not measured, by the roofline.
+
+Peak, bandwidth, launch and the share of the peak that a kind of layer reaches are the device's.
+"""
+
+from dataclasses import replace
+
+from trainwright.cluster import Device
+from trainwright.cluster.costs.roofline import roofline_seconds
+from trainwright.errors import ProfileError, closest
+from trainwright.model.layer import Layer
+from trainwright.model.profile import Profile
+
+__all__ = ["predicted"]
+
+_ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 2, "amp-fp16": 2}
+_UPDATE_BYTES = {"": 0, "sgd": 12, "momentum": 20, "adam": 28, "adamw": 28}
+"""Bytes read and written for one float32 parameter."""
+
+
+def predicted(profile: Profile, device: Device, *, precision: str | None = None) -> Profile:
+    """Return a profile whose layers have seconds on `device`; measured ones keep theirs, others are of "roofline".
+
+    `precision` is that of the step to predict, the profile's own if None; measured seconds hold for that one only, so
+    another precision replaces them too.
+    """
+    wanted = profile.precision if precision is None else precision
+    if wanted not in _ELEMENT_BYTES:
+        allowed = ", ".join(_ELEMENT_BYTES)
+        raise ProfileError(f"precision: got {wanted!r}; allowed: {allowed}{closest(str(wanted), _ELEMENT_BYTES)}")
+    rate = device.flops.get(wanted.removeprefix("amp-"), 0.0)
+    if rate <= 0 or device.memory_bandwidth <= 0:
+        known = ", ".join(device.flops) or "none"
+        raise ProfileError(
+            f"device {device.kind!r}: no time can be predicted for {wanted}; allowed: a device with bandwidth and "
+            f"flops for that precision (it has {known}); calibrate it, or give both in the cluster file"
+        )
+    scale = _ELEMENT_BYTES[wanted] / _ELEMENT_BYTES.get(profile.precision, 4)
+    update = _UPDATE_BYTES.get(profile.optimizer, 28)
+
+    def with_seconds(layer: Layer) -> Layer:
+        if layer.origin == "measured" and wanted == profile.precision:
+            return layer
+        peak = rate * device.efficiency.get(layer.kind, 1.0)
+
+        def seconds(flops: float, size: float, launches: int) -> float:
+            fixed = launches * device.launch_seconds
+            bandwidth = device.memory_bandwidth
+            return float(roofline_seconds(flops, size * scale, rate=peak, bandwidth=bandwidth, fixed_seconds=fixed))
+
+        return replace(
+            layer,
+            forward_seconds=seconds(layer.forward_flops, layer.forward_bytes, layer.launches),
+            backward_seconds=seconds(layer.backward_flops, layer.backward_bytes, layer.backward_launches),
+            update_seconds=layer.weight_elements * update / device.memory_bandwidth,
+            origin="roofline",
+        )
+
+    blocks = tuple(replace(block, layers=tuple(map(with_seconds, block.layers))) for block in profile.blocks)
+    return replace(profile, blocks=blocks, precision=wanted)

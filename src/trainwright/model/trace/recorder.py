@@ -1,0 +1,323 @@
+"""Recorder: writes down every operation of a training step: in which module, on which storages, at how many live bytes.
+
+Operations of the backward pass are led back to the forward operation whose autograd node they compute, by the number
+that autograd gives each node.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.model.trace.attention import attention_by
+from trainwright.model.trace.corrections import corrected, depends_on_values, in_earnest
+from trainwright.model.trace.flops import flops_of, is_known
+from trainwright.model.trace.storages import Held, StorageTracker, tensors_in
+
+__all__ = ["Operation", "Recorder", "Shaped", "Stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """What a tensor argument was like."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Shaped":
+        """Return what a tensor is like."""
+        strided = tensor.layout == torch.strided
+        return cls(tuple(tensor.shape), tuple(tensor.stride()) if strided else (), tensor.dtype)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor, those that an expanded one repeats counted once."""
+        strides = self.stride or (1,) * len(self.shape)
+        return math.prod(size for size, stride in zip(self.shape, strides, strict=True) if stride or not size)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class Stored:
+    """The life of a storage, in operations: it is there after operation `first`, up to and with operation `last`."""
+
+    bytes: int
+    first: int
+    last: int = -1
+    """-1: it outlived the recording."""
+    elements: int = 0
+    floating: bool = False
+    carries_gradient: bool = False
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call of an aten operation."""
+
+    func: Any
+    phase: str
+    call: int
+    """Number of the module call that it ran in."""
+    path: str
+    leaf: bool
+    """Whether that module has no children."""
+    arguments: tuple[Any, ...]
+    """Positional arguments, tensors as `Shaped`."""
+    keywords: dict[str, Any]
+    results: tuple[Shaped, ...]
+    reads: dict[int, Shaped]
+    """Storages that it reads, by number."""
+    writes: tuple[int, ...]
+    """Storages that it changes in place."""
+    creates: tuple[int, ...]
+    forward: int = -1
+    """In the backward pass: the operation of the forward pass that it belongs to."""
+    joins: bool = False
+    """Whether it is part of a later operation's kernel."""
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it moves nothing: its result is an argument's storage, unchanged."""
+        return not self.creates and not self.writes
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations, a multiply-add as two."""
+        return flops_of(self.func, self.arguments, [result.shape for result in self.results])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it reads and writes."""
+        if self.is_view:
+            return 0
+        return sum(shaped.bytes for shaped in (*self.reads.values(), *self.results))
+
+
+@dataclass
+class _Call:
+    number: int
+    path: str
+    leaf: bool
+    first: int = 0
+    """No operation before this one keeps what is kept during the call."""
+
+
+@dataclass
+class _Failure:
+    error: BaseException
+    operation: str
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class _Names:
+    """Numbers of autograd nodes and the operations that they were made for."""
+
+    following: int = 0
+    operation: dict[int, int] = field(default_factory=dict)
+
+
+class Recorder(StorageTracker):
+    """A storage tracker that also keeps every operation in order, and the life of every storage."""
+
+    def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
+        super().__init__(granule_bytes=granule_bytes, device=device)
+        self.operations: list[Operation] = []
+        self.storages: dict[int, Stored] = {}
+        self.saved: dict[int, int] = {}
+        """Storages that autograd keeps, and the operation during or before which each was first kept."""
+        self.saved_until: dict[int, int] = {}
+        """The same storages, and the operation during or before which each was last kept once more."""
+        self.attentions: set[int] = set()
+        """Calls of torch's scaled_dot_product_attention, by number."""
+        self.phase = "forward"
+        self._funcs: set[Any] = set()
+        self.failure: _Failure | None = None
+        self._calls = 0
+        self._stack = [_Call(0, "", leaf=False)]
+        self._nodes = _Names()
+        self._latest = -1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace in {"prim", "profiler"}:  # questions to a tensor, marks for a profiler: no work
+            return func(*args, **kwargs)
+        inputs = tensors_in((args, kwargs))
+        shaped: dict[int, Shaped] = {}
+        reads: dict[int, Shaped] = {}
+        for tensor in inputs:
+            if id(tensor) not in shaped:
+                shaped[id(tensor)] = Shaped.of(tensor)
+                reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
+        forward = self._node()
+        try:
+            result = corrected(func, args, kwargs, func(*args, **kwargs))
+        except Exception as error:
+            result = NotImplemented if depends_on_values(error) else in_earnest(func, args, kwargs)
+            if result is NotImplemented:
+                self.failure = _Failure(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
+                raise
+        outputs = tensors_in(result)
+        made = [(held, tensor) for tensor in outputs for held in self.see(tensor)]
+        creates = tuple(dict.fromkeys(held.number for held, _ in made if held.number not in reads))
+        writes = _written(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
+        self._funcs.add(func)
+        call = self._stack[-1]
+        self.operations.append(
+            Operation(
+                func=func,
+                phase=self.phase,
+                call=call.number,
+                path=call.path,
+                leaf=call.leaf,
+                arguments=tuple(_shapes_in(value, shaped) for value in args),
+                keywords={name: _shapes_in(value, shaped) for name, value in kwargs.items()},
+                results=tuple(Shaped.of(tensor) for tensor in outputs),
+                reads=reads,
+                writes=writes,
+                creates=creates,
+                forward=forward,
+            )
+        )
+        flows = any(self.storages[number].carries_gradient for number in reads)
+        for held, tensor in made:
+            stored = self.storages[held.number]
+            if held.number in creates:
+                stored.elements, stored.floating = tensor.numel(), tensor.is_floating_point()
+            stored.carries_gradient |= flows and stored.floating
+        return result
+
+    @property
+    def uncounted(self) -> list[str]:
+        """Operations that ran and whose work is not known."""
+        return sorted(str(func) for func in self._funcs if not is_known(func))
+
+    @contextlib.contextmanager
+    def modules(self, model: nn.Module) -> Iterator[None]:
+        """Name the modules of a model, and its calls of torch's attention, while it runs inside."""
+        handles: list[Any] = []
+
+        def attend(attention: Any, *args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            self.attentions.add(self._calls)
+            path = f"{self.path}.attention".lstrip(".")
+            self._stack.append(_Call(self._calls, path, leaf=True, first=len(self.operations)))
+            found = attention(*args, **kwargs)
+            self._stack.pop()
+            return found
+
+        for path, module in model.named_modules():
+
+            def enter(module: nn.Module, _: Any, path: str = path) -> None:
+                self._calls += 1
+                self._stack.append(_Call(self._calls, path, leaf=next(module.children(), None) is None))
+
+            def leave(_module: nn.Module, _arguments: Any, _result: Any) -> None:
+                self._stack.pop()
+
+            handles += [module.register_forward_pre_hook(enter, prepend=True), module.register_forward_hook(leave)]
+        try:
+            with attention_by(attend):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Note what autograd keeps for the backward pass of what runs inside."""
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            for held in self.see(tensor):
+                place = max(self._stack[-1].first, len(self.operations) - 1)
+                self.saved.setdefault(held.number, place)
+                self.saved_until[held.number] = place
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+    def marks(self, tree: Any) -> set[int]:
+        """Return the numbers of the storages of tensors; what carries gradients from here on is said by them."""
+        found = set()
+        for tensor in tensors_in(tree):
+            for held in self.see(tensor):
+                found.add(held.number)
+                stored = self.storages[held.number]
+                stored.carries_gradient |= tensor.requires_grad
+                stored.elements = max(stored.elements, tensor.numel())
+                stored.floating = tensor.is_floating_point()
+        return found
+
+    @property
+    def live(self) -> set[int]:
+        """Numbers of the storages that live now."""
+        return {number for number, stored in self.storages.items() if stored.last == -1}
+
+    @property
+    def path(self) -> str:
+        """Path of the module that runs now, or in which an error ended the run."""
+        return self._stack[-1].path
+
+    def _one(self, tensor: torch.Tensor) -> Held | None:
+        held = super()._one(tensor)
+        if held is not None and held.number not in self.storages:
+            self.storages[held.number] = Stored(held.bytes, len(self.operations))
+        return held
+
+    def _freed(self, held: Held) -> None:
+        self.storages[held.number].last = len(self.operations) - 1
+
+    def _node(self) -> int:
+        """Return the forward operation that a backward operation belongs to, -1 in the forward pass."""
+        nodes = self._nodes
+        if self.phase == "forward":
+            following = torch._C._autograd._get_sequence_nr()  # noqa: SLF001  no public way to number nodes
+            for number in range(nodes.following, following):
+                nodes.operation[number] = len(self.operations)
+            nodes.following = following
+            return -1
+        if self.phase != "backward":
+            return -1
+        node = torch._C._current_autograd_node()  # noqa: SLF001  likewise
+        if node is not None:
+            self._latest = nodes.operation.get(node._sequence_nr(), self._latest)  # noqa: SLF001  likewise
+        return self._latest
+
+    def start(self, phase: str) -> None:
+        """Begin the forward pass, the backward pass or another phase."""
+        nodes = self._nodes
+        following = torch._C._autograd._get_sequence_nr()  # noqa: SLF001  no public way to number nodes
+        if phase == "backward":  # nodes that were made after the last operation belong to it
+            self._latest = len(self.operations) - 1
+            nodes.operation.update(dict.fromkeys(range(nodes.following, following), self._latest))
+        nodes.following = following
+        self.phase = phase
+
+
+def _shapes_in(value: Any, known: Mapping[int, Shaped]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return known[id(value)]
+    return type(value)(_shapes_in(part, known) for part in value) if type(value) in {list, tuple} else value
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracker: StorageTracker) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001  no public name
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = kwargs.get(argument.name, args[place] if place < len(args) and not argument.kwarg_only else None)
+        found.update((held.number, None) for held in tracker.see(value))
+    return tuple(found)

@@ -1,0 +1,297 @@
+"""One training step of a copy of a model, on fake tensors or on real ones, watched by a storage tracker."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from trainwright.errors import ProfileError, closest
+from trainwright.model.trace.storages import StorageTracker
+
+__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call", "prepare"]
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+PRECISIONS: dict[str, torch.dtype | None] = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "amp-bf16": torch.bfloat16,
+    "amp-fp16": torch.float16,
+}
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+}
+
+
+@dataclass
+class Step:
+    """A model, a sample and an optimizer made ready; `forward`, `backward` and `update` are the parts of a step.
+
+    `result` is what the forward pass returned: the loss, or the outputs, which then all get gradients of one.
+    """
+
+    model: nn.Module
+    sample: Any
+    loss: Loss | None
+    optimizers: list[torch.optim.Optimizer]
+    """One, or in a lean step several that update a few parameters each."""
+    precision: str
+    device: torch.device
+    fake: FakeTensorMode | None
+    other_state: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """What the optimizer holds for parameters that its step leaves out, being like others; by identity of these."""
+    result: Any = None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Parameters, tied ones once."""
+        return list(self.model.parameters())
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """Tensors that the optimizer holds."""
+        state = [states for optimizer in self.optimizers for states in optimizer.state.values()]
+        return [leaf for leaf in tree_leaves([*self.other_state.values(), state]) if isinstance(leaf, torch.Tensor)]
+
+    def state_of(self, parameter: nn.Parameter) -> list[torch.Tensor]:
+        """Return those that it holds for one parameter."""
+        held = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
+        found = [*self.other_state.get(id(parameter), ()), *tree_leaves(held)]
+        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """Parameters that get a gradient, as is known after the backward pass.
+
+        What a real step has left out, as it depends on values, another may reach.
+        """
+        known = self.fake is not None
+        return [each for each in self.parameters if each.requires_grad and not (known and each.grad is None)]
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """Gradients of parameters, where there are any."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    @contextlib.contextmanager
+    def tensors(self) -> Iterator[None]:
+        """Let tensors made inside be fake, if the step is."""
+        with self.fake if self.fake is not None else contextlib.nullcontext():
+            yield
+
+    def watched(self, tracker: StorageTracker) -> None:
+        """Count what lives before a step: parameters, buffers, the state of the optimizer and the sample."""
+        tracker.watch(self.parameters, "parameters")
+        tracker.watch(list(self.model.buffers()), "buffers")
+        tracker.watch(self.state, "optimizer")
+        tracker.watch(self.sample, "sample")
+
+    def forward(self) -> None:
+        """Run the model, and the loss if there is one."""
+        with self._autocast():
+            self.result = call(self.model, self.sample) if self.loss is None else self.loss(self.model, self.sample)
+
+    def backward(self) -> bool:
+        """Run the backward pass; return whether anything wanted a gradient."""
+        outputs = [leaf for leaf in tree_leaves(self.result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if not outputs:
+            return False
+        if self.loss is not None and (len(outputs) != 1 or outputs[0].numel() != 1):
+            shapes = [tuple(output.shape) for output in outputs]
+            raise ProfileError(f"loss: returned tensors of shapes {shapes}; allowed: one scalar tensor, the mean loss")
+        if self.loss is not None:
+            outputs[0].backward()
+        else:
+            _Ones.apply(*outputs).backward()
+        return True
+
+    def update(self) -> None:
+        """Let the optimizer change the parameters."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def finish(self) -> None:
+        """Drop what the step returned and the gradients, as zero_grad does."""
+        self.result = None
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def fill_state(self) -> None:
+        """Give the optimizer the state that it makes in the first step of a training, for gradients of zero."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.zeros_like(parameter)
+        self.update()
+        self.finish()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if not self.precision.startswith("amp-"):
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=PRECISIONS[self.precision])
+
+
+def call(model: nn.Module, sample: Any) -> Any:
+    """Call a model with a sample: a mapping is keywords, a tuple or list positional arguments, else one argument."""
+    if isinstance(sample, Mapping):
+        return model(**sample)
+    if isinstance(sample, tuple | list):
+        return model(*sample)
+    return model(sample)
+
+
+def prepare(
+    model: nn.Module,
+    sample: Any,
+    *,
+    loss: Loss | None = None,
+    optimizer: str | MakeOptimizer | None = None,
+    precision: str = "fp32",
+    device: torch.device | None = None,
+    fake: bool = True,
+    lean: bool = False,
+) -> Step:
+    """Copy a model and a sample to `device`, as fake tensors or as real ones; the model given stays as it is.
+
+    Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
+    `lean` step leaves out those that are like earlier ones: their state is there, and the peak is the same.
+    """
+    if precision not in PRECISIONS:
+        allowed = ", ".join(PRECISIONS)
+        raise ProfileError(f"precision: got {precision!r}; allowed: {allowed}{closest(str(precision), PRECISIONS)}")
+    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
+        allowed = ", ".join(OPTIMIZERS)
+        raise ProfileError(
+            f"optimizer: got {optimizer!r}; allowed: {allowed}, a function of the parameters, or None"
+            + closest(optimizer, OPTIMIZERS)
+        )
+    device = device or torch.device("cpu")
+    whole = None if precision.startswith("amp-") else PRECISIONS[precision]
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    with mode if mode is not None else contextlib.nullcontext():
+        copier = _Copier(device, whole, fake=fake)
+        try:
+            copied = copy.deepcopy(model, copier.memo(model))
+        except (TypeError, RuntimeError) as error:
+            raise ProfileError(
+                f"model: it cannot be copied ({error}); keep handles and graphs out of its attributes"
+            ) from error
+        moved = tree_map(lambda leaf: copier.of(leaf) if isinstance(leaf, torch.Tensor) else leaf, sample)
+        trainable = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        runs: list[list[nn.Parameter]] = [trainable] if trainable else []
+        state: dict[int, list[torch.Tensor]] = {}
+        if lean and isinstance(optimizer, str) and device.type == "cpu":
+            runs = _runs(trainable)
+            updated = {id(parameter) for run in runs for parameter in run}
+            state = {id(p): _state_of(optimizer, p) for p in trainable if id(p) not in updated}
+        make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+        made = [make(run) for run in runs] if make is not None else []
+    return Step(
+        model=copied,
+        sample=moved,
+        loss=loss,
+        optimizers=made,
+        precision=precision,
+        device=device,
+        fake=mode,
+        other_state=state,
+    )
+
+
+def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the stretches of parameters that hold every pair of neighbouring shapes.
+
+    What an update of a parameter leaves behind is there until the next one's takes its place: pairs decide the peak.
+    """
+    shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
+    seen: set[Any] = set()
+    kept = [False] * len(parameters)
+    for i, pair in enumerate(pairwise(shapes)):
+        if pair not in seen:
+            seen.add(pair)
+            kept[max(0, i - 1) : i + 1] = [True] * (i + 1 - max(0, i - 1))
+    return [
+        [parameter for parameter, _ in run]
+        for keep, run in groupby(zip(parameters, kept, strict=True), key=lambda pair: pair[1])
+        if keep
+    ]
+
+
+def _state_of(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
+    """Return tensors like those that a named optimizer holds for a parameter."""
+    moments = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[optimizer]
+    count = [torch.tensor(0.0)] if moments == 2 else []
+    return count + [torch.zeros_like(parameter, requires_grad=False) for _ in range(moments)]
+
+
+class _Ones(torch.autograd.Function):
+    """A scalar of outputs whose gradients are ones, made when backward wants them and held by it alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.outputs = [(output.shape, output.dtype) for output in outputs]
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        device = gradients[0].device
+        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype in ctx.outputs)
+
+
+class _Copier:
+    """Copies tensors; those that share a storage share one afterwards too."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype | None, *, fake: bool) -> None:
+        self.device, self.dtype, self.fake = device, dtype, fake
+        self.storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self.kept: list[Any] = []  # a storage keeps its identity as long as it lives
+
+    def memo(self, model: nn.Module) -> dict[int, Any]:
+        """Return copies of all tensors that the modules of a model hold, by identity."""
+        found: dict[int, Any] = {}
+        for module in model.modules():
+            for leaf in tree_leaves([module._parameters, module._buffers, dict(module.__dict__)]):  # noqa: SLF001
+                if isinstance(leaf, torch.Tensor) and id(leaf) not in found:
+                    found[id(leaf)] = self.of(leaf)
+        return found
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor."""
+        with torch.no_grad():
+            copied = self._strided(tensor) if tensor.layout == torch.strided else tensor.detach().clone()
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(copied, requires_grad=tensor.requires_grad)
+        return copied.requires_grad_(tensor.requires_grad)
+
+    def _strided(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, dtype)  # noqa: SLF001  the only identity of a storage
+        if key not in self.storages:
+            self.kept.append(storage)
+            length = storage.nbytes() // tensor.dtype.itemsize
+            flat = torch.empty(length, dtype=dtype, device=self.device)
+            if not self.fake:
+                _fill(flat, tensor, length)
+            self.storages[key] = flat
+        return self.storages[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _fill(flat: torch.Tensor, tensor: torch.Tensor, length: int) -> None:
+    if not tensor.is_meta:
+        flat.copy_(tensor.as_strided((length,), (1,), 0))
+    elif flat.is_floating_point():
+        flat.normal_(0, 0.02)
+    else:
+        flat.zero_()

@@ -1,0 +1,122 @@
+"""Exposure: seconds that a plan waits for gradients and divided weights, from the event list of one micro-batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainwright.plan.parallel.mesh import Floats
+from trainwright.plan.parallel.overlap import Event, makespan
+
+__all__ = ["StageTimes", "events_of", "exposed_seconds", "span_at_full_speed"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class StageTimes:
+    """One candidate's busiest stage: arrays over the blocks of the chain."""
+
+    runs: Floats
+    forward: Floats
+    backward: Floats
+    """With recomputation; both with the exchanges inside the block."""
+    gather_forward: Floats
+    gather_backward: Floats
+    scatter: Floats
+    """Seconds of the exchanges of one run, 0 where weights are not divided."""
+    buckets: int
+    bucket_seconds: float
+    """Of the exchanges of whole gradients, one after another as they become complete."""
+    gradients: Floats
+    """Bytes of a run, which say when a bucket is complete."""
+    microbatches: int
+    every: bool
+    """Whether buckets travel in every micro-batch and not in the last alone."""
+
+
+def exposed_seconds(stage: StageTimes, beside: float) -> float:
+    """Return the seconds of an iteration beyond those of computation, which goes on `beside` times as fast."""
+    plain = float(stage.runs @ (stage.forward + stage.backward))
+    shards = bool((stage.gather_forward + stage.gather_backward + stage.scatter).any())
+    last = _span(stage, shards=shards, buckets=stage.buckets, beside=beside) - plain
+    if stage.microbatches == 1 or not (shards or stage.every):
+        return max(0.0, last)
+    buckets = stage.buckets if stage.every else 0
+    other = _span(stage, shards=shards, buckets=buckets, beside=beside) - plain
+    return max(0.0, last + (stage.microbatches - 1) * other)
+
+
+def _span(stage: StageTimes, *, shards: bool, buckets: int, beside: float) -> float:
+    if beside == 1:
+        return span_at_full_speed(stage, shards=shards, buckets=buckets)
+    return makespan(events_of(stage, shards=shards, buckets=buckets), beside=beside)
+
+
+def span_at_full_speed(stage: StageTimes, *, shards: bool, buckets: int) -> float:
+    """Return the makespan of `events_of` where computation is not slowed down: two clocks, without a list."""
+    forward, backward, gather_forward, gather_backward, scatter, gradients = _columns(stage)
+    compute = before = communication = 0.0
+    for place, seconds in enumerate(forward):
+        if shards:
+            # Gathered while the block before is at work, that is after the one before that.
+            communication = max(communication, before) + gather_forward[place]
+            before, compute = compute, max(compute, communication)
+        compute += seconds
+    made, sent, total = 0.0, 0, sum(gradients)
+    gathered = 0.0
+    if shards and forward:
+        communication += gather_backward[-1]
+        gathered = communication
+    for place in range(len(forward) - 1, -1, -1):
+        ready = gathered
+        if shards and place:
+            communication = max(communication, compute) + gather_backward[place - 1]
+            gathered = communication
+        compute = max(compute, ready) + backward[place]
+        if shards:
+            communication = max(communication, compute) + scatter[place]
+        made += gradients[place]
+        complete = buckets if place == 0 else int(buckets * made / total) if total else 0
+        for _ in range(complete - sent):
+            communication = max(communication, compute) + stage.bucket_seconds
+        sent = max(sent, complete)
+    return max(compute, communication)
+
+
+def _columns(stage: StageTimes) -> list[list[float]]:
+    """Return seconds and gradients of every run of the stage's chain."""
+    chain = np.repeat(np.arange(len(stage.runs)), stage.runs.astype(np.int64))
+    columns = (
+        stage.forward, stage.backward, stage.gather_forward, stage.gather_backward, stage.scatter, stage.gradients
+    )  # fmt: skip
+    return [column[chain].tolist() for column in columns]
+
+
+def events_of(stage: StageTimes, *, shards: bool, buckets: int) -> list[Event]:
+    """Return the events of a micro-batch: weights are gathered one block ahead of their use."""
+    forward, backward, gather_forward, gather_backward, scatter, gradients = _columns(stage)
+    events: list[Event] = []
+    computed: list[int] = []
+    for place, seconds in enumerate(forward):
+        if shards:
+            events.append(Event("communication", gather_forward[place], tuple(computed[-2:-1])))
+        events.append(Event("compute", seconds, (len(events) - 1,) if shards else ()))
+        computed.append(len(events) - 1)
+    last = computed[-1] if computed else 0
+    made, sent, total = 0.0, 0, sum(gradients)
+    gathered: tuple[int, ...] = ()
+    if shards and forward:
+        events.append(Event("communication", gather_backward[-1]))
+        gathered = (len(events) - 1,)
+    for place in range(len(forward) - 1, -1, -1):
+        needs = gathered
+        if shards and place:
+            events.append(Event("communication", gather_backward[place - 1], (last,)))
+            gathered = (len(events) - 1,)
+        events.append(Event("compute", backward[place], needs))
+        last = len(events) - 1
+        if shards:
+            events.append(Event("communication", scatter[place], (last,)))
+        made += gradients[place]
+        complete = buckets if place == 0 else int(buckets * made / total) if total else 0
+        events += [Event("communication", stage.bucket_seconds, (last,))] * (complete - sent)
+        sent = max(sent, complete)
+    return events

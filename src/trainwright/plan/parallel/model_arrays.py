@@ -1,0 +1,198 @@
+"""Work: a profile as arrays over its different layers, per sample and at the precision of a plan."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainwright.model.layer import Block, Layer
+from trainwright.model.profile import Profile
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints
+from trainwright.plan.parallel.precision import Precision
+from trainwright.plan.parallel.rerun_modules import run_again
+
+__all__ = ["Work"]
+
+_TRACED_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Work:
+    """Layers of the chain, those of repeated blocks once; `block` says of which block each is.
+
+    Arrays are per sample; `roles` say what tensor parallelism makes of a layer: "column" (its output is divided),
+    "row" (its input is), "inside" (between the two) or "" (every rank does all of it).
+    """
+
+    profile: Profile
+    precision: Precision
+    ring: bool = False
+    """Whether context ranks divide all of the model and pass keys and values round a ring."""
+    layers: tuple[Layer, ...] = field(init=False)
+    block: Ints = field(init=False)
+    counts: Ints = field(init=False)
+    roles: tuple[str, ...] = field(init=False)
+    again: Bools = field(init=False)
+    """Of each block, whether a full recomputation runs it again."""
+    forward_flops: Floats = field(init=False)
+    backward_flops: Floats = field(init=False)
+    forward_bytes: Floats = field(init=False)
+    backward_bytes: Floats = field(init=False)
+    weights: Floats = field(init=False)
+    trained: Floats = field(init=False)
+    """Of the weights, those that get gradients, and have state of the optimizer."""
+    inputs: Floats = field(init=False)
+    outputs: Floats = field(init=False)
+    saved: Floats = field(init=False)
+    inside: Bools = field(init=False)
+    """Whether a layer is one of a transformer block."""
+    rerun: Floats = field(init=False)
+    """Share of `saved` that a selective recomputation makes anew."""
+    launches: Floats = field(init=False)
+    part_starts: Ints = field(init=False)
+    """The runs that a pipeline's stage may begin with, 0 the first."""
+    _starts: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks, batch = self.profile.blocks, self.profile.batch
+        layers = tuple(layer for block in blocks for layer in block.layers)
+        traced = _TRACED_BYTES[self.profile.precision]
+        scale = self.precision.element_bytes / traced
+
+        def column(name: str, factor: float = 1.0) -> Floats:
+            return np.array([getattr(layer, name) * factor for layer in layers], dtype=np.float64)
+
+        weights = column("weight_elements")
+        known = any(layer.saved_bytes for layer in layers)
+        held = np.concatenate([_kept(block, known=known) for block in blocks]) if layers else np.zeros(0)
+        sizes = [len(block.layers) for block in blocks]
+        made = {
+            "_starts": np.cumsum([0, *sizes[:-1]]),
+            "layers": layers,
+            "block": np.repeat(np.arange(len(blocks)), sizes),
+            "counts": np.array([block.count for block in blocks], dtype=np.int64),
+            "roles": tuple(_roles(blocks, self.hidden)),
+            "again": np.array(run_again(blocks), dtype=np.bool_),
+            "inside": np.repeat([block.transformer is not None for block in blocks], sizes),
+            "forward_flops": column("forward_flops", 1 / batch),
+            "backward_flops": column("backward_flops", 1 / batch),
+            # Weights are read once a micro-batch, however many samples it has.
+            "forward_bytes": np.maximum(0.0, column("forward_bytes") - weights * traced) * scale / batch,
+            "backward_bytes": np.maximum(0.0, column("backward_bytes") - 2 * weights * traced) * scale / batch,
+            "weights": weights,
+            "trained": weights - column("frozen_elements"),
+            "inputs": column("input_elements", 1 / batch),
+            "outputs": column("output_elements", 1 / batch),
+            "saved": held * scale / batch,
+            "rerun": column("rerun_bytes") / np.maximum(1.0, column("saved_bytes")),
+            "launches": column("launches"),
+            "part_starts": _part_starts(blocks),
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the transformer blocks, 0 if there are none."""
+        return max((block.transformer.hidden for block in self.profile.blocks if block.transformer), default=0)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks of the chain."""
+        return self.profile.blocks
+
+    @property
+    def runs(self) -> int:
+        """Blocks, repeated ones as often as they run."""
+        return int(self.counts.sum())
+
+    @property
+    def parts(self) -> int:
+        """Parts of the chain that stages are made of: runs, each with those behind it that no stage begins with."""
+        return len(self.part_starts)
+
+    def per_block(self, values: Floats) -> Floats:
+        """Return sums over the layers of each block: (..., layers) becomes (..., blocks)."""
+        found: Floats = np.add.reduceat(values, self._starts, axis=-1)
+        return found
+
+    def scaled(self, traced_bytes: float) -> float:
+        """Return the bytes per sample at this precision of activations that were traced as so many."""
+        return float(
+            traced_bytes * self.precision.element_bytes / _TRACED_BYTES[self.profile.precision] / self.profile.batch
+        )
+
+
+def _kept(block: Block, *, known: bool) -> Floats:
+    """Return what each layer keeps: what autograd was seen to keep, if that is `known`, else shares of the block's.
+
+    Copies of weights that autocast made are left out: the state's bytes a parameter have them.
+    """
+    if known:
+        return np.array([layer.saved_bytes - layer.copied_bytes for layer in block.layers], dtype=np.float64)
+    spread = np.array([layer.output_elements for layer in block.layers], dtype=np.float64)
+    found: Floats = spread * (block.kept_bytes / (spread.sum() or 1.0) if block.kept_bytes else 1.0)
+    return found
+
+
+def _part_starts(blocks: tuple[Block, ...]) -> Ints:
+    """Return where stages may begin: at the first run, at modules of the model, and anywhere in a described one."""
+    begins = [begin for block in blocks for begin in block.begins or ("any",) * block.count]
+    return np.array([place for place, begin in enumerate(begins) if begin or not place], dtype=np.int64)
+
+
+def _roles(blocks: tuple[Block, ...], hidden: int) -> list[str]:
+    """Return the part of each layer in tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3)."""
+    if not hidden:
+        return ["" for block in blocks for _ in block.layers]
+    roles: list[str] = []
+    outer: list[Layer] = []  # of neighbouring blocks that are no transformers: head and loss may be several
+    for block in blocks:
+        if block.transformer is None:
+            outer += block.layers
+        else:
+            roles += _outer_roles(outer, hidden) + _inner_roles(block, hidden)
+            outer = []
+    return roles + _outer_roles(outer, hidden)
+
+
+def _inner_roles(block: Block, hidden: int) -> list[str]:
+    roles: list[str] = []
+    divided, worked = False, False  # between a column and its row; and something but a matrix came since
+    for place, layer in enumerate(block.layers):
+        if layer.kind == "norm":
+            divided = False
+        if layer.kind != "linear":
+            worked = worked or layer.kind in {"attention", "pointwise"}
+            roles.append("inside" if divided else "")
+        elif divided and layer.filters == hidden and worked and not _attention_follows(block.layers[place:]):
+            divided = False
+            roles.append("row")
+        elif divided or layer.channels == hidden:
+            roles.append("inside" if divided else "column")
+            worked = worked and divided
+            divided = True
+        else:
+            roles.append("")
+    return roles
+
+
+def _attention_follows(layers: tuple[Layer, ...]) -> bool:
+    """Return whether attention comes before the next norm."""
+    kinds = [layer.kind for layer in layers]
+    until = kinds.index("norm") if "norm" in kinds else len(kinds)
+    return "attention" in kinds[:until]
+
+
+def _outer_roles(layers: list[Layer], hidden: int) -> list[str]:
+    """Return those of embedding and head: both divide the vocabulary, and the loss works on its part of the logits."""
+    roles = []
+    divided = False
+    for layer in layers:
+        if layer.kind == "embedding" and layer.filters in {0, hidden}:
+            roles.append("row")
+        elif layer.kind == "linear" and layer.channels == hidden and layer.filters > hidden:
+            divided = True
+            roles.append("column")
+        else:
+            roles.append("inside" if divided and layer.kind in {"loss", "pointwise"} else "")
+    return roles

@@ -1,0 +1,165 @@
+"""Search: the best plan of every strategy, by bounds first and by the whole model for those that the bounds leave.
+
+Candidates are shapes (degrees, micro-batch, chunks), each with every choice inside its blocks. They are dropped by
+limits, then by a lower bound of memory; the others are looked at in the order of a lower bound of time, until that
+exceeds the best plan of their strategy. Nothing that could win is dropped, and the answer does not depend on the order
+of the candidates.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainwright.plan.parallel.bounds import bounds_of
+from trainwright.plan.parallel.candidates import LEVELS, MODES, Shapes, choices_of
+from trainwright.plan.parallel.mesh import AXES, Floats, Ints, Mesh
+from trainwright.plan.parallel.pricing import Pricer, Prices
+from trainwright.plan.plan_query import Request
+
+__all__ = ["Found", "search"]
+
+_FIRST_ROUND = 16
+
+
+@dataclass(slots=True)
+class Found:
+    """The best candidate of a strategy, or the bytes that its leanest needs if none fits."""
+
+    mode: str
+    axes: tuple[str, ...]
+    score: float = float("inf")
+    exposed: float = 0.0
+    prices: Prices | None = None
+    row: int = 0
+    """Of these prices."""
+    order: tuple[int, ...] = ()
+    least_bytes: float = float("inf")
+    """That a device needs at least, of what does not fit: more than there is."""
+    priced: int = 0
+
+
+@dataclass(slots=True)
+class _Family:
+    """A strategy's shapes that are left; `best` and `bound` are of all shapes of its mode."""
+
+    found: Found
+    left: Ints
+    best: Floats
+    """(shapes,): the score that no candidate of a shape comes below."""
+    bound: Floats
+    """(choices, shapes): by choice."""
+
+    def take(self, width: int) -> tuple[Ints, Ints]:
+        """Return (choices, shapes) of the `width` most promising shapes, and drop those that are no better."""
+        best = self.best[self.left]
+        left = self.left[(best <= self.found.score) & (best < np.inf)]
+        if len(left) > width:
+            left = left[np.argpartition(self.best[left], width)]
+        now, self.left = left[:width], left[width:]
+        bound = self.bound[:, now]
+        choice, place = np.nonzero((bound <= self.found.score) & (bound < np.inf))
+        return choice, now[place]
+
+
+def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
+    """Return what was found for every strategy that some shape allows."""
+    mesh = shapes.mesh
+    bounds = bounds_of(pricer, mesh)
+    divided = mesh.degrees > 1
+    data = divided[:, AXES.index("data")].copy()
+    divided[:, AXES.index("data")] = False
+    code = 2 * (divided @ (1 << np.arange(len(AXES)))) + data
+    order = np.argsort(code, kind="stable")
+    names, starts = np.unique(code[order], return_index=True)
+    strategies = list(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
+    families = []
+    score = request.score(mesh, bounds.seconds, np.zeros(mesh.rows))
+    for mode in MODES:
+        made, fits = choices_of(mesh, mode, request.cluster.devices_per_node)
+        sizes = bounds.sizes(LEVELS[mode], made.shard)
+        possible = fits & (sizes <= request.memory_bytes)
+        left_out = np.where(possible, np.inf, sizes).min(axis=0)
+        if request.goal == "memory":
+            score = request.score(mesh, bounds.seconds, sizes)
+        bound = np.where(possible, score, np.inf)
+        best = bound.min(axis=0)
+        for name, rows in strategies:
+            with_data = name % 2 == 1
+            if mode not in request.allowed if with_data else mode != "data":
+                continue
+            some = rows[fits[rows]]
+            if len(some):
+                axes = tuple(axis for place, axis in enumerate(AXES) if name // 2 >> place & 1)
+                found = Found(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
+                families.append(_Family(found, some, best, bound))
+    width = _FIRST_ROUND
+    while any(len(each.left) for each in families):
+        _round(pricer, mesh, families, request, choices=bounds.choices, width=width)
+        width *= 4
+    return [each.found for each in families]
+
+
+def _round(
+    pricer: Pricer,
+    mesh: Mesh,
+    families: list[_Family],
+    request: Request,
+    *,
+    choices: tuple[tuple[bool, int], ...],
+    width: int,
+) -> None:
+    """Price the next candidates of every strategy in one go."""
+    sequence, recompute = (np.array(column) for column in zip(*choices, strict=True))
+    parts, owners = [], []
+    for number, family in enumerate(families):
+        choice, rows = family.take(width)
+        if len(rows):
+            some, _ = choices_of(mesh.take(rows), family.found.mode or "data", request.cluster.devices_per_node)
+            parts.append(replace(some, sequence=sequence[choice], recompute=recompute[choice]))
+            owners.append(np.full(len(rows), number))
+    if not parts:
+        return
+    every, owner = _joined(parts), np.concatenate(owners)
+    prices = pricer.price(every)
+    total = request.score(every, prices.total, prices.memory.peak)
+    for number, family in enumerate(families):
+        rows = np.flatnonzero(owner == number)
+        if len(rows):
+            _settle(pricer, family.found, prices, bound=total, rows=rows, request=request)
+
+
+def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows: Ints, request: Request) -> None:
+    """Follow the event list of candidates in the order of their bounds until the next bound is no better."""
+    found.priced += len(rows)
+    peak = prices.memory.peak[rows]
+    found.least_bytes = min(found.least_bytes, float(peak[peak > request.memory_bytes].min(initial=np.inf)))
+    rows = rows[peak <= request.memory_bytes]
+    for row in rows[np.argsort(bound[rows], kind="stable")]:
+        if bound[row] > found.score:
+            break
+        exposed = pricer.exposed(prices, row)
+        seconds = float(prices.total[row] - prices.exposed[row]) + exposed
+        size = prices.memory.peak[row : row + 1]
+        score = float(request.score(prices.mesh.take(np.array([row])), np.array([seconds]), size)[0])
+        if score < found.score or (score == found.score and _order(prices, row) < found.order):
+            found.score, found.exposed, found.prices, found.row = score, exposed, prices, int(row)
+            found.order = _order(prices, row)
+
+
+def _order(prices: Prices, row: int) -> tuple[int, ...]:
+    """Return the order among equals: fewer devices, then simpler choices."""
+    mesh = prices.mesh
+    return (
+        int(mesh.degrees[row].prod()),
+        int(mesh.recompute[row]),
+        int(mesh.sequence[row]),
+        int(mesh.chunks[row]),
+        *(int(each) for each in mesh.degrees[row]),
+        -int(mesh.micro[row]),
+    )
+
+
+def _joined(parts: list[Mesh]) -> Mesh:
+    names = ("degrees", "micro", "zero", "shard", "sequence", "recompute", "schedule", "chunks")
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return Mesh(batch=parts[0].batch, **columns)

@@ -1,0 +1,129 @@
+"""Context parallelism: blocks have a part of the sequence on each rank; keys and values are gathered for attention.
+
+Dubey et al., "The Llama 3 Herd of Models" (arXiv 2407.21783), section 3.3.2: keys and values of all positions by an
+all-gather. What a rank keeps are those of its own; in the backward pass they are gathered once more, attention is done
+once more, and the gradients of keys and values are summed by a reduce-scatter. A ring (arXiv 2310.01889) moves as much.
+Embedding and head are done by every rank, so that after the last block the sequence is gathered.
+
+That is what our training does. With `Work.ring` all of the model is divided, as by torchtitan and Megatron-LM, which
+give each rank an early and a late part of the sequence, so that a causal mask leaves all as much to do: c - 1 transfers
+of the keys and values of s / c positions beside attention, and twice that backward (arXiv 2310.01889, section 3).
+"""
+
+import numpy as np
+
+from trainwright.plan.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
+
+__all__ = ["Context", "gathered_bytes"]
+
+_COPIES = 3
+"""Of gathered keys and values at the same time: these, their gradients, and these side by side for the exchange."""
+
+_BOTH_WAYS: tuple[tuple[Operation, Phase], ...] = (("all_gather", "forward"), ("reduce_scatter", "backward"))
+_AGAIN: tuple[Operation, Phase] = ("all_gather", "backward")
+
+
+class Context:
+    """Divide the sequence of every sample into `context` parts."""
+
+    axis = "context"
+
+    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
+        """Return the length of the sequence."""
+        shapes = [block.transformer for block in work.blocks if block.transformer]
+        if not shapes:
+            return Limit(most=1, by="no transformer block was recognised")
+        return Limit(most=min(shape.sequence for shape in shapes), by="the length of the sequence")
+
+    def applies(self, work: Work, degrees: Ints) -> Bools:
+        """Accept equal parts."""
+        fits = np.ones(len(degrees), dtype=np.bool_)
+        for block in work.blocks:
+            if block.transformer is not None:
+                fits &= block.transformer.sequence % degrees == 0
+        return fits
+
+    def compute(self, work: Work, mesh: Mesh) -> Floats:
+        """Divide the blocks; attention goes forward twice, with its backward pass it counts as one; a ring all."""
+        if work.ring:
+            return undivided(work, mesh) / mesh.axis("context")[:, None]
+        attention = np.array([layer.kind == "attention" for layer in work.layers])
+        forward, backward = work.forward_flops, work.backward_flops
+        twice = np.where(attention, 1 + forward / np.maximum(1.0, forward + backward), 1.0)
+        degree = mesh.axis("context")[:, None]
+        return np.where(degree > 1, self._share(work, mesh) * np.where(work.inside, twice, 1.0), 1.0)
+
+    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+        """Divide what blocks keep, but no weights."""
+        return undivided(work, mesh), self._share(work, mesh)
+
+    def _share(self, work: Work, mesh: Mesh) -> Floats:
+        return np.where(work.inside | work.ring, 1.0 / mesh.axis("context")[:, None], 1.0)
+
+    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+        """Return the exchanges of keys and values in every block, and those of the sequence after the last."""
+        if load is not None:
+            return []
+        if work.ring:
+            return _round(work, mesh)
+        ranks, stride = mesh.group(("context",))
+        there = (ranks > 1).astype(np.float64)
+        moved: list[tuple[int, str, Floats, float, tuple[tuple[Operation, Phase], ...]]] = []
+        for place, layer in enumerate(work.layers):
+            if layer.kind == "attention" and work.inside[place]:
+                number = int(work.block[place])
+                moved.append((number, layer.name, _keys_and_values(work, mesh, number), 1.0, (*_BOTH_WAYS, _AGAIN)))
+        last = max((number for number, block in enumerate(work.blocks) if block.transformer), default=None)
+        if last is not None:
+            size = mesh.micro * np.float64(work.scaled(work.blocks[last].output_bytes))
+            # Once a micro-batch: before what follows the blocks, or after as many runs as there are.
+            number = min(last + 1, len(work.blocks) - 1)
+            once = 1.0 if number > last else 1.0 / int(work.counts[last])
+            moved.append((number, work.blocks[last].name, size, once, _BOTH_WAYS))
+        return [
+            Exchange(operation, "context", ranks, stride, size, times * there, phase, number, name)
+            for number, name, size, times, exchanges in moved
+            for operation, phase in exchanges
+        ]
+
+
+def _round(work: Work, mesh: Mesh) -> list[Exchange]:
+    ranks, stride = mesh.group(("context",))
+    directions: tuple[tuple[Phase, int], ...] = (("forward", 1), ("backward", 2))
+    found = []
+    for place, layer in enumerate(work.layers):
+        if layer.kind == "attention" and work.inside[place]:
+            number = int(work.block[place])
+            size = _keys_and_values(work, mesh, number) / ranks
+            for phase, times in directions:
+                count = (times * (ranks - 1)).astype(np.float64)
+                found.append(
+                    Exchange("send", "context", ranks, stride, size, count, phase, number, layer.name, overlaps=True)
+                )
+    return found
+
+
+def gathered_bytes(work: Work, mesh: Mesh) -> Floats:
+    """Return (ways, blocks): bytes that gathered keys and values take while a block's attention is at work.
+
+    With them a mask of s / c by s, as a number and as a byte.
+    """
+    found = np.zeros((mesh.rows, len(work.blocks)))
+    degree = mesh.axis("context")
+    for number, block in enumerate(work.blocks) if (degree > 1).any() and not work.ring else ():
+        if block.transformer is not None:
+            mask = block.transformer.sequence**2 / degree * (1 + work.precision.element_bytes)
+            found[:, number] = np.where(degree > 1, _COPIES * _keys_and_values(work, mesh, number) + mask, 0.0)
+    return found
+
+
+def _keys_and_values(work: Work, mesh: Mesh, block: int) -> Floats:
+    """Return the bytes of keys and values of all positions of a micro-batch, those of a tensor rank's heads."""
+    shape = work.blocks[block].transformer
+    assert shape is not None  # noqa: S101 -- those that ask have looked
+    elements = 2 * shape.sequence * shape.hidden * (shape.kv_heads or shape.heads) / shape.heads
+    found: Floats = mesh.micro / mesh.axis("tensor") * (elements * work.precision.element_bytes)
+    return found

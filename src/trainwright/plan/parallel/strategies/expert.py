@@ -1,0 +1,65 @@
+"""Expert parallelism: every rank holds some of the experts, and tokens travel to theirs and back.
+
+Lepikhin et al., "GShard" (arXiv 2006.16668), section 3.3: two all-to-alls forward and two backward of every token's
+hidden vector, `top_k` times. The ranks work on different samples, as those of data parallelism do.
+"""
+
+import numpy as np
+
+from trainwright.plan.collective import Phase
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
+
+__all__ = ["Expert"]
+
+
+class Expert:
+    """Divide the experts of every block into `expert` parts; tokens are taken to be spread evenly."""
+
+    axis = "expert"
+
+    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- of the samples the data axis takes care
+        """Return the number of experts."""
+        experts = [layer.experts for layer in work.layers if layer.experts]
+        if not experts:
+            return Limit(most=1, by="the model has no experts")
+        return Limit(most=min(experts), by="the experts of a block")
+
+    def applies(self, work: Work, degrees: Ints) -> Bools:
+        """Accept degrees by which every rank has equally many experts."""
+        fits = np.ones(len(degrees), dtype=np.bool_)
+        for layer in work.layers:
+            if layer.experts:
+                fits &= layer.experts % degrees == 0
+        return fits
+
+    def compute(self, work: Work, mesh: Mesh) -> Floats:
+        """Divide nothing: a rank sees as many tokens as without, its own samples' are spread, others' come."""
+        return undivided(work, mesh)
+
+    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+        """Divide the weights of experts."""
+        experts = np.array([layer.experts > 0 for layer in work.layers])
+        return np.where(experts, 1.0 / mesh.axis("expert")[:, None], 1.0), undivided(work, mesh)
+
+    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+        """Return the two all-to-alls of each direction of a block with experts."""
+        if load is not None:
+            return []
+        ranks, stride = mesh.group(("expert",))
+        found = []
+        for where, block in enumerate(work.blocks):
+            experts = [place for place in np.flatnonzero(work.block == where) if work.layers[place].experts]
+            if not experts:
+                continue
+            tokens = float(work.inputs[experts[0]]) * work.precision.element_bytes  # each as often as it has experts
+            divided = mesh.axis("context") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
+            size = mesh.micro * tokens / divided * np.ones(mesh.rows)
+            count = np.where(ranks > 1, 2.0, 0.0)
+            phases: tuple[Phase, Phase] = ("forward", "backward")
+            found += [
+                Exchange("all_to_all", "expert", ranks, stride, size, count, phase, where, block.name)
+                for phase in phases
+            ]
+        return found

@@ -1,0 +1,105 @@
+"""Strategy: what dividing along one axis makes of work, memory and communication, for candidates in columns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from trainwright.plan.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import Work
+
+__all__ = ["Exchange", "Limit", "Load", "Strategy", "largest_part", "undivided"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Exchange:
+    """`count` exchanges of `bytes` bytes in a group of `ranks` ranks `stride` apart, one entry a candidate.
+
+    With a `block` they happen once a micro-batch in every run of that block, without one once an iteration.
+    """
+
+    operation: Operation
+    axis: str
+    ranks: Ints
+    stride: Ints
+    bytes: Floats
+    count: Floats
+    phase: Phase
+    block: int | None = None
+    layer: str = ""
+    overlaps: bool = False
+
+    def at(self, row: int) -> "Exchange":
+        """Return that of one candidate."""
+        one = slice(row, row + 1)
+        # Written out, for `replace` takes three times as long and a plan has hundreds.
+        return Exchange(
+            self.operation, self.axis, self.ranks[one], self.stride[one], self.bytes[one], self.count[one],
+            self.phase, self.block, self.layer, self.overlaps,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """How many devices an axis can use at most, and what says so."""
+
+    most: int
+    by: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Load:
+    """What a device of the busiest pipeline stage holds: what the exchanges of whole stages are made of."""
+
+    runs: Floats
+    """(candidates, blocks): how often each block runs in that stage."""
+    weights: Floats
+    """(candidates, blocks): elements that one run of a block has on a device, before weights are divided as state."""
+    trained: Floats
+    """(candidates, blocks): those of them that get gradients."""
+    trained_experts: Floats
+    """(candidates, blocks): those of these that are experts'."""
+    cut_bytes: Floats
+    """What a sample hands from stage to stage."""
+
+
+class Strategy(Protocol):
+    """One way to divide, along one axis of `Degrees`; hybrids are several at once, shares multiply.
+
+    Shares and lists are what the strategy itself divides or exchanges: other axes come on top.
+    """
+
+    @property
+    def axis(self) -> str:
+        """The degree that says into how many parts."""
+
+    def limit(self, work: Work, batch: int) -> Limit:
+        """Return the most devices, 1 if it cannot be used for this model, and why no more."""
+
+    def applies(self, work: Work, degrees: Ints) -> Bools:
+        """Return for which degrees within the limit the model can be divided."""
+
+    def compute(self, work: Work, mesh: Mesh) -> Floats:
+        """Return the share of a layer's work that one device does: (candidates, layers)."""
+
+    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+        """Return the shares of a layer's weights and of what it keeps that one device holds: (candidates, layers)."""
+
+    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+        """Return what is exchanged; `load` is None while blocks are priced, and given for the exchanges of stages."""
+
+
+def largest_part(work: Work, mesh: Mesh, axis: str, widths: Mapping[int, int]) -> Floats:
+    """Return shares of one, but of layers with a width in `widths`, cut along `axis`, the largest part."""
+    share = undivided(work, mesh)
+    degree = mesh.axis(axis)
+    for place, width in widths.items():
+        share[:, place] = -(-width // degree) / width
+    return share
+
+
+def undivided(work: Work, mesh: Mesh) -> Floats:
+    """Return a share of one for every layer."""
+    return np.ones((mesh.rows, len(work.layers)))

@@ -1,0 +1,121 @@
+"""Request: what a plan is asked for, checked once."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainwright.cluster import Cluster
+from trainwright.errors import InputError, closest
+from trainwright.plan.parallel.mesh import AXES, Floats, Mesh
+from trainwright.plan.parallel.precision import Optimizer, Precision, optimizer_of, precision_of
+from trainwright.plan.step_overheads import Input, Saving, inflation, input_seconds
+
+__all__ = ["FAMILIES", "GOALS", "Request"]
+
+GOALS = ("time", "device-hours", "time-to-solution", "memory")
+FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(name for name in AXES if name != "data"))
+"""What a strategy's name is made of, joined by "+"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """`batch` samples an iteration on at most `devices` devices of `cluster`.
+
+    `strategies` None allows all; "data+tensor" allows these two together and alone. `micro` fixes the micro-batch.
+    `max_memory_bytes` None means the device's. Raises `InputError` for values out of range and unknown names.
+    """
+
+    cluster: Cluster
+    batch: int
+    devices: int
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    strategies: tuple[str, ...] | None = None
+    micro: int | None = None
+    max_memory_bytes: float | None = None
+    goal: str = "time"
+    input: Input | None = None
+    saving: Saving | None = None
+    allowed: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        _whole("batch", self.batch)
+        _whole("devices", self.devices)
+        if self.devices > self.cluster.devices:
+            raise InputError(
+                f"devices: got {self.devices}; allowed: 1 to {self.cluster.devices}, what cluster "
+                f"{self.cluster.name!r} has"
+            )
+        if self.micro is not None:
+            _whole("micro", self.micro)
+            if self.batch % self.micro:
+                raise InputError(
+                    f"micro: got {self.micro} for a batch of {self.batch}; allowed: a divisor of it, nearest "
+                    f"{_nearest(self.batch, self.micro)}"
+                )
+        if self.goal not in GOALS:
+            raise InputError(f"goal: got {self.goal!r}; allowed: {', '.join(GOALS)}{closest(self.goal, GOALS)}")
+        if self.max_memory_bytes is not None and not self.max_memory_bytes > 0:
+            raise InputError(f"max_memory_bytes: got {self.max_memory_bytes!r}; allowed: a number > 0")
+        precision_of(self.precision)
+        optimizer_of(self.optimizer)
+        names = {part for each in self.strategies or FAMILIES for part in each.split("+")}
+        for name in sorted(names):
+            if name not in FAMILIES:
+                raise InputError(
+                    f"strategies: got {name!r}; allowed: {', '.join(FAMILIES)}, several joined by +"
+                    f"{closest(name, FAMILIES)}"
+                )
+        object.__setattr__(self, "allowed", frozenset(names))
+
+    def around(self, mesh: Mesh, seconds: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return exposed input seconds, checkpoint seconds and the whole job's inflation, for steps of `seconds`."""
+        waited, saved, factor = np.zeros(mesh.rows), np.zeros(mesh.rows), np.ones(mesh.rows)
+        if self.input is not None:
+            read = input_seconds(self.input, self.cluster, mesh)
+            waited = np.maximum(0.0, read - seconds) if self.input.prefetch else read
+        if self.saving is not None:
+            saves, factor = inflation(self.saving, self.cluster, mesh.devices.astype(np.float64))
+            saved = (seconds + waited) * (saves - 1)
+        return waited, saved, factor
+
+    def score(self, mesh: Mesh, seconds: Floats, size: Floats) -> Floats:
+        """Return what the goal makes of steps of `seconds` and devices of `size` bytes: lower is better.
+
+        It never falls where seconds or bytes rise, so that bounds stay bounds.
+        """
+        if self.goal == "memory":
+            return size
+        waited, saved, factor = self.around(mesh, seconds)
+        if self.goal == "time-to-solution":
+            return (seconds + waited) * factor
+        total = seconds + waited + saved
+        return total * mesh.devices if self.goal == "device-hours" else total
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes that a device may use, infinite if nobody said."""
+        known = self.max_memory_bytes or self.cluster.device.memory_bytes
+        return known or float("inf")
+
+    @property
+    def plan_precision(self) -> Precision:
+        """The precision."""
+        return precision_of(self.precision)
+
+    @property
+    def plan_optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return optimizer_of(self.optimizer)
+
+
+def _whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name}: got {value!r}; allowed: a whole number >= 1")
+
+
+def _nearest(batch: int, wanted: int) -> str:
+    divisors = [each for each in range(1, batch + 1) if batch % each == 0]
+    below = max((each for each in divisors if each < wanted), default=None)
+    above = min((each for each in divisors if each > wanted), default=None)
+    return " and ".join(str(each) for each in (below, above) if each is not None)

@@ -1,0 +1,124 @@
+"""What surrounds a step: samples that are read, checkpoints that are saved, devices that fail.
+
+Time to solution under exponential failures: Daly, "A higher order estimate of the optimum checkpoint interval" (FGCS
+2006), equation 13: M e^(R/M) (e^((tau + C)/M) - 1) W / tau for W seconds of work.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainwright.cluster import Cluster
+from trainwright.errors import InputError
+from trainwright.plan.parallel.mesh import Floats, Mesh
+
+__all__ = ["Input", "Saving", "best_interval", "inflation", "input_seconds"]
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """What reading costs: `bytes` and CPU seconds to `decode` a sample, over `workers` processes of a node.
+
+    With `prefetch` it goes on beside the step before, and only what is longer than a step is waited for. `cached` says
+    that later epochs read from memory: only decoding and copying are left.
+    """
+
+    bytes: float = 0.0
+    decode: float = 0.0
+    workers: int = 8
+    prefetch: bool = True
+    cached: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("bytes", "decode"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InputError(f"input: {name}: got {value!r}; allowed: a number >= 0")
+        if self.workers < 1:
+            raise InputError(f"input: workers: got {self.workers!r}; allowed: a whole number >= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What checkpoints cost: `bytes` at the storage's speed, or `seconds` that training stands still for one.
+
+    A failed job goes on after `restart_seconds`. None for `interval_seconds` saves as often as is best, or, where no
+    failures are known, once an hour; never more often than a save takes until it is safe, `persist_seconds`.
+    """
+
+    bytes: float = 0.0
+    seconds: float | None = None
+    restart_seconds: float = 60.0
+    persist_seconds: float = 0.0
+    interval_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("bytes", "seconds", "restart_seconds", "persist_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise InputError(f"checkpoint: {name}: got {value!r}; allowed: a number >= 0")
+        if self.interval_seconds is not None and not self.interval_seconds > 0:
+            raise InputError(f"checkpoint: interval_seconds: got {self.interval_seconds!r}; allowed: a number > 0")
+
+    def blocking(self, cluster: Cluster) -> float:
+        """Return the seconds of one save; raises `InputError` if the storage's speed is wanted and not known."""
+        if self.seconds is not None:
+            return self.seconds
+        if self.bytes and not cluster.storage.write:
+            raise InputError(
+                f"checkpoint: cluster {cluster.name!r} has no storage.write; allowed: bytes a second in the cluster's "
+                "file, or the seconds of a save in place of its bytes"
+            )
+        return self.bytes / cluster.storage.write if self.bytes else 0.0
+
+    def interval(self, cluster: Cluster, mtbf_seconds: Floats) -> Floats:
+        """Return the seconds between two saves."""
+        if self.interval_seconds is not None:
+            return np.full_like(mtbf_seconds, self.interval_seconds)
+        found = best_interval(self.blocking(cluster), mtbf_seconds)
+        return np.maximum(self.persist_seconds, np.where(np.isfinite(mtbf_seconds), found, _HOUR))
+
+
+def best_interval(cost: float, mtbf_seconds: Floats) -> Floats:
+    """Return the tau for which time to solution is least: Newton's method from sqrt(2 M C), 0 if a save is free."""
+    finite = np.where(np.isfinite(mtbf_seconds), mtbf_seconds, 1.0)
+    tau = np.sqrt(2 * finite * cost)
+    if cost:
+        tau = np.minimum(tau, finite)
+        for _ in range(60):
+            grown = np.exp((tau + cost) / finite)
+            tau = np.clip(tau + ((1 - tau / finite) * grown - 1) * finite**2 / (tau * grown), 1e-9 * finite, finite)
+    return np.where(np.isfinite(mtbf_seconds), tau, np.inf)
+
+
+def inflation(saving: Saving, cluster: Cluster, devices: Floats) -> tuple[Floats, Floats]:
+    """Return how much longer than its work a job takes, by saves alone and by saves and failures: (n,) each.
+
+    The mean time between failures of a job is that of a device divided by its devices.
+    """
+    mtbf = cluster.failure.device_mtbf_hours * _HOUR / devices
+    cost = saving.blocking(cluster)
+    tau = np.maximum(1e-9, saving.interval(cluster, mtbf))
+    saves = 1 + cost / tau
+    with np.errstate(over="ignore", invalid="ignore"):
+        lost = mtbf * np.exp(saving.restart_seconds / mtbf) * np.expm1((tau + cost) / mtbf) / tau
+    return saves, np.where(np.isfinite(mtbf), lost, saves)
+
+
+def input_seconds(given: Input, cluster: Cluster, mesh: Mesh) -> Floats:
+    """Return the seconds until an iteration's samples are read, decoded and copied, beside nothing else.
+
+    A node reads for the replicas that it holds; of a replica that spans nodes one of them reads.
+    """
+    nodes = np.ceil(mesh.devices / cluster.devices_per_node)
+    a_node = np.ceil(mesh.batch / np.minimum(nodes, mesh.replicas))
+    storage, host = cluster.storage, cluster.device.host_bandwidth
+    parts = [a_node * given.decode / given.workers]
+    if not given.cached:
+        parts += [a_node * given.bytes / storage.node_read] if storage.node_read else []
+        parts += [np.full(mesh.rows, mesh.batch * given.bytes / storage.shared_read)] if storage.shared_read else []
+    parts += [a_node * given.bytes / host] if host else []
+    found: Floats = np.max(np.stack(parts), axis=0)
+    return found

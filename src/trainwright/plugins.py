@@ -1,0 +1,222 @@
+"""Plug-ins: searchers, rules, engines and other kinds by name, built-in or from installed distributions.
+
+A built-in is listed here as "module:Class" and loaded when it is first used. A distribution adds others by entry
+points, in the group of their kind:
+
+    [project.entry-points."trainwright.searchers"]
+    HillClimber = "hill_climb:HillClimber"
+
+Study files and the ledger keep an object as a table: its name and its settings, and of a plug-in in "from" the
+distribution and its version, so that a process that lacks it can say what to install.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from trainwright.errors import InputError, closest
+from trainwright.settings import refuse_unknown
+
+__all__ = ["describe", "load", "make", "names_of"]
+
+_ORIGIN = "from"
+"""The entry of a table that names a plug-in's distribution; no argument can be called so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """A kind of plug-in: the group of its entry points (None: built-in ones only), and the built-in ones by name."""
+
+    group: str | None
+    built_in: Mapping[str, str]
+
+
+def _listed(module: str, names: str) -> dict[str, str]:
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
+_KINDS: Mapping[str, _Kind] = MappingProxyType(
+    {
+        "searcher": _Kind(
+            group="trainwright.searchers",
+            built_in=_listed(
+                "trainwright.search",
+                "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher OptunaSearcher "
+                "QuasiRandomSearcher RandomSearcher",
+            ),
+        ),
+        "rule": _Kind(
+            group="trainwright.rules",
+            built_in=_listed(
+                "trainwright.schedule",
+                "ASHA AnyOf Extrapolate FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "
+                "SuccessiveHalving",
+            ),
+        ),
+        "policy": _Kind(
+            group="trainwright.policies",
+            built_in=_listed("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
+        ),
+        "stop": _Kind(group=None, built_in=_listed("trainwright.search", "ExpectedGain")),
+        "engine": _Kind(
+            group="trainwright.engines",
+            built_in={"Local": "trainwright.engine:Local", "Ray": "trainwright.engine.ray:Ray"},
+        ),
+        # Ledgers are named by the scheme of their URLs, and called with the URL.
+        "ledger": _Kind(
+            group="trainwright.ledgers",
+            built_in={"redis": "trainwright.ledger:RedisLedger", "rediss": "trainwright.ledger:RedisLedger"},
+        ),
+        "format": _Kind(group="trainwright.formats", built_in={}),
+        "combination": _Kind(
+            group="trainwright.combinations",
+            built_in={
+                "weighted": "trainwright.ensemble.combine.rules:WeightedMean",
+                "mean": "trainwright.ensemble.combine.rules:PlainMean",
+                "geometric": "trainwright.ensemble.combine.rules:GeometricMean",
+                "vote": "trainwright.ensemble.combine.rules:MajorityVote",
+                "median": "trainwright.ensemble.combine.rules:MedianRule",
+                "mixture": "trainwright.ensemble.combine.rules:NormalMixture",
+            },
+        ),
+        "strategy": _Kind(group="trainwright.strategies", built_in={}),
+    }
+)
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    """Return the names of a kind: the built-in ones, then those of installed plug-ins in alphabetical order."""
+    built_in = _KINDS[kind].built_in
+    return (*built_in, *sorted(_plug_ins(kind).keys() - built_in.keys()))
+
+
+def load(kind: str, name: str, where: str, error: type[InputError] = InputError) -> Any:
+    """Return the class (or whatever its entry point names) of that kind and name.
+
+    Raises `error`, whose sentence begins with `where`, for a name that is unknown or offered by two distributions, and
+    for a plug-in that cannot be imported.
+    """
+    target = _KINDS[kind].built_in.get(name)
+    if target is not None:
+        module, _, attribute = target.partition(":")
+        return getattr(import_module(module), attribute)
+    offers = _plug_ins(kind).get(name, ())
+    if not offers:
+        known = names_of(kind)
+        raise error(f"{where}: got {name!r}; allowed: {', '.join(known)}{closest(name, known)}")
+    if len(offers) > 1:
+        raise error(f"{where}: {name!r} is offered by {' and '.join(map(_origin, offers))}; uninstall all but one")
+    try:
+        return offers[0].load()
+    except Exception as trouble:
+        why = f"{type(trouble).__name__}: {trouble}"
+        raise error(f"{where}: {name!r} of {_origin(offers[0])} cannot be loaded ({why})") from trouble
+
+
+def make(kind: str, table: Mapping[str, Any]) -> Any:
+    """Return the object that a table's `name` says, made with its other entries as arguments.
+
+    Raises `InputError` naming what is unknown or missing, or the distribution that has to be installed.
+    """
+    arguments = dict(table)
+    name, origin = arguments.pop("name", None), arguments.pop(_ORIGIN, None)
+    known = names_of(kind)
+    if name is None:
+        raise InputError(f"[{kind}] name: got nothing; allowed: {', '.join(known)}")
+    if origin is not None and name not in known:
+        raise InputError(
+            f"[{kind}] name: got {name!r}, a plug-in of {origin}, which is not installed here; install {origin}"
+        )
+    maker = load(kind, str(name), f"[{kind}] name")
+    parameters = inspect.signature(maker).parameters
+    refuse_unknown(arguments, list(parameters), f"[{kind}] {name}")
+    missing = [key for key, one in parameters.items() if one.default is one.empty and key not in arguments]
+    if missing:
+        raise InputError(f"[{kind}] {name}: {missing[0]!r} is missing; arguments: {', '.join(parameters)}")
+    # A table within a table, such as the two rules of AnyOf, is one more object of the same kind.
+    nested = {key: make(kind, value) for key, value in arguments.items() if isinstance(value, dict) and "name" in value}
+    return maker(**(arguments | nested))
+
+
+def describe(kind: str, item: Any) -> dict[str, Any] | None:
+    """Return the table from which `make` makes an equal object; None for one that no table can say.
+
+    None are objects that are no dataclasses, and those of a class that is neither built in nor a plug-in.
+    """
+    try:
+        return _describe(kind, item)
+    except TypeError:
+        return None
+
+
+def _describe(kind: str, item: Any) -> dict[str, Any]:
+    name, origin = _identify(kind, type(item))
+    if name is None or not dataclasses.is_dataclass(item):
+        raise TypeError(f"no table can say {type(item).__name__}")
+    table: dict[str, Any] = {"name": name}
+    if origin is not None:
+        table[_ORIGIN] = origin
+    for field in dataclasses.fields(item):
+        value = getattr(item, field.name)
+        if field.init and (field.default is dataclasses.MISSING or value != field.default):
+            table[field.name] = _to_plain(kind, value)
+    return table
+
+
+def _identify(kind: str, cls: type) -> tuple[str | None, str | None]:
+    """Return the name of a class among those of a kind, and of a plug-in its distribution and version."""
+    if cls.__module__.startswith("trainwright.") and cls.__name__ in _KINDS[kind].built_in:
+        return cls.__name__, None
+    package = cls.__module__.partition(".")[0]
+    for name, offers in _plug_ins(kind).items():
+        # Only plug-ins of the same package are loaded to be compared: others may be slow to import.
+        if len(offers) == 1 and offers[0].module.partition(".")[0] == package and offers[0].load() is cls:
+            return name, _origin(offers[0])
+    return None, None
+
+
+def _to_plain(kind: str, value: Any) -> Any:
+    """Return a value as JSON keeps it, or raise TypeError."""
+    if hasattr(value, "to_json"):  # what an earlier study taught
+        value = value.to_json()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Fraction):
+        value = float(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _to_plain(kind, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(kind, item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return _describe(kind, value)
+
+
+def _plug_ins(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of a kind by name."""
+    group = _KINDS[kind].group
+    return {} if group is None else _read_group(group)
+
+
+@cache
+def _read_group(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    # Cached, since it reads the metadata of every installed distribution; what is installed later counts from the next
+    # start of Python. One distribution may be found twice, through two entries of the path.
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for entry in entry_points(group=group):
+        found.setdefault(entry.name, {}).setdefault(_origin(entry), entry)
+    return {name: tuple(offers.values()) for name, offers in found.items()}
+
+
+def _origin(entry: EntryPoint) -> str:
+    """Return the distribution of an entry point and its version, as pip would take them."""
+    return "an unknown distribution" if entry.dist is None else f"{entry.dist.name}=={entry.dist.version}"

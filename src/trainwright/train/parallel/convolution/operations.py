@@ -1,0 +1,232 @@
+"""Operations on parts of tensors that are more than pointwise: convolution, pooling, normalisation, joining.
+
+Each returns NotImplemented where it cannot work on parts: then the whole tensor is gathered first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainwright.train.parallel.convolution.halo import Bounds, bounds_of, windows
+from trainwright.train.parallel.convolution.part import Division, Part
+
+__all__ = ["operation_of"]
+
+Sizes = int | Sequence[int]
+
+
+def operation_of(name: str, *, spatial: bool) -> Callable[..., Any] | None:
+    """Return how an operation of torch works on parts; None: not at all."""
+    return (_SPATIAL if spatial else _CHANNELS).get(name)
+
+
+def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
+    func: Callable[..., Any],
+    input: Any,  # noqa: A002 -- torch's name, by which it may be given
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Sizes = 1,
+    padding: str | Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Any:
+    """Convolve this rank's rows and their halo (Dryden et al., arXiv 1903.06681)."""
+    dims = weight.ndim - 2
+    if not isinstance(input, Part) or isinstance(weight, Part) or input.ndim != dims + 2:
+        return NotImplemented
+    kernel, at = tuple(weight.shape[2:]), input.division.dim - 2
+    strides, dilations = _each(stride, dims), _each(dilation, dims)
+    before, after = _paddings(padding, kernel, dilations)
+    size, reach = input.division.size, dilations[at] * (kernel[at] - 1) + 1
+    rows = (size + before[at] + after[at] - reach) // strides[at] + 1
+    if rows < input.division.world:
+        return NotImplemented
+    out = bounds_of(rows, input.division.world)
+    local = _read(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
+    flat = [0 if dim == at else low for dim, low in enumerate(before)]
+    other = [0 if dim == at else high for dim, high in enumerate(after)]
+    if flat != other:  # "same" with an even kernel
+        local = functional.pad(local, _pad(other, flat))
+    done = func(local, weight, bias, strides, flat, dilations, groups)
+    return _part(done, input.division, out)
+
+
+def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
+    func: Callable[..., Any],
+    input: Any,  # noqa: A002
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Any:
+    """Grow this rank's rows, where no two of them reach the same row of the output."""
+    dims = weight.ndim - 2
+    if not isinstance(input, Part) or isinstance(weight, Part) or input.ndim != dims + 2:
+        return NotImplemented
+    at = input.division.dim - 2
+    step = _each(stride, dims)[at]
+    others = (_each(padding, dims)[at], _each(output_padding, dims)[at], _each(dilation, dims)[at])
+    if step != weight.shape[2 + at] or others != (0, 0, 1):
+        return NotImplemented
+    done = func(input.local, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _part(done, input.division, tuple(step * bound for bound in input.division.bounds))
+
+
+def _max_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
+    func: Callable[..., Any],
+    input: Any,  # noqa: A002
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    if ceil_mode or return_indices:
+        return NotImplemented
+    return _pooled(
+        func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation, fill=float("-inf")
+    )
+
+
+def _average_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
+    func: Callable[..., Any],
+    input: Any,  # noqa: A002
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    padded = any(_each(padding, 1)) if isinstance(padding, int) else any(padding)
+    if ceil_mode or divisor_override is not None or (padded and not count_include_pad):
+        return NotImplemented
+    return _pooled(func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=None, fill=0.0)
+
+
+def _pooled(
+    func: Callable[..., Any],
+    part: Any,
+    *,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    dilation: Sizes | None,
+    fill: float,
+) -> Any:
+    dims = part.ndim - 2
+    if dims < 1 or (not isinstance(kernel_size, int) and len(kernel_size) not in {1, dims}):
+        return NotImplemented
+    kernel, pads = _each(kernel_size, dims), _each(padding, dims)
+    strides = _each(kernel if stride is None or stride == [] else stride, dims)
+    spread = _each(1 if dilation is None else dilation, dims)
+    at, world = part.division.dim - 2, part.division.world
+    rows = (part.division.size + 2 * pads[at] - spread[at] * (kernel[at] - 1) - 1) // strides[at] + 1
+    if rows < world:
+        return NotImplemented
+    out = bounds_of(rows, world)
+    local = _read(part, out, kernel=kernel[at], stride=strides[at], dilation=spread[at], before=pads[at], fill=fill)
+    flat = tuple(0 if dim == at else pad for dim, pad in enumerate(pads))
+    done = func(local, kernel, strides, flat, *(() if dilation is None else (spread,)))
+    return _part(done, part.division, out)
+
+
+def _read(
+    part: Part, out: Bounds, *, kernel: int, stride: int, dilation: int, before: int, fill: float = 0.0
+) -> torch.Tensor:
+    """Return the rows for this rank's part `out` of the output, and the padding that lies before or after them."""
+    division = part.division
+    wanted = windows(out, division.size, kernel=kernel, stride=stride, dilation=dilation, before=before)
+    local = part.fetched(wanted)
+    own = wanted[torch.distributed.get_rank(division.group)]
+    if not own.before and not own.after:
+        return local
+    dims = local.ndim - 2
+    low = [own.before if dim == division.dim - 2 else 0 for dim in range(dims)]
+    high = [own.after if dim == division.dim - 2 else 0 for dim in range(dims)]
+    return functional.pad(local, _pad(high, low), value=fill)
+
+
+def _local_norm(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """Normalise by the statistics of this rank's rows."""
+    return Part.of(func(input.local, *args, **kwargs), input.division)
+
+
+def _kept(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    """Do to each channel what does not look at the others."""
+    if not isinstance(input, Part) or input.division.dim != 1 or input.ndim < 3:
+        return NotImplemented
+    found = func(input.local, *args, **kwargs)
+    return Part.of(found, input.division) if isinstance(found, torch.Tensor) else NotImplemented
+
+
+def _flat(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:  # noqa: A002
+    """Flatten channels and what lies behind them: each rank's stay together."""
+    if not isinstance(input, Part) or input.division.dim != 1 or start_dim != 1:
+        return NotImplemented
+    local = input.local
+    last = end_dim % local.ndim
+    each = prod(local.shape[2 : last + 1])
+    bounds = tuple(bound * each for bound in input.division.bounds)
+    return _part(func(local, start_dim, end_dim), input.division, bounds)
+
+
+def _joined(func: Callable[..., Any], tensors: Any, dim: int = 0) -> Any:
+    """Join equal parts along another dimension than theirs."""
+    if not all(isinstance(each, Part) for each in tensors):
+        return NotImplemented
+    division, ndim = tensors[0].division, tensors[0].ndim
+    if dim % ndim == division.dim or any(each.division != division or each.ndim != ndim for each in tensors):
+        return NotImplemented
+    return Part.of(func([each.local for each in tensors], dim), division)
+
+
+def _part(done: torch.Tensor, division: Division, bounds: Bounds) -> Part:
+    return Part.of(done, replace(division, bounds=bounds))
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * dims
+    return tuple(value) * dims if len(value) == 1 else tuple(value)
+
+
+def _paddings(
+    padding: str | Sizes, kernel: tuple[int, ...], dilations: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the padding before and after each spatial dimension."""
+    if padding == "same":
+        total = [dilation * (taps - 1) for taps, dilation in zip(kernel, dilations, strict=True)]
+        return tuple(each // 2 for each in total), tuple(each - each // 2 for each in total)
+    even = _each(0 if padding == "valid" else padding, len(kernel))
+    return even, even
+
+
+def _pad(after: Sequence[int], before: Sequence[int]) -> list[int]:
+    """Return paddings as `functional.pad` takes them, the last dimension first."""
+    return [each for low, high in zip(reversed(before), reversed(after), strict=True) for each in (low, high)]
+
+
+_POOLS = [f"{kind}_pool{dims}d" for kind in ("max", "avg") for dims in (1, 2, 3)]
+_SPATIAL: dict[str, Callable[..., Any]] = {
+    **{f"conv{dims}d": _convolution for dims in (1, 2, 3)},
+    **{f"conv_transpose{dims}d": _transposed for dims in (1, 2, 3)},
+    **{name: _max_pool if name.startswith("max") else _average_pool for name in _POOLS},
+    "batch_norm": _local_norm,
+    "cat": _joined,
+}
+_CHANNELS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_POOLS, _kept),
+    **{f"adaptive_{kind}_pool{dims}d": _kept for kind in ("max", "avg") for dims in (1, 2, 3)},
+    "interpolate": _kept,
+    "flatten": _flat,
+    "cat": _joined,
+}

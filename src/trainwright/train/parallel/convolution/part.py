@@ -1,0 +1,178 @@
+"""Part: a tensor of which each rank of a group holds a part along one dimension, and what operations make of it.
+
+Operations on single elements work on the parts. Convolutions and pooling of a tensor divided along a spatial dimension
+fetch their halo first. Of everything else a part knows nothing: it is gathered, and the operation done on the whole.
+So a model needs no change, and what is divided ends by itself where an operation cannot be divided.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from trainwright.train.parallel.collectives import copy, gather, narrow
+from trainwright.train.parallel.convolution.halo import Bounds, Window, fetch
+from trainwright.train.parallel.convolution.pointwise import POINTWISE
+
+__all__ = ["Division", "Part", "whole", "wholes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How a tensor is divided: along `dim`, rank r of `group` holding bounds[r] to bounds[r + 1]."""
+
+    dim: int
+    bounds: Bounds
+    group: dist.ProcessGroup
+    spatial: bool
+    """Whether `dim` is a size of an image or a volume; else it is its channels, of which the gradients are whole."""
+
+    @property
+    def size(self) -> int:
+        """Length of the whole tensor along `dim`."""
+        return self.bounds[-1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of all parts."""
+        return tuple(stop - start for start, stop in pairwise(self.bounds))
+
+    @property
+    def world(self) -> int:
+        """How many ranks have a part."""
+        return len(self.bounds) - 1
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """Begin and end of this rank's part."""
+        rank = dist.get_rank(self.group)
+        return self.bounds[rank], self.bounds[rank + 1]
+
+
+class Part(torch.Tensor):
+    """This rank's part of a tensor. Its `shape` is that of the whole, `local` the part as a plain tensor."""
+
+    division: Division
+
+    @classmethod
+    def of(cls, local: torch.Tensor, division: Division) -> Self:
+        """Return a plain tensor as a part."""
+        part = local.as_subclass(cls)
+        part.division = division
+        return part
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The part as a plain tensor."""
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 -- torch's documented way out of a subclass
+            return self.as_subclass(torch.Tensor)
+
+    def fetched(self, wanted: list[Window]) -> torch.Tensor:
+        """Return the rows that this rank wants, of whichever rank they are."""
+        division = self.division
+        return fetch(self.local, division.group, dim=division.dim, bounds=division.bounds, wanted=wanted)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in {"__get__", "__set__"} or name in _ABOUT:
+            return _about(func, name, args, kwargs)
+        if name in POINTWISE:
+            return _pointwise(func, args, kwargs)
+        from trainwright.train.parallel.convolution.operations import operation_of
+
+        operation = operation_of(name, spatial=_first(args, kwargs).division.spatial)
+        found = NotImplemented if operation is None else operation(func, *args, **kwargs)
+        if found is not NotImplemented:
+            return found
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            return func(*_each(args, whole), **_each(kwargs, whole))
+
+
+def whole(tensor: Any, *, scatter: bool | None = None) -> Any:
+    """Return a part as the whole tensor, on every rank; anything else as it is.
+
+    `scatter`: whether gradients of the ranks differ and are to be summed; by default as the division says.
+    """
+    if not isinstance(tensor, Part):
+        return tensor
+    division = tensor.division
+    scatter = division.spatial if scatter is None else scatter
+    return gather(tensor.local, division.group, dim=division.dim, sizes=division.sizes, scatter=scatter)
+
+
+def wholes(found: Any) -> Any:
+    """Return what a model returns, with whole tensors in it."""
+    return _each(found, whole)
+
+
+_ABOUT = frozenset({"size", "dim", "numel", "nelement", "__len__", "is_floating_point", "is_complex", "__repr__"})
+
+
+def _about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer what is asked about a tensor: sizes are those of the whole."""
+    of = getattr(getattr(func, "__self__", None), "__name__", name)
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        part = args[0]
+        if of in {"shape", "size", "numel", "nelement", "__len__"} and isinstance(part, Part):
+            shape = list(part.shape)
+            shape[part.division.dim] = part.division.size
+            like = torch.empty(shape, device="meta")
+            return like.shape if of == "shape" else getattr(like, of)(*args[1:], **kwargs)
+        found = func(*args, **kwargs)
+    return whole(found) if isinstance(found, Part) and found is not part else found
+
+
+def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Part)]
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        lead = max(given, key=lambda part: part.ndim)
+        division, ndim = lead.division, lead.ndim
+
+        def local(arg: Any) -> Any:
+            if isinstance(arg, Part):
+                return arg.local if _matches(arg, division, ndim) else _aligned(whole(arg), division, ndim)
+            return _aligned(arg, division, ndim) if isinstance(arg, torch.Tensor) else arg
+
+        found = func(*_each(args, local), **_each(kwargs, local))
+    if not isinstance(found, torch.Tensor):
+        return found
+    grown = found.ndim - ndim  # by broadcasting with a tensor of more dimensions
+    return Part.of(found, division if not grown else replace(division, dim=division.dim + grown))
+
+
+def _matches(part: Part, division: Division, ndim: int) -> bool:
+    return part.division == division and part.ndim == ndim
+
+
+def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tensor:
+    """Return of a whole tensor what broadcasts with this rank's part."""
+    dim = division.dim - ndim + tensor.ndim
+    small = dim < 0 or tensor.shape[dim] == 1
+    if division.spatial or not tensor.requires_grad:
+        start, stop = division.own
+        return tensor if small else tensor.narrow(dim, start, stop - start)
+    if small:  # each rank has a part of its gradient, which is to be whole
+        return copy(tensor, division.group)
+    return narrow(tensor, division.group, dim=dim, sizes=division.sizes)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+    """Return the first part among arguments, of which one may be a list."""
+    flat = [each for arg in (*args, *kwargs.values()) for each in (arg if isinstance(arg, list | tuple) else [arg])]
+    return next(each for each in flat if isinstance(each, Part))
+
+
+def _each(items: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(items, dict):
+        return {key: _each(item, change) for key, item in items.items()}
+    if isinstance(items, tuple | list) and not isinstance(items, torch.Size):
+        changed = [_each(item, change) for item in items]
+        return type(items)(*changed) if hasattr(items, "_fields") else type(items)(changed)
+    return change(items)

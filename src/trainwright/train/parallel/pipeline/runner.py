@@ -1,0 +1,345 @@
+"""Pipeline parallelism by torch's pipelining: this rank's stages of a model, and the schedule of its micro-batches.
+
+Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473, section 2.2).
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from trainwright.errors import UnsupportedModel, UnsupportedPlan
+from trainwright.memory.execute.measure import untouched
+from trainwright.memory.execute.stages import cut_at
+from trainwright.memory.execute.tracing import above
+from trainwright.plan import ParallelPlan
+from trainwright.train.batch_slicing import cut, samples_in
+from trainwright.train.parallel.blocks import blocks_of, chain_of
+
+__all__ = ["Pipeline", "cuts_of", "uncut_of"]
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+class Pipeline(nn.Module):
+    """This rank's stages. Forward and backward passes come in one: `backward(loss, batch)`.
+
+    The model is cut where the plan says; `loss(model, batch)` is to call the model once, with tensors whose first
+    dimension are samples. Of a parameter that several stages use each of their ranks has all of the gradient.
+    """
+
+    def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self._plan = plan
+        self._group = mesh.get_group("pipeline")
+        self._rank, self._ranks = dist.get_rank(self._group), plan.degrees.pipeline
+        self._device, self._dtype = next((each.device, each.dtype) for each in model.parameters())
+        cuts = cuts_of(model, plan)
+        self._count = len(cuts) + 1
+        self._mine = range(self._rank, self._count, self._ranks)
+        modes = {each: each.training for each in model.modules()}
+        stages = {mode: _stages(model.train(mode), plan, cuts) for mode in (True, False)}
+        for each, mode in modes.items():  # such as norms that keep their statistics
+            each.training = mode
+        self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
+        self._tied = _tied(model, stages[True], self._ranks)
+        _forget(model, list(self._pieces[True].values()))
+        self.module = model
+        """The model, without the parameters and buffers that only other ranks' stages use."""
+        self._schedules: dict[Any, Any] = {}  # by what goes in: of each what is sent between stages is known
+        self._loss: Loss | None = None
+        self._parts: list[Any] = []
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the last stage, which knows the loss."""
+        return self._count - 1 in self._mine
+
+    def called(self) -> list[nn.Module]:
+        """Return the modules with parameters that this rank's stages call, each once.
+
+        Raises `UnsupportedPlan` where a parameter is in several of them, or in none.
+        """
+        calls = [
+            graph.get_submodule(str(node.target))
+            for piece in self._pieces[True].values()
+            for graph in piece.modules()
+            if isinstance(graph, fx.GraphModule)
+            for node in graph.graph.nodes
+            if node.op == "call_module"
+        ]
+        found = [each for each in dict.fromkeys(calls) if next(each.parameters(), None) is not None]
+        held = [parameter for each in found for parameter in each.parameters()]
+        if len(held) != len(set(held)) or set(held) != set(self.module.parameters()) or self._tied:
+            raise UnsupportedPlan.of(
+                self._plan.strategy,
+                "ZeRO beside a pipeline, and parameters that layers share or that are in none; allowed: without ZeRO",
+            )
+        return found
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns, on every rank: the batch goes through the stages as it is, one at a time."""
+        if torch.is_grad_enabled() or kwargs:
+            raise UnsupportedPlan.of(
+                self._plan.strategy,
+                "no rank can call the whole model for gradients; train with run.step(batch), or backward(loss, parts), "
+                "and evaluate with tensors by place under torch.no_grad()",
+            )
+        return self._told(self._through(args))
+
+    def _through(self, args: Any, seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
+        """Pass a batch through all stages; note in `seen` what goes into this rank's, and comes out."""
+        found = args
+        pieces = self._pieces[self.module.training]
+        for index in range(self._count):
+            if index in self._mine:
+                given, found = found, (pieces[index](*found),)
+                if seen is not None:
+                    seen[index] = tuple(_Like.of(each).made("meta") for each in given), _Like.of(found[0]).made("meta")
+            if index + 1 < self._count:
+                found = self._passed(found, index % self._ranks, (index + 1) % self._ranks)
+        return found
+
+    def _passed(self, found: Any, source: int, target: int) -> Any:
+        """Send what a stage made to the rank of the next."""
+        if source == target or self._rank not in {source, target}:
+            return found
+        if self._rank == source:
+            dist.send_object_list([_Like.of(found[0])], group=self._group, group_dst=target, device=self._device)
+            dist.send(found[0].detach().contiguous(), group=self._group, group_dst=target)
+            return found
+        like: list[Any] = [None]
+        dist.recv_object_list(like, group=self._group, group_src=source, device=self._device)
+        made = like[0].made(self._device)
+        dist.recv(made.detach(), group=self._group, group_src=source)
+        return (made,)
+
+    def _told(self, found: Any) -> torch.Tensor:
+        """Give what the last stage made to all ranks."""
+        source = self._ranks - 1
+        like = [_Like.of(found[0]) if self.last else None]
+        dist.broadcast_object_list(like, group=self._group, group_src=source, device=self._device)
+        whole = found[0].contiguous() if self.last else like[0].made(self._device)  # type: ignore[union-attr]
+        dist.broadcast(whole, group=self._group, group_src=source)
+        return whole
+
+    def backward(self, loss: Loss, batch: Any) -> torch.Tensor:
+        """Pass the micro-batches of a batch through all stages and back; return its mean loss, on every rank."""
+        count = self._plan.microbatches
+        size = samples_in(batch)
+        if size % count:
+            raise UnsupportedPlan.of(
+                self._plan.strategy,
+                f"{size} samples cannot be cut into {count} equal micro-batches; give drop_last=True",
+            )
+        self._loss, self._parts = loss, cut(batch, size // count)
+        inputs = _inputs_of(loss, batch)
+        device = inputs[0].device
+        shapes = tuple(each.shape for each in inputs)
+        if shapes not in self._schedules:
+            self._schedules[shapes] = self._made(tuple(each[: size // count] for each in inputs))
+        schedule = self._schedules[shapes]
+        losses: list[torch.Tensor] = []
+        target = torch.arange(count, device=device)
+        given = inputs if 0 in self._mine else ()
+        if self.last:
+            schedule.step(*given, target=target, losses=losses, return_outputs=False)
+        else:
+            schedule.step(*given, return_outputs=False)
+        total = torch.zeros((), device=self._device, dtype=torch.float64)  # holds whatever kind of number a loss is
+        if self.last:
+            total = torch.stack(losses).mean().detach().double()
+        self._loss, self._parts = None, []
+        for parameter, ranks in self._tied:
+            if self._rank in ranks:
+                self._sum(parameter, ranks)
+        dist.broadcast(total, group=self._group, group_src=self._ranks - 1)
+        return total.to(self._dtype)
+
+    def _made(self, inputs: tuple[torch.Tensor, ...]) -> Any:
+        """Return the schedule for micro-batches such as this one.
+
+        Its stages are told what goes in and out: torch would find out by training on whatever is in memory, which would
+        go into the norms' statistics.
+        """
+        seen: dict[int, tuple[Any, Any]] = {}
+        with untouched(self.module):
+            self._through(inputs, seen)
+        device = inputs[0].device
+        stages = [
+            PipelineStage(piece, index, self._count, device, *seen[index], group=self._group)
+            for index, piece in self._pieces[True].items()
+        ]
+        settings = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
+        if self._plan.schedule == "interleaved":
+            return ScheduleInterleaved1F1B(stages, **settings)  # type: ignore[arg-type]
+        few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
+        kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
+        return kind(stages[0], **settings)  # type: ignore[arg-type]
+
+    def _sum(self, parameter: nn.Parameter, ranks: list[int]) -> None:
+        """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        own = getattr(parameter.grad, "_local_tensor", parameter.grad)
+        terms = {rank: own.clone() if rank == self._rank else torch.empty_like(own) for rank in ranks}
+        messages = [
+            dist.P2POp(kind, terms[of], group=self._group, group_peer=rank)
+            for rank in ranks
+            if rank != self._rank
+            for kind, of in ((dist.isend, self._rank), (dist.irecv, rank))
+        ]
+        for message in dist.batch_isend_irecv(messages):
+            message.wait()
+        own.copy_(functools.reduce(torch.add, terms.values()))
+
+    def _loss_of(self, output: Any, place: torch.Tensor) -> torch.Tensor:
+        """Return the user's loss of a micro-batch whose output is there already."""
+        assert self._loss is not None  # noqa: S101 -- `backward` has set it
+        return self._loss(_Given(output), self._parts[int(place)])
+
+
+def cuts_of(model: nn.Module, plan: ParallelPlan) -> tuple[str, ...]:
+    """Return the paths of the modules that the stages but the first begin with.
+
+    A plan that names none counts the modules of an `nn.Sequential`, or leaves it to us: equal parts of the sequence, or
+    of the model's blocks. Raises `UnsupportedPlan` where that does not fit the model.
+    """
+    count = plan.degrees.pipeline * (plan.chunks if plan.schedule == "interleaved" else 1)
+    if plan.cuts:
+        if len(plan.cuts) != count - 1:
+            raise UnsupportedPlan.of(plan.strategy, f"it names {len(plan.cuts)} cuts for {count} stages")
+        return plan.cuts
+    if isinstance(model, nn.Sequential):
+        chain = [path for path, _ in chain_of(model)]
+    elif not plan.stages:
+        paths = {module: path for path, module in model.named_modules()}
+        chain = [paths[block] for block in blocks_of(model)]
+    else:
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"{type(model).__name__} is no nn.Sequential, whose modules its stages {plan.stages} could count; plan it "
+            "with a profile of the model, which names them",
+        )
+    sizes = plan.stages or tuple(len(range(each, len(chain), count)) for each in range(count))
+    if len(sizes) != count or sum(sizes) != len(chain) or min(sizes) < 1:
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"its stages {sizes} are for {count} stages of {sum(sizes)} modules; the model has {len(chain)}, one after "
+            "the other",
+        )
+    return tuple(chain[end] for end in accumulate(sizes[:-1]))
+
+
+def uncut_of(model: nn.Module, cuts: tuple[str, ...]) -> list[nn.Module]:
+    """Return the outermost modules that no stage begins within: those that are called as they are."""
+    looked_into = {"", *above(cuts)}
+    return [
+        each
+        for path, each in model.named_modules()
+        if path not in looked_into and path.rpartition(".")[0] in looked_into
+    ]
+
+
+def _stages(model: nn.Module, plan: ParallelPlan, cuts: tuple[str, ...]) -> list[nn.Module]:
+    try:
+        stages = cut_at(model, cuts)
+    except UnsupportedModel as error:
+        raise UnsupportedPlan.of(plan.strategy, str(error)) from error
+    last = stages[-1]
+    output = next(iter(reversed(last.graph.nodes))).args[0] if isinstance(last, fx.GraphModule) else None
+    if isinstance(output, tuple | list | dict):  # said by every rank, and not by the last while the others wait for it
+        raise UnsupportedPlan.of(
+            plan.strategy, f"{type(model).__name__} returns a {type(output).__name__}; allowed: one tensor"
+        )
+    return stages
+
+
+def _tied(model: nn.Module, stages: list[nn.Module], ranks: int) -> list[tuple[nn.Parameter, list[int]]]:
+    """Return the parameters that stages of several ranks use, with these ranks; in the model's order."""
+    users: dict[nn.Parameter, set[int]] = {}
+    for index, stage in enumerate(stages):
+        for parameter in stage.parameters():
+            users.setdefault(parameter, set()).add(index % ranks)
+    return [
+        (each, sorted(users[each]))
+        for each in model.parameters()
+        if each.requires_grad and len(users.get(each, ())) > 1
+    ]
+
+
+def _forget(model: nn.Module, stages: list[nn.Module]) -> None:
+    """Drop the parameters and buffers of a model that these stages do not use, with the modules that have no others."""
+    used = {id(each) for stage in stages for each in _held(stage)}
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if _held(child) and not any(id(each) in used for each in _held(child)):
+                setattr(module, name, nn.Identity())
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if id(tensor) not in used:
+                setattr(module, name, None)
+
+
+def _held(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+@dataclass(frozen=True)
+class _Like:
+    """What another rank is to know of a tensor before it comes."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    trained: bool
+
+    @classmethod
+    def of(cls, tensor: Any) -> "_Like":
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedPlan.of("pipeline", f"a stage returns {type(tensor).__name__}; allowed: a tensor")
+        return cls(tensor.shape, tensor.dtype, tensor.requires_grad)
+
+    def made(self, device: torch.device | str) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.trained)
+
+
+class _Given(nn.Module):
+    """Stands for a model whose output is known."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._output = output
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self._output
+
+
+class _Called(Exception):
+    """What a loss gives its model, found."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.inputs = args
+
+
+class _Asking(nn.Module):
+    """Stands for a model of which only the arguments are of interest."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not args or not all(isinstance(arg, torch.Tensor) for arg in args):
+            raise UnsupportedPlan.of("pipeline", "the loss gives the model other arguments than tensors by place")
+        raise _Called(args)
+
+
+def _inputs_of(loss: Loss, batch: Any) -> tuple[torch.Tensor, ...]:
+    try:
+        loss(_Asking(), batch)
+    except _Called as called:
+        return called.inputs
+    raise UnsupportedPlan.of("pipeline", "the loss does not call the model that it is given")

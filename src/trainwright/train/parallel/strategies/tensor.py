@@ -1,0 +1,230 @@
+"""Tensor parallelism of transformer blocks by torch's DTensor, with or without sequence parallelism.
+
+Source: Shoeybi et al., arXiv 1909.08053, section 3; Korthikanti et al., arXiv 2205.05198, section 4.2. Within attention
+and feed-forward part tensors are DTensors, outside they are plain: whole, or this rank's part of the sequence.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from trainwright.errors import UnsupportedPlan
+from trainwright.train.parallel.blocks import blocks_of
+from trainwright.train.parallel.collectives import gather, narrow, reduce, scatter
+from trainwright.train.parallel.layers import is_plain
+from trainwright.train.parallel.strategies.context_attention import FusedColumns, MultiheadParallel, teach_attention
+from trainwright.train.parallel.strategies.tensor_roles import Stretch, stretches_of
+
+__all__ = ["divide_blocks"]
+
+
+def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Module]:
+    """Divide the linear layers of a model's transformer blocks over a mesh of one axis; return the blocks.
+
+    Raises `UnsupportedPlan` if there are none, or heads that cannot be divided.
+    """
+    strategy = "tensor+sequence" if sequence else "tensor"
+    found = [(block, stretches) for block in blocks_of(model) if (stretches := stretches_of(block))]
+    if not found:
+        raise UnsupportedPlan.of(
+            strategy,
+            f"{type(model).__name__} has no list of transformer blocks with linear layers that can be told apart; see "
+            "the guide on parallel plans for how they are recognised",
+        )
+    if mesh.device_type == "cpu":
+        teach_attention()
+    part = _Part() if sequence else None
+    for block, stretches in found:
+        if part is not None:
+            block.register_forward_pre_hook(part.note)
+        for stretch in stretches:
+            _fits(stretch, mesh.size(), strategy)
+            _divide(stretch, mesh, part)
+    blocks = [block for block, _ in found]
+    if sequence:
+        for block, stretches in found:
+            _refuse_others(block, stretches)
+        _divide_sequence(blocks, mesh)
+    return blocks
+
+
+def _fits(stretch: Stretch, world: int, strategy: str) -> None:
+    wrong = [name for name, layer in stretch.columns.items() if layer.out_features % world]
+    heads = next((found for each in _HEADS if isinstance(found := getattr(stretch.parent, each, None), int)), world)
+    if wrong or heads % world:
+        what = f"{heads} attention heads" if heads % world else f"the outputs of {wrong[0]}"
+        raise UnsupportedPlan.of(strategy, f"{what} cannot be divided by {world}")
+
+
+_HEADS = ("num_heads", "n_heads", "n_head", "heads", "nhead")
+
+
+class _Part:
+    """Tells what a rank holds a part of the sequence of; gradients do not tell, in evaluation there are none."""
+
+    length = 0
+
+    def note(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take in what enters a block, (batch, part of the sequence, width)."""
+        self.length = args[0].shape[1]
+
+    def __contains__(self, x: torch.Tensor) -> bool:
+        return x.is_floating_point() and x.ndim == 3 and x.shape[1] == self.length
+
+
+def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
+    """Divide what lies between the layers that divide and the one that sums."""
+    sequence = part is not None
+    around = Shard(1) if sequence else Replicate()
+    parent = stretch.parent
+    _refuse_own(stretch)
+    if stretch.attention is not None:
+        attention = MultiheadParallel(getattr(parent, stretch.attention), mesh, sequence=sequence)
+        setattr(parent, stretch.attention, attention)
+        _settled(attention)
+        return
+    for name, layer in stretch.columns.items():
+        if stretch.fused and sequence and not stretch.alone:
+            raise UnsupportedPlan.of(
+                "tensor+sequence",
+                f"{type(parent).__name__} has {name} beside norms; move attention to a module of its own",
+            )
+        if stretch.fused:
+            setattr(parent, name, FusedColumns(layer, mesh))
+        else:
+            style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else around, use_local_output=False)
+            parallelize_module(parent, mesh, {name: style})
+    parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=around)})
+    if stretch.alone:
+        for module in parent.modules():
+            _equal_everywhere(module, mesh)
+        parent.register_forward_pre_hook(_entering(mesh, part), with_kwargs=True)
+    _settled(parent)
+
+
+def _refuse_own(stretch: Stretch) -> None:
+    """Refuse layers that others are put in the place of, if they do more than torch's; and parametrised ones."""
+    parent = stretch.parent
+    names = [stretch.attention] if stretch.attention is not None else [*stretch.columns, stretch.row]
+    for name in names:
+        layer = getattr(parent, name)
+        replaced = stretch.fused and name != stretch.row
+        if stretch.attention is not None:
+            fits = is_plain(layer, (nn.MultiheadAttention,)) and is_plain(layer.out_proj)
+        else:
+            fits = is_plain(layer) if replaced else "weight" in layer._parameters  # noqa: SLF001
+        if not fits:
+            raise UnsupportedPlan.of(
+                "tensor",
+                f"{type(parent).__name__}.{name} has a forward pass, hooks or a parametrisation of its own; allowed: "
+                "torch's layer as it is, or a plan without tensor parallelism",
+            )
+
+
+def _equal_everywhere(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Make DTensors of what else a stretch holds, such as norms of each head or a mask."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if not isinstance(parameter, DTensor):
+            whole = distribute_tensor(parameter.detach(), mesh, [Replicate()])
+            setattr(module, name, nn.Parameter(whole, parameter.requires_grad))
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if not isinstance(buffer, DTensor):
+            setattr(module, name, distribute_tensor(buffer, mesh, [Replicate()]))
+
+
+def _entering(mesh: DeviceMesh, part: _Part | None) -> Callable[..., Any]:
+    """Return a hook that hands tensors to a stretch once, whole: so their gradients are summed once too."""
+
+    def whole(each: Any) -> Any:
+        if not isinstance(each, torch.Tensor) or isinstance(each, DTensor):
+            return each
+        divided = part is not None and each in part
+        if divided or each.requires_grad:
+            return _Entered.apply(each, mesh, divided)
+        return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(whole(each) for each in args), {name: whole(each) for name, each in kwargs.items()}
+
+    return hook
+
+
+class _Entered(Function):
+    """A tensor, whole or this rank's part of a sequence, as a whole DTensor; its gradient comes as a sum to be made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, sequence: bool) -> torch.Tensor:
+        ctx.settings = mesh.get_group(), sequence, (x.shape[1],) * mesh.size()
+        held = gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
+        return DTensor.from_local(held, mesh, [Replicate()], run_check=False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        group, sequence, sizes = ctx.settings
+        if gradient.placements[0].is_partial():
+            term = gradient.to_local()
+            found = scatter(term, group, dim=1, sizes=sizes) if sequence else reduce(term, group)
+        else:
+            total = gradient.full_tensor()
+            found = narrow(total, group, dim=1, sizes=sizes) if sequence else total
+        return found, None, None
+
+
+def _settled(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if isinstance(parameter, DTensor) and all(placement.is_replicate() for placement in parameter.placements):
+            parameter.register_post_accumulate_grad_hook(_settle)
+
+
+def _settle(parameter: torch.Tensor) -> None:
+    """Sum what each rank found for a parameter that all hold."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+        parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
+def _refuse_others(block: nn.Module, stretches: list[Stretch]) -> None:
+    """Refuse linear layers that were not told apart: where they are, attention may be, to all of the sequence."""
+    for parent in block.modules():
+        known = {name for each in stretches if each.parent is parent for name in (*each.columns, each.row)}
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear) and name not in known:
+                raise UnsupportedPlan.of(
+                    "tensor+sequence",
+                    f"{type(parent).__name__}.{name} is neither a layer that divides features nor one that sums them, "
+                    "as far as can be told; see the guide on parallel plans for how they are recognised",
+                )
+
+
+def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Divide the sequence before the first block and gather it after the last."""
+    group, world = mesh.get_group(), mesh.size()
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        size = args[0].shape[1]
+        if size % world:
+            raise UnsupportedPlan.of("tensor+sequence", f"a sequence of {size} cannot be divided by {world}")
+        return narrow(args[0], group, dim=1, sizes=(size // world,) * world), *args[1:]
+
+    def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
+        return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=False)
+
+    blocks[0].register_forward_pre_hook(enter, prepend=True)  # before it is noted how long a part is
+    blocks[-1].register_forward_hook(leave)
+    for block in blocks:
+        for path, module in block.named_modules():
+            plain = [name for name, each in module.named_parameters(recurse=False) if not isinstance(each, DTensor)]
+            if plain and any(True for _ in module.children()):
+                raise UnsupportedPlan.of(
+                    "tensor+sequence",
+                    f"{type(module).__name__} has a parameter of its own, {plain[0]}; move it to a layer",
+                )
+            if plain:  # such as a norm: each rank sees its part of the sequence
+                parallelize_module(block, mesh, {path: SequenceParallel(use_local_output=True)})
+                _settled(module)
