@@ -105,7 +105,7 @@ class TestPredict:
             return
         predicted = found.predict(x["test"])
         np.testing.assert_array_equal(found.labels(x["test"]), predicted.argmax(axis=1))
-        decided = replace(found.decided("f1"), told={})
+        decided = replace(found.decided("f1"), saved_report={})
         decided = replace(decided, decision=replace(decided.decision, applied=0.8))
         np.testing.assert_array_equal(decided.labels(x["test"]), predicted[:, 1] > 0.8)
         assert decided.report().decision["measure"] == "f1"

@@ -230,12 +230,12 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            ({"max_members": 0}, "max_members: got 0; allowed: an integer >= 1"),
+            ({"max_members": 0}, "max_members: got 0; allowed: a whole number >= 1"),
             ({"max_additions": -1}, "max_additions: got -1"),
-            ({"sorted_start": -1}, "sorted_start: got -1; allowed: an integer >= 0"),
-            ({"patience": 0}, "patience: got 0; allowed: an integer >= 1, or None"),
-            ({"tolerance": -0.1}, "tolerance: got -0.1; allowed: a finite number >= 0"),
-            ({"cost_weight": -1.0}, "cost_weight: got -1.0; allowed: a finite number >= 0"),
+            ({"sorted_start": -1}, "sorted_start: got -1; allowed: a whole number >= 0"),
+            ({"patience": 0}, "patience: got 0; allowed: a whole number >= 1, or None"),
+            ({"tolerance": -0.1}, "tolerance: got -0.1; allowed: a number >= 0"),
+            ({"cost_weight": -1.0}, "cost_weight: got -1.0; allowed: a number >= 0"),
             ({"bytes_weight": math.nan}, "bytes_weight: got nan"),
             ({"budget_seconds": 0.0}, "budget_seconds: got 0.0; allowed: a number > 0"),
             ({"budget_bytes": math.nan}, "budget_bytes: got nan"),

@@ -28,11 +28,11 @@ def installed(monkeypatch):
     group = "trainwright.combinations"
     point = importlib.metadata.EntryPoint("stacking", "own_combination:Stacking", group)
     find = importlib.metadata.entry_points
-    monkeypatch.setattr(
-        rules.metadata,
-        "entry_points",
-        lambda **which: [point] if which == {"group": rules.ENTRY_POINTS} else find(**which),
-    )
+
+    def entry_points(**which):
+        return [point] if which == {"group": group} else find(**which)
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
     plugins._read_group.cache_clear()
     yield
     plugins._read_group.cache_clear()

@@ -63,14 +63,16 @@ def devices_of(text: str, cluster: "Cluster") -> list[int]:
 
 def input_of(text: str) -> "Input":
     """Return the costs of input that "bytes=110e3,decode=8e-3" says."""
-    given: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.partition("=")
         try:
-            given[name.strip()] = float(number)
+            values[name.strip()] = float(number)
         except ValueError:
             raise InputError(f"--input: got {part!r}; allowed: such as bytes=110e3,decode=8e-3,workers=8") from None
-    unknown = sorted(set(given) - {"bytes", "decode", "workers"})
+    unknown = sorted(set(values) - {"bytes", "decode", "workers"})
     if unknown:
         raise InputError(f"--input: got {unknown[0]!r}; allowed: bytes, decode, workers")
-    return Input(bytes=given.get("bytes", 0.0), decode=given.get("decode", 0.0), workers=int(given.get("workers", 8)))
+    return Input(
+        bytes=values.get("bytes", 0.0), decode=values.get("decode", 0.0), workers=int(values.get("workers", 8))
+    )

@@ -85,9 +85,11 @@ def _show_worth(plan: "Plan") -> None:
     if "low" in plan.expected:
         low, high = (_figure(plan.expected[end], latency) for end in ("low", "high"))
         print(f"expected between {low} and {high}, as far as the times are known")
-    for what, told in (("expected", plan.expected), ("measured", plan.measured)):
-        if "value" in told and not latency:
-            gains = [f"{told['value'] / told[key]:.2f} x {label}" for label, key in simpler if told.get(key, 0) > 0]
+    for what, content in (("expected", plan.expected), ("measured", plan.measured)):
+        if "value" in content and not latency:
+            gains = [
+                f"{content['value'] / content[key]:.2f} x {label}" for label, key in simpler if content.get(key, 0) > 0
+            ]
             print(f"{what} gain: {', '.join(gains)}")
     if "bound" in plan.expected:
         gap = 1 - plan.expected["value"] / plan.expected["bound"]

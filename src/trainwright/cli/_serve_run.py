@@ -48,31 +48,31 @@ def run(
         raise InputError(f"--engine: got {engine!r}; allowed: {', '.join(_ENGINES)}")
     if not drain >= 0:
         raise InputError(f"--drain: got {drain}; allowed: seconds >= 0")
-    given = {"slo_ms": slo_ms, "deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
-    settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    values = {"slo_ms": slo_ms, "deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
+    settings = Settings(**{key: value for key, value in values.items() if value is not None})  # type: ignore[arg-type]
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
     loaded = Ensemble.load(ensemble, trust=trust)
     placed = _placed(loaded, plan, devices, slo_ms)
     service = _started(loaded, placed, settings, engine)
     server = Server(service, host=host, port=port, token=token, name=name)
-    told = server.run(drain_seconds=drain, on_ready=_show)
-    _summarise(told)
+    content = server.run(drain_seconds=drain, on_ready=_show)
+    _summarise(content)
     if json:
-        print_json(told)
+        print_json(content)
 
 
 def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
         plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
-        told = " by size alone"
+        content = " by size alone"
         if "low" in plan.expected:
             low, high = plan.expected["low"], plan.expected["high"]
-            told = f", between {low:,.0f} and {high:,.0f} rows a second expected"
+            content = f", between {low:,.0f} and {high:,.0f} rows a second expected"
         elif "value" in plan.expected:
-            told = f", {plan.expected['value']:,.0f} rows a second expected"
-        print(f"placed: {len(plan.units)} units in {len(plan.instances)} processes{told}")
+            content = f", {plan.expected['value']:,.0f} rows a second expected"
+        print(f"placed: {len(plan.units)} units in {len(plan.instances)} processes{content}")
         return plan
     plan = Plan.load(file)
     plan.check(ensemble, devices)
@@ -91,6 +91,6 @@ def _show(server: "Server") -> None:
     print(f"ready: {entry}", flush=True)
 
 
-def _summarise(told: Any) -> None:
-    requests = ", ".join(f"{count} with status {status}" for status, count in sorted(told["requests"].items()))
-    print(f"requests: {requests or 'none'}; rows: {told['rows']}; degraded: {told['degraded']}")
+def _summarise(content: Any) -> None:
+    requests = ", ".join(f"{count} with status {status}" for status, count in sorted(content["requests"].items()))
+    print(f"requests: {requests or 'none'}; rows: {content['rows']}; degraded: {content['degraded']}")

@@ -58,11 +58,11 @@ def _show(finding: "Finding") -> None:
 
 def _verdict(found: "Examination") -> str:
     broken, poor = found.of(State.BROKEN), found.of(State.POOR)
-    told = ". ".join(
+    content = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"
         for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))
         if findings
     )
     if broken:
-        return f"Something essential is broken. {told}."
-    return f"All that is essential works. {told}." if told else "All that is essential works."
+        return f"Something essential is broken. {content}."
+    return f"All that is essential works. {content}." if content else "All that is essential works."

@@ -114,9 +114,9 @@ def model(
                 "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
                 "plans": [_content(plan, samples) for ranking in found.values() for plan in ranking],
                 "rejected": [
-                    {"devices": number, **asdict(each)}
+                    {"devices": number, **asdict(item)}
                     for number, ranking in found.items()
-                    for each in ranking.rejected
+                    for item in ranking.rejected
                 ],
                 "schema": _SCHEMA,
             }
@@ -163,7 +163,7 @@ def _show(
             _divided(plan),
             plan.micro_batch,
             _short(plan.seconds_per_iteration),
-            " - ".join(_short(each) for each in plan.interval),
+            " - ".join(_short(item) for item in plan.interval),
             *map(
                 _short,
                 (
@@ -187,8 +187,8 @@ def _show(
         print(f"{len(ranking) - top} more strategies are slower; --top shows them")
     print(f"\n{_winner(ranking)}")
     for plan in ranking[:top]:
-        for each in plan.bottlenecks[:2]:
-            print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
+        for item in plan.bottlenecks[:2]:
+            print(f"  {plan.strategy}: {item.id}: {item.sentence}; try {item.advice}")
     if ranking.rejected:
         print("\nleft out:")
         for refused in ranking.rejected:
@@ -203,7 +203,7 @@ def _winner(ranking: "Ranking") -> str:
     second = ranking[1]
     parts = asdict(best.breakdown)
     gains = {name: getattr(second.breakdown, name) - seconds for name, seconds in parts.items()}
-    name = max(gains, key=lambda each: gains[each])
+    name = max(gains, key=lambda item: gains[item])
     ratio = second.seconds_per_iteration / best.seconds_per_iteration
     if gains[name] <= 0 or ratio <= 1:
         return f"{best.strategy} comes first: as fast as {second.strategy}, with fewer devices or less memory"

@@ -44,7 +44,7 @@ def run(
         command=("trainwright", "run", str(file), *where),
     )
     wanted = choose_stages(job.stages, stage or [], file)
-    served = next((each for each in wanted if isinstance(each, DeploymentStage)), None)
+    served = next((item for item in wanted if isinstance(item, DeploymentStage)), None)
     if serve and served is None:
         raise InputError(f"--serve: {file} has no [deployment], or --stage leaves it out; add the table")
     if work.directory is None and len(job.stages) == 1:
@@ -54,20 +54,20 @@ def run(
         if json:
             print_json(content)
         return
-    if work.made:
+    if work.study_exists:
         job.open_study().close()  # refuses a file of another study before anything is done
     stages = Stages(work.folder)
-    ran = [_done(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
+    ran = [_done(item, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for item in wanted]
     summary: dict[str, Any] = {}
     report = work.folder / "report.html"
-    if work.made:
+    if work.study_exists:
         summary = write_summary(work.folder, also=_entries(job.stages, work, stages))
         if any(ran) or not report.exists():
             write_report(work.folder)
         summary["report"] = str(report)
     else:
         summary |= _entries(job.stages, work, stages)
-    if not quiet and work.made:
+    if not quiet and work.study_exists:
         print(f"\nreport:     {report}")
         if served is not None and not serve:
             print(f"to serve:   {shlex.join([*work.command, '--serve'])}")

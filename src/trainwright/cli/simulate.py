@@ -51,8 +51,8 @@ def simulate(
     if gantt is not None:
         panels = {
             (name if len(plan.gpus) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
-            for devices, each in found.items()
-            for name, forecast in each.items()
+            for devices, item in found.items()
+            for name, forecast in item.items()
         }
         write_gantt(gantt, panels)
         print(f"gantt: {gantt}")
@@ -63,8 +63,8 @@ def simulate(
                 "seeds": plan.seeds,
                 "forecasts": [
                     {"gpus": devices, "scheduler": name, **_content(forecast)}
-                    for devices, each in found.items()
-                    for name, forecast in each.items()
+                    for devices, item in found.items()
+                    for name, forecast in item.items()
                 ],
             }
         )
@@ -81,7 +81,7 @@ def _content(forecast: "Forecast") -> dict[str, Any]:
     return {
         "rule": describe("rule", forecast.scheduler.rule),
         "policy": describe("policy", forecast.scheduler.policy),
-        **{name: {"mean": each.mean, "low": each.low, "high": each.high} for name, each in spreads.items()},
+        **{name: {"mean": item.mean, "low": item.low, "high": item.high} for name, item in spreads.items()},
         "stalls": forecast.stalls,
         "substitutions": forecast.substitutions,
         "digest": hashlib.sha256("".join(run.digest for run in forecast.runs).encode()).hexdigest(),
@@ -131,7 +131,7 @@ def _times(spread: "Spread") -> str:
     if math.isinf(spread.mean):
         return "never" if math.isinf(spread.low) else "not always"
     units = (("d", 172_800, 86_400), ("h", 7200, 3600), ("min", 120, 60))
-    unit, seconds = next(((name, each) for name, least, each in units if spread.mean >= least), ("s", 1))
+    unit, seconds = next(((name, item) for name, least, item in units if spread.mean >= least), ("s", 1))
     return _spread(spread, seconds, f" {unit}")
 
 

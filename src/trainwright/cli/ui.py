@@ -40,9 +40,9 @@ def ui(
         token = None if server_token_file is None else token_for("127.0.0.1", server_token_file)
         load = ServerLoad(server, ensemble=ensemble, token=token)
 
-    def told(address: str) -> None:
+    def announce(address: str) -> None:
         print(f"{where}: {address}", flush=True)
         print("Ctrl-C ends it", flush=True)
 
     with suppress(KeyboardInterrupt):  # how it ends
-        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=told)
+        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=announce)

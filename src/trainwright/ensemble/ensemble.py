@@ -43,7 +43,9 @@ class Ensemble:
     decision: DecisionThreshold | None = (
         None  # from which probability on class 1 is called, of two classes; see `decided`
     )
-    told: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # report of a loaded ensemble
+    saved_report: Mapping[str, Any] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # report of a loaded ensemble
 
     def __post_init__(self) -> None:
         if not self.members or len(self.weights) != len(self.members):
@@ -102,8 +104,8 @@ class Ensemble:
     def member_predictions(self, split: str = "test") -> Iterator[Array]:
         """Yield the members' kept predictions of a split, one at a time in memory; probabilities sum to 1."""
         for member in self.members:
-            kept = member.predictions(split)
-            yield normalise_rows(kept) if self.output == "classes" else kept.astype(np.float64)
+            stored = member.predictions(split)
+            yield normalise_rows(stored) if self.output == "classes" else stored.astype(np.float64)
 
     def score(self, split: str = "test", metric: str = "accuracy") -> float:
         """Return a metric, such as "accuracy" or "cross_entropy", of what the ensemble predicts on a split.
@@ -153,8 +155,8 @@ class Ensemble:
 
         A loaded ensemble has no kept predictions: its report is the one it was saved with.
         """
-        if not any(member.splits for member in self.members) and self.told:
-            return EnsembleReport(**self.told)
+        if not any(member.splits for member in self.members) and self.saved_report:
+            return EnsembleReport(**self.saved_report)
         return make_report(
             self.members,
             {
@@ -178,7 +180,7 @@ class Ensemble:
         was saved there gives way. Returns it.
         """
         splits = self.members[0].splits
-        report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.told)
+        report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.saved_report)
         return write_export(
             Path(directory),
             self.members,
@@ -204,17 +206,17 @@ class Ensemble:
         that needs more is loaded too, as a program with your rights. A member with a factory alone is your own code:
         the function that it names is imported from your machine when it first predicts.
         """
-        members, told = read_export(Path(directory), trust=trust)
-        calibration, decision, threshold = told["calibration"], told.get("decision"), told["threshold"]
+        members, manifest = read_export(Path(directory), trust=trust)
+        calibration, decision, threshold = manifest["calibration"], manifest.get("decision"), manifest["threshold"]
         try:
             return cls(
                 members=members,
-                weights=tuple(told["weights"]),
-                rule=make_rule(told["rule"], members[0].output),
+                weights=tuple(manifest["weights"]),
+                rule=make_rule(manifest["rule"], members[0].output),
                 calibration=None if calibration is None else Calibration.from_json(calibration),
                 threshold=None if threshold is None else float(threshold),
                 decision=None if decision is None else DecisionThreshold.from_json(decision),
-                told=dict(told["report"]),
+                saved_report=dict(manifest["report"]),
             )
         except (TypeError, ValueError) as error:
             raise ExportError(

@@ -72,15 +72,15 @@ def make_report(
     first = members[0]
     metric = METRICS[default_metric(first.output)]
     targets = {name: first.targets(name) for name in predictions}
-    pooled = {name: combine(rule, each, weights) for name, each in predictions.items()}
-    told = pooled if calibration is None else {name: calibration.apply(each) for name, each in pooled.items()}
+    pooled = {name: combine(rule, item, weights) for name, item in predictions.items()}
+    content = pooled if calibration is None else {name: calibration.apply(item) for name, item in pooled.items()}
     before = _measures(first.output, pooled.get(split), targets.get(split), predictions.get(split), weights)
     after = None
     curves: dict[str, Any] = {}
     if split in pooled and first.output == "classes":
         curves["before"] = asdict(reliability(pooled[split], targets[split]))
     if split in pooled and calibration is not None:
-        mended = told[split]
+        mended = content[split]
         after = _measures(first.output, mended, targets[split], None, weights)
         if first.output == "classes":
             curves["after"] = asdict(reliability(mended, targets[split]))
@@ -93,12 +93,12 @@ def make_report(
         rule=rule.name,
         metric=metric.name,
         rows=split,
-        losses={name: float(metric.loss(metric.per_row(each, targets[name]).mean())) for name, each in told.items()},
+        losses={name: float(metric.loss(metric.per_row(item, targets[name]).mean())) for name, item in content.items()},
         members=_table(members, predictions.get(selection), targets.get(selection), weights, rule),
         before=before,
         after=after,
         calibration=None if calibration is None else calibration.to_json(),
-        decision=_decided(decision, told.get(split), targets.get(split)),
+        decision=_decided(decision, content.get(split), targets.get(split)),
         reliability=curves,
         disagreement=_disagreement(predictions[split], first.output) if split in predictions else (),
         error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _correlation),
@@ -124,8 +124,8 @@ def _risks(
     losses = metric.per_row(pooled, targets)
     unsure = decompose_uncertainty(members, weights, output).per_row()
     found = {}
-    for name, each in (("total", unsure.total), ("epistemic", unsure.epistemic)):
-        curve = risk_coverage(each, losses)
+    for name, item in (("total", unsure.total), ("epistemic", unsure.epistemic)):
+        curve = risk_coverage(item, losses)
         places = np.unique(np.linspace(0, len(losses) - 1, _SHARES).round().astype(int)).tolist()
         found[name] = {
             "coverage": [curve.coverage[at] for at in places],
@@ -140,10 +140,10 @@ def _decided(
 ) -> dict[str, Any] | None:
     if decision is None:
         return None
-    told = decision.to_json()
+    content = decision.to_json()
     if predicted is not None and targets is not None:
-        told["before"], told["after"] = decision.score(predicted, targets)
-    return told
+        content["before"], content["after"] = decision.score(predicted, targets)
+    return content
 
 
 def _measures(
@@ -206,18 +206,18 @@ def _table(
 def _errors(predictions: Sequence[Array], targets: Array) -> Array:
     """Return per member and row 1 for a wrong class, or the residual of a value [K, N]."""
     if targets.dtype.kind in "iu":
-        return np.stack([(each.argmax(axis=1) != targets).astype(np.float64) for each in predictions])
-    return np.stack([((each[..., 0] if each.ndim == 3 else each) - targets).mean(axis=1) for each in predictions])
+        return np.stack([(item.argmax(axis=1) != targets).astype(np.float64) for item in predictions])
+    return np.stack([((item[..., 0] if item.ndim == 3 else item) - targets).mean(axis=1) for item in predictions])
 
 
 def _disagreement(predictions: Sequence[Array], output: str) -> list[list[float]]:
     if output == "classes":
-        answers = np.stack([each.argmax(axis=1) for each in predictions])
-        apart = (answers[:, None, :] != answers[None, :, :]).mean(axis=2)
+        answers = np.stack([item.argmax(axis=1) for item in predictions])
+        difference = (answers[:, None, :] != answers[None, :, :]).mean(axis=2)
     else:
-        answers = np.stack([(each[..., 0] if each.ndim == 3 else each).reshape(-1) for each in predictions])
-        apart = np.sqrt(((answers[:, None, :] - answers[None, :, :]) ** 2).mean(axis=2))
-    found: list[list[float]] = apart.tolist()
+        answers = np.stack([(item[..., 0] if item.ndim == 3 else item).reshape(-1) for item in predictions])
+        difference = np.sqrt(((answers[:, None, :] - answers[None, :, :]) ** 2).mean(axis=2))
+    found: list[list[float]] = difference.tolist()
     return found
 
 

@@ -86,7 +86,9 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         str | None, optional(text("the name of a combination rule")), "combination rule; default: that of the front"
     ] = None
     pick: Annotated[
-        str, one_of(*PICKS), "best: of least loss; fallback: the simplest that cross-validation finds as good"
+        str,
+        one_of(*PICKS),
+        "point of the front: best (of least loss) or fallback (the simplest that cross-validation finds as good)",
     ] = "best"
     decide_by: Annotated[
         str | None, optional(one_of(*MEASURES)), "of two classes: the measure that chooses the threshold between them"
@@ -146,18 +148,22 @@ class StoredSettings:
         if not path.exists():
             return None
         allowed = "what `trainwright run` or `trainwright ensemble` wrote; remove it"
-        told = read_json(path, "settings", allowed=allowed, error=EnsembleError)
-        if not isinstance(told, dict) or not isinstance(told.get("settings"), dict):
+        content = read_json(path, "settings", allowed=allowed, error=EnsembleError)
+        if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
             raise EnsembleError(f"settings {str(path)!r}: they are no settings of an ensemble; allowed: {allowed}")
-        return cls(settings=EnsembleSettings.from_table(told["settings"], str(path)), by_run=told.get("by_run") is True)
+        return cls(
+            settings=EnsembleSettings.from_table(content["settings"], str(path)), by_run=content.get("by_run") is True
+        )
 
     @classmethod
     def settings_of(cls, directory: str | Path) -> EnsembleSettings:
         """Return the settings that every door to a study's ensemble starts from: those kept, or the defaults."""
-        kept = cls.read(directory)
-        return EnsembleSettings() if kept is None else kept.settings
+        stored = cls.read(directory)
+        return EnsembleSettings() if stored is None else stored.settings
 
     def write(self, directory: str | Path) -> None:
         """Keep the settings in a study's folder."""
-        told = {"settings": asdict(self.settings), "by_run": self.by_run}
-        write_text(Path(directory) / SETTINGS_FILE, "settings", json.dumps(told, indent=1) + "\n", error=EnsembleError)
+        content = {"settings": asdict(self.settings), "by_run": self.by_run}
+        write_text(
+            Path(directory) / SETTINGS_FILE, "settings", json.dumps(content, indent=1) + "\n", error=EnsembleError
+        )

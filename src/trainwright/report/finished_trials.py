@@ -38,7 +38,7 @@ class FinishedTrials:
         self.state = State()
         self._statuses = _ENDS | ({Status.LOST} if lost else set())
         self._last = last
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._ledger = open_ledger(directory)
         self._cursor: Cursor | None = None
         self.study_id = self._ledger.study_id
@@ -55,8 +55,8 @@ class FinishedTrials:
     def news(self) -> list[TrialState]:
         """Return the trials that ended since the last call."""
         ended = [number for number, trial in self.state.trials.items() if trial.status in self._statuses]
-        new = sorted(set(ended) - self._told)
-        self._told.update(new)
+        new = sorted(set(ended) - self._reported)
+        self._reported.update(new)
         chosen, self._last = new[-self._last if self._last else 0 :], None
         return [self.state.trials[number] for number in chosen]
 

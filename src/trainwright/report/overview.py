@@ -44,14 +44,14 @@ class Overview:
     @cached_property
     def within(self) -> NDArray[np.bool_]:
         """True [trials] where a result keeps every bound and every constraint."""
-        kept: NDArray[np.bool_] = np.asarray(np.isfinite(self.losses).all(axis=1))
+        stored: NDArray[np.bool_] = np.asarray(np.isfinite(self.losses).all(axis=1))
         for place, objective in enumerate(self.objectives):
             if math.isfinite(objective.limit):
-                kept &= self.losses[:, place] <= objective.limit
+                stored &= self.losses[:, place] <= objective.limit
         for constraint in self.state.constraints:
             losses = [constraint.loss(metrics.get(constraint.metric, math.nan)) for metrics in self._finals]
-            kept &= np.array(losses, dtype=np.float64) <= constraint.limit
-        return kept
+            stored &= np.array(losses, dtype=np.float64) <= constraint.limit
+        return stored
 
     @cached_property
     def limits(self) -> tuple[Outcome, ...]:
@@ -66,8 +66,8 @@ class Overview:
         pool = self.results[self.within[self.results]]
         pool = pool if len(pool) else self.results
         losses = self.losses[pool]
-        kept = pool[losses[:, 0] == losses.min() if len(self.objectives) == 1 else non_dominated(losses)]
-        return kept[np.lexsort((kept, *self.losses[kept].T[::-1]))]
+        stored = pool[losses[:, 0] == losses.min() if len(self.objectives) == 1 else non_dominated(losses)]
+        return stored[np.lexsort((stored, *self.losses[stored].T[::-1]))]
 
     @cached_property
     def ranking(self) -> NDArray[np.int64]:

@@ -87,10 +87,10 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
 
     @app.get("/api/studies/{study}/trials/{number}")
     def trial(study: str, number: int) -> Response:
-        told = trial_page(found(study), number)
-        if told is None:
+        table = trial_page(found(study), number)
+        if table is None:
             raise HTTPException(404, "the study has no trial of that number")
-        return _json(told)
+        return _json(table)
 
     @app.get("/api/studies/{study}/trials/{number}/log")
     def log(
@@ -100,8 +100,8 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
         rank: Annotated[int, Query(ge=0, le=10**6)] = 0,
     ) -> Response:
         folder = found(study).directory
-        told = None if folder is None else log_tail(folder, number, lease, rank)
-        return _json(told or {"text": "", "bytes": 0, "whole": True})
+        table = None if folder is None else log_tail(folder, number, lease, rank)
+        return _json(table or {"text": "", "bytes": 0, "whole": True})
 
     @app.get("/api/studies/{study}/views/{name}")
     def view(study: str, name: str) -> Response:
@@ -169,9 +169,9 @@ class _Streams:
 
 
 def _brief(follower: StudyFollower) -> Mapping[str, Any]:
-    told = study_summary(follower)
+    table = study_summary(follower)
     names = ("name", "loaded", "records", "error", "objectives", "metrics", "counts", "trials", "results", "best")
-    return {name: told[name] for name in (*names, "front", "created_at")}
+    return {name: table[name] for name in (*names, "front", "created_at")}
 
 
 def _natural() -> Any:

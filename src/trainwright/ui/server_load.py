@@ -68,8 +68,8 @@ class ServerLoad:
             sample = _sample(metrics, time.time())
             about: Mapping[str, Any] = {}
             try:
-                told = json.loads(self._get(f"/v2/ensembles/{quote(self._ensemble, safe='')}"))
-                about = told if isinstance(told, dict) else {}
+                table = json.loads(self._get(f"/v2/ensembles/{quote(self._ensemble, safe='')}"))
+                about = table if isinstance(table, dict) else {}
             except (OSError, ValueError, HTTPException):
                 about = {}  # the ensemble has another name there; its counts are told all the same
             with self._lock:

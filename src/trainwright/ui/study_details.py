@@ -34,7 +34,7 @@ def study_summary(follower: StudyFollower) -> dict[str, Any]:
             "metrics": [objective.metric for objective in overview.objectives],
             "directions": [objective.direction for objective in overview.objectives],
             "constraints": [str(constraint) for constraint in state.constraints],
-            "parameters": [each["name"] for each in (state.space or {}).get("parameters", [])],
+            "parameters": [item["name"] for item in (state.space or {}).get("parameters", [])],
             "counts": overview.counts,
             "trials": len(overview.trials),
             "results": state.results,
@@ -56,7 +56,7 @@ def study_summary(follower: StudyFollower) -> dict[str, Any]:
             "writers": len(state.writers),
             "sessions": state.sessions,
             "failures": _failures(overview),
-            "dropped": [str(each) for each in follower.dropped[:_MOST_DROPPED]],
+            "dropped": [str(item) for item in follower.dropped[:_MOST_DROPPED]],
             "dropped_count": len(follower.dropped),
             "unknown_kinds": state.unknown_kinds,
             "files": follower.directory is not None,
@@ -69,7 +69,7 @@ def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
         trial = overview.state.trials.get(number)
         if trial is None:
             return None
-        numbers = [each.number for each in overview.trials]
+        numbers = [item.number for item in overview.trials]
         at = numbers.index(number)
         ranked = overview.ranking.tolist()
         epochs = sorted(trial.reports)
@@ -104,8 +104,8 @@ def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
                 for d in sorted(verdicts, key=lambda verdict: verdict.epoch)
             ],
             "checkpoints": [
-                {"epoch": each.epoch, "bytes": each.size, "path": each.path}
-                for _, each in sorted(trial.checkpoints.items())
+                {"epoch": item.epoch, "bytes": item.size, "path": item.path}
+                for _, item in sorted(trial.checkpoints.items())
             ],
             "offered": sorted(trial.offered),
             "failure": None

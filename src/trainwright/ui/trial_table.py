@@ -150,8 +150,8 @@ def _test(term: str, overview: Overview) -> Callable[[int], bool]:
         holds = _SIGNS[sign]
 
         def compared(at: int) -> bool:
-            own = value(at)
-            return isinstance(own, int | float) and not math.isnan(own) and holds(float(own), limit)
+            number_at = value(at)
+            return isinstance(number_at, int | float) and not math.isnan(number_at) and holds(float(number_at), limit)
 
         return compared
     wanted = sign == "="
@@ -172,7 +172,7 @@ def _metrics(overview: Overview) -> list[str]:
 
 
 def _parameters(overview: Overview) -> list[str]:
-    return [each["name"] for each in (overview.state.space or {}).get("parameters", [])]
+    return [item["name"] for item in (overview.state.space or {}).get("parameters", [])]
 
 
 def _started(trial: TrialState) -> float | None:

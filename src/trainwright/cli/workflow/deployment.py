@@ -48,8 +48,8 @@ class DeploymentStage:
         port = table.get("port", cls.port)
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
             raise InputError(f"{_WHERE} port: got {port!r}; allowed: a whole number from 0 to 65535")
-        own = {name: value for name, value in table.items() if name not in limits}
-        return cls(**own, settings=Settings(**{name: table[name] for name in limits if name in table}))
+        choices = {name: value for name, value in table.items() if name not in limits}
+        return cls(**choices, settings=Settings(**{name: table[name] for name in limits if name in table}))
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, the ensemble's manifest and its plan."""
@@ -74,16 +74,16 @@ class DeploymentStage:
             started = time.perf_counter()
             answer = service.predict(x)
             ended = time.perf_counter()
-        apart = float(np.abs(answer - expected).max()) if answer.shape == expected.shape else float("inf")
-        if not apart <= _NEAR * max(1.0, float(np.abs(expected).max())):
+        difference = float(np.abs(answer - expected).max()) if answer.shape == expected.shape else float("inf")
+        if not difference <= _NEAR * max(1.0, float(np.abs(expected).max())):
             raise ServeError(
-                f"deployment: the served ensemble answered {len(x)} rows otherwise than the ensemble, by {apart:g}; "
-                "allowed: rounding; its export or its code differ from what was trained"
+                f"deployment: the served ensemble answered {len(x)} rows otherwise than the ensemble, by "
+                f"{difference:g}; allowed: rounding; its export or its code differ from what was trained"
             )
         return StageOutcome(
             content={
                 "rows": len(x),
-                "difference": apart,
+                "difference": difference,
                 "start_seconds": started - begun,
                 "answer_ms": 1e3 * (ended - started),
                 "processes": len(plan.instances),
@@ -104,8 +104,8 @@ class DeploymentStage:
         def ready(server: Server) -> None:
             print(f"ready: {server.url}/?token={server.token}" if server.token else f"ready: {server.url}", flush=True)
 
-        told: Mapping[str, Any] = server.run(on_ready=ready)
-        return told
+        description: Mapping[str, Any] = server.run(on_ready=ready)
+        return description
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print that it answers as it should."""

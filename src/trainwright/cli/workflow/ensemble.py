@@ -88,26 +88,28 @@ class EnsembleStage:
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print the best single model beside the ensemble, on held-out rows, and where the export is."""
-        told, split = content["summary"], content["split"]
+        description, split = content["summary"], content["split"]
         names = {"single": "best single", "ensemble": "best ensemble"}
-        members = {"single": [told["single_trial"]], "ensemble": told["ensemble_trials"]}
-        scored = sorted(key.removeprefix(f"single_{split}_") for key in told if key.startswith(f"single_{split}_"))
+        members = {"single": [description["single_trial"]], "ensemble": description["ensemble_trials"]}
+        scored = sorted(
+            key.removeprefix(f"single_{split}_") for key in description if key.startswith(f"single_{split}_")
+        )
         heads = [f"{split} {name.replace('_', ' ')}" for name in scored]
         widths = [max(15, len(head) + 2) for head in heads]
         print(f"\n{'':15}{''.join(f'{h:>{w}}' for h, w in zip(heads, widths, strict=True))}{'us per row':>13}  trials")
         for key, name in names.items():
-            cost = told[f"{key}_cost"]
+            cost = description[f"{key}_cost"]
             shown = "unknown" if cost is None else f"{1e6 * cost:.1f}"
-            cells = [f"{told[f'{key}_{split}_{each}']:{w}.4f}" for each, w in zip(scored, widths, strict=True)]
+            cells = [f"{description[f'{key}_{split}_{item}']:{w}.4f}" for item, w in zip(scored, widths, strict=True)]
             print(f"{name:15}{''.join(cells)}{shown:>13}  {', '.join(map(str, members[key]))}")
-        if told["cost_limit"] is not None:
-            print(f"(the ensemble may cost {1e6 * told['cost_limit']:.1f} us per row at batch 128)")
+        if description["cost_limit"] is not None:
+            print(f"(the ensemble may cost {1e6 * description['cost_limit']:.1f} us per row at batch 128)")
         if content["export"] is None:
             left = ", ".join(map(str, content["without_weights"]))
             print(f"not exported: trials {left} left no weights; give factory= to tw.ensemble.leave")
         else:
-            held = "" if content["bytes"] is None else f" ({size(content['bytes'])} of weights)"
-            print(f"exported:   {content['export']}{held}{', calibrated' if content['calibrated'] else ''}")
+            holding = "" if content["bytes"] is None else f" ({size(content['bytes'])} of weights)"
+            print(f"exported:   {content['export']}{holding}{', calibrated' if content['calibrated'] else ''}")
         print(f"pictures:   {content['page']}")
 
     def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ class SearchStage:
         settings = {key: value for key, value in tables["study"].items() if key not in {"directory", "trials"}}
         trials = (
             None
-            if not work.made
+            if not work.study_exists
             else [
                 (number, str(trial.status), trial.lease, trial.epoch, dict(trial.values))
                 for number, trial in sorted(work.state(self.name).trials.items())
@@ -40,7 +40,7 @@ class SearchStage:
     def run(self, work: StageRun) -> StageOutcome:
         """Run or go on."""
         job = work.job
-        if work.made and work.progress and self._earlier_code(work):
+        if work.study_exists and work.progress and self._earlier_code(work):
             print("results stay as the earlier code made them; to train all trials anew name a new --directory")
         with job.open_study() as study:
             study.run(

@@ -63,14 +63,14 @@ class StageRun:
         return self.directory
 
     @property
-    def made(self) -> bool:
+    def study_exists(self) -> bool:
         """Whether the study is there, which it never is without a folder."""
-        kept = self.directory
-        return kept is not None and any((kept / "ledger" / name).is_file() for name in ("study.json", "url"))
+        stored = self.directory
+        return stored is not None and any((stored / "ledger" / name).is_file() for name in ("study.json", "url"))
 
     def state(self, stage: str) -> "State":
         """Return the state of the study, which `stage` needs."""
-        if not self.made:
+        if not self.study_exists:
             raise self.missing(stage, f"a study in {self.folder}, where there is none", "search")
         return state_of(open_ledger(self.folder))
 

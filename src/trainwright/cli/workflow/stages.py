@@ -30,10 +30,10 @@ def make_stages(tables: Mapping[str, Mapping[str, Any]]) -> tuple[WorkflowStage,
 
 def choose_stages(stages: tuple[WorkflowStage, ...], names: list[str], file: object) -> tuple[WorkflowStage, ...]:
     """Return the stages of these names, in their order; all of them if none is named."""
-    there = [stage.name for stage in stages]
+    known = [stage.name for stage in stages]
     for name in names:
         if name not in ORDER:
             raise InputError(f"--stage: got {name!r}; allowed: {', '.join(ORDER)}{closest(name, ORDER)}")
-        if name not in there:
-            raise InputError(f"--stage: {file} has no [{name}]; stages there: {', '.join(there)}; add the table")
+        if name not in known:
+            raise InputError(f"--stage: {file} has no [{name}]; stages there: {', '.join(known)}; add the table")
     return tuple(stage for stage in stages if not names or stage.name in names)

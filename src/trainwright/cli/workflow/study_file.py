@@ -98,8 +98,8 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else settings.get("directory")
     kinds = ("searcher", "rule", "policy", "stop", "engine")
-    made = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
-    scheduler = {kind: made[kind] for kind in ("rule", "policy") if kind in made}
+    result = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
+    scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
     return StudyJob(
         open_study=lambda: tw.Study(
             space,
@@ -112,11 +112,11 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
         train=load_function(settings["train"]),
         budget={
             **{name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
-            **({"stop_when": made["stop"]} if "stop" in made else {}),
+            **({"stop_when": result["stop"]} if "stop" in result else {}),
         },
-        searcher=made.get("searcher"),
+        searcher=result.get("searcher"),
         scheduler=tw.Scheduler(**scheduler) if scheduler else None,
-        engine=made.get("engine"),
+        engine=result.get("engine"),
         directory=None if where is None else Path(where),
         space=space,
         stages=stages,
@@ -124,9 +124,9 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     )
 
 
-def _check_table(given: Any, where: str) -> None:
-    if not isinstance(given, dict):
-        raise InputError(f"{where}: got {given!r}; allowed: a table, its entries below its name in brackets")
+def _check_table(values: Any, where: str) -> None:
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: got {values!r}; allowed: a table, its entries below its name in brackets")
 
 
 def _check_settings(settings: Mapping[str, Any], where: str) -> None:

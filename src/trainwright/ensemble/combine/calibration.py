@@ -65,9 +65,9 @@ class Calibration:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Calibration":
+    def from_json(cls, content: Mapping[str, Any]) -> "Calibration":
         """Return the calibration whose `to_json` this was."""
-        return cls(**told)
+        return cls(**content)
 
 
 def calibrate(prediction: Array, targets: Array) -> Calibration:
@@ -93,9 +93,9 @@ def calibrate(prediction: Array, targets: Array) -> Calibration:
     folds = np.arange(len(targets)) % _FOLDS
     gains = np.zeros(len(targets))
     for fold in np.unique(folds):
-        held, rest = folds == fold, folds != fold
+        held_out, rest = folds == fold, folds != fold
         other = fit(prediction[rest], targets[rest])
-        gains[held] = losses[held] - losses_of(_corrected(prediction[held], other), targets[held])
+        gains[held_out] = losses[held_out] - losses_of(_corrected(prediction[held_out], other), targets[held_out])
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains)))
     sure = statistic > _CERTAIN and gain > error
     return Calibration(
@@ -185,8 +185,8 @@ def _binned(confidence: Array, bins: int) -> list[Array]:
 
 
 def _ece(confidence: Array, right: Array, bins: int) -> float:
-    apart = (right - confidence)[confidence.argsort(kind="stable")]
-    return sum(abs(float(part.sum())) for part in np.array_split(apart, bins)) / len(apart)
+    difference = (right - confidence)[confidence.argsort(kind="stable")]
+    return sum(abs(float(part.sum())) for part in np.array_split(difference, bins)) / len(difference)
 
 
 def _tempered(prediction: Array, temperature: float) -> Array:

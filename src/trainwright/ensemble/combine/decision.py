@@ -52,9 +52,9 @@ class DecisionThreshold:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "DecisionThreshold":
+    def from_json(cls, content: Mapping[str, Any]) -> "DecisionThreshold":
         """Return the decision whose `to_json` this was."""
-        return cls(**told)
+        return cls(**content)
 
 
 def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy", seed: int = 0) -> DecisionThreshold:
@@ -98,7 +98,7 @@ def _gain(
     draws = rng(seed, "decision threshold", 0).multinomial(len(targets), counts / len(targets), _DRAWS)
     cells = np.concatenate([counts[None], draws]).reshape(-1, 2, 2, 2)  # truth, label before, label after
     before, after = (
-        of(*(each[:, truth, label] for truth, label in _CELLS)) for each in (cells.sum(axis=3), cells.sum(axis=2))
+        of(*(item[:, truth, label] for truth, label in _CELLS)) for item in (cells.sum(axis=3), cells.sum(axis=2))
     )
     return float(after[0] - before[0]), float((after - before)[1:].std(ddof=1))
 

@@ -133,10 +133,10 @@ def find_operator(target: str) -> Callable[..., Any]:
     return found
 
 
-def arguments_of(target: str, given: Mapping[str, Any]) -> None:
+def arguments_of(target: str, values: Mapping[str, Any]) -> None:
     """Refuse arguments, by name, with which an operator would be random."""
     name = target.split(".")[-2]
-    for argument, value in given.items():
+    for argument, value in values.items():
         trains = argument in _TRAINS and name != _MAY_TRAIN and value is not False
         if trains or (argument == "dropout_p" and value != 0):
             raise NeedsTrust(f"uses {target!r} with {argument} = {value!r}, which is random")
@@ -165,11 +165,11 @@ def _refuse(*, unless: bool, what: str) -> None:
 def _check_recurrent(gates: int) -> Callable[..., None]:
     """Return the check of an LSTM, GRU or RNN whose weights have so many gates; one kernel views them by its sizes."""
 
-    def check(*given: Any) -> None:
-        x, state, weights, has_biases, layers, _, _, bidirectional, batch_first = given
+    def check(*values: Any) -> None:
+        x, state, weights, has_biases, layers, _, _, bidirectional, batch_first = values
         states = list(state) if isinstance(state, list | tuple) else [state]
-        directions, each = (2 if bidirectional else 1), (4 if has_biases else 2)
-        fits = x.dim() == 3 and layers >= 1 and len(weights) == layers * directions * each and len(states) > 0
+        directions, item = (2 if bidirectional else 1), (4 if has_biases else 2)
+        fits = x.dim() == 3 and layers >= 1 and len(weights) == layers * directions * item and len(states) > 0
         fits = fits and max(x.shape[:2]) <= _PIECES
         _refuse(unless=fits and weights[1].dim() == 2, what="a recurrent layer")
         hidden, width, rows = weights[1].shape[1], x.shape[2], x.shape[0 if batch_first else 1]
@@ -177,8 +177,8 @@ def _check_recurrent(gates: int) -> Callable[..., None]:
         _refuse(unless=all(tuple(one.shape) == shape for one in states), what="a recurrent layer")
         for at in range(layers * directions):
             inner = width if at < directions else hidden * directions
-            wanted = [(gates * hidden, inner), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,)][:each]
-            found = [tuple(one.shape) for one in weights[at * each : (at + 1) * each]]
+            wanted = [(gates * hidden, inner), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,)][:item]
+            found = [tuple(one.shape) for one in weights[at * item : (at + 1) * item]]
             _refuse(unless=found == wanted, what="a recurrent layer")
 
     return check

@@ -48,7 +48,7 @@ def export_network(network: "torch.nn.Module", sample: object | Callable[[], obj
             torch.export.save(program, buffer)
             content = buffer.getvalue()
             again = load_network(content, whose=whose, trust=True)  # it is ours; who loads it is told what it needs
-            apart = max(_apart(network(rows[:count]), again(rows[:count])) for count in _ROWS)
+            difference = max(_apart(network(rows[:count]), again(rows[:count])) for count in _ROWS)
     except ExportError:
         raise
     except Exception as error:  # whatever tracing somebody's model comes to raise
@@ -57,9 +57,9 @@ def export_network(network: "torch.nn.Module", sample: object | Callable[[], obj
             f"{whose}: cannot be exported ({reason}); allowed: a network of one input [rows, ...] that torch.export "
             "can trace for any number of rows; give factory= instead"
         ) from error
-    if not apart <= _NEAR:
+    if not difference <= _NEAR:
         raise ExportError(
-            f"{whose}: its exported program differs from it by {apart:.2g}; allowed: {_NEAR:g}; is it random in "
+            f"{whose}: its exported program differs from it by {difference:.2g}; allowed: {_NEAR:g}; is it random in "
             "evaluation mode?"
         )
     return content

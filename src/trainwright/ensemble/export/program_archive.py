@@ -106,13 +106,13 @@ def _tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, 
 
     bases: dict[str, torch.Tensor] = {}
     found = {}
-    for name, told in json.loads(files[folder + config])["config"].items():
-        record = told["path_name"]
-        if told["use_pickle"] is not False:
+    for name, table in json.loads(files[folder + config])["config"].items():
+        record = table["path_name"]
+        if table["use_pickle"] is not False:
             raise NeedsTrust(f"holds {name!r} as a pickle")
         if not isinstance(record, str) or _RECORD.fullmatch(record) is None:
             raise ExportError(f"holds {name!r} in {record!r:.100}; allowed: an entry of the archive")
-        meta = told["tensor_meta"]
+        meta = table["tensor_meta"]
         kind = find_dtype(meta["dtype"])
         data = files[folder + record]
         if record not in bases:
@@ -123,7 +123,7 @@ def _tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, 
         offset = whole(meta["storage_offset"]["as_int"], _MOST)
         _check_extent(name, sizes, strides, offset, base)
         tensor = torch.as_strided(base, sizes, strides, offset) if data else torch.empty(sizes, dtype=kind)
-        found[name] = Weight(tensor=tensor, is_param=told["is_param"] is True)
+        found[name] = Weight(tensor=tensor, is_param=table["is_param"] is True)
     return found
 
 

@@ -55,14 +55,14 @@ class ProgramNetwork(torch.nn.Module):
         super().__init__()
         reader = _Reader(archive)
         self._steps, self._input, self._answer = reader.steps, reader.input, reader.answer
-        self._held = {}
+        self._weight_names = {}
         for place, weight in reader.weights.items():
             name = f"w{place}"
             if weight.is_param:
                 self.register_parameter(name, torch.nn.Parameter(weight.tensor, requires_grad=False))
             else:
                 self.register_buffer(name, weight.tensor)
-            self._held[place] = name
+            self._weight_names[place] = name
         self._text = reader.text
         self._try(reader.row_shape, reader.row_dtype)
         self.eval()
@@ -73,7 +73,7 @@ class ProgramNetwork(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's output for a batch."""
-        weights = {place: getattr(self, name) for place, name in self._held.items()}
+        weights = {place: getattr(self, name) for place, name in self._weight_names.items()}
         return self._run(x, weights)
 
     def _run(self, x: torch.Tensor, weights: Mapping[int, torch.Tensor], most_bytes: int | None = None) -> torch.Tensor:
@@ -100,7 +100,9 @@ class ProgramNetwork(torch.nn.Module):
     def _try(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Run on tensors without memory, which shows what does not fit together and what would grow too large."""
         with torch.no_grad():
-            weights = {p: torch.empty_like(getattr(self, name), device="meta") for p, name in self._held.items()}
+            weights = {
+                p: torch.empty_like(getattr(self, name), device="meta") for p, name in self._weight_names.items()
+            }
             found = self._run(torch.empty(*shape, dtype=dtype, device="meta"), weights, _ROW_BYTES)
         if not isinstance(found, torch.Tensor):
             raise ExportError(f"answers with {type(found).__name__}; allowed: a tensor")
@@ -117,16 +119,16 @@ class _Reader:
         inputs = [one["as_tensor"]["name"] for one in graph["inputs"]]
         specs = signature["input_specs"]
         users = []
-        for name, told in zip(inputs, specs, strict=True):
-            ((kind, spec),) = told.items()
+        for name, content in zip(inputs, specs, strict=True):
+            ((kind, spec),) = content.items()
             place = self._new(name)
             if kind == "user_input" and spec["arg"]["as_tensor"]["name"] == name:
                 users.append((name, place))
             elif kind in _SOURCES and spec["arg"]["name"] == name:
                 source, key = _SOURCES[kind]
-                held = archive.constants if source == "constants" else archive.weights
+                stored = archive.constants if source == "constants" else archive.weights
                 fallback = archive.constants  # buffers that a network does not keep in its state
-                self.weights[place] = held[spec[key]] if spec[key] in held else fallback[spec[key]]
+                self.weights[place] = stored[spec[key]] if spec[key] in stored else fallback[spec[key]]
             else:
                 raise NeedsTrust(f"takes an input that is {kind!r}")
         if len(users) != 1:
@@ -142,7 +144,7 @@ class _Reader:
         steps = [self._step(node) for node in nodes]
         self.answer = self.places[graph["outputs"][0]["as_tensor"]["name"]]
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr([(each.target, each.args, each.kwargs, each.puts) for each in steps]).encode())
+        digest.update(repr([(item.target, item.args, item.kwargs, item.puts) for item in steps]).encode())
         self.text = f"graph={digest.hexdigest()}, steps={len(steps)}"
         self.steps = _with_frees(steps, {self.answer})
 
@@ -154,7 +156,7 @@ class _Reader:
     def _step(self, node: Mapping[str, Any]) -> _Step:
         target = node["target"]
         function = find_operator(target)
-        given = {one["name"]: self._argument(one["arg"]) for one in node["inputs"]}
+        options = {one["name"]: self._argument(one["arg"]) for one in node["inputs"]}
         schema = getattr(function, "_schema", None)
         args: list[Any] = []
         kwargs = {}
@@ -162,19 +164,19 @@ class _Reader:
             args = [self._argument(one["arg"]) for one in node["inputs"]]
         else:
             known = [one.name for one in schema.arguments]
-            if len(given) != len(node["inputs"]) or not set(given) <= set(known):
+            if len(options) != len(node["inputs"]) or not set(options) <= set(known):
                 raise ExportError(f"gives {target!r} arguments that it does not have")
-            arguments_of(target, given)
+            arguments_of(target, options)
             makes = "device" in known and not any("Tensor" in str(one.type) for one in schema.arguments)
             if makes:
-                given["device"] = _Device
+                options["device"] = _Device
             if target == _ASSERTS:  # about where the program was exported, not where it runs
-                given.pop("device", None)
+                options.pop("device", None)
             for one in schema.arguments:
-                if one.name in given and not one.kwarg_only and len(args) == known.index(one.name):
-                    args.append(given[one.name])
-                elif one.name in given:
-                    kwargs[one.name] = given[one.name]
+                if one.name in options and not one.kwarg_only and len(args) == known.index(one.name):
+                    args.append(options[one.name])
+                elif one.name in options:
+                    kwargs[one.name] = options[one.name]
         return _Step(
             target=target,
             function=function,
@@ -192,14 +194,14 @@ class _Reader:
             return tuple(self._new(one["name"]) for one in outputs[0]["as_tensors"])
         places = []
         for output in outputs:
-            ((kind, told),) = output.items()
+            ((kind, content),) = output.items()
             if kind not in _ANSWERS:
                 raise NeedsTrust(f"computes a value that is {kind!r}")
-            places.append(self._new(told[_ANSWERS[kind]]))
+            places.append(self._new(content[_ANSWERS[kind]]))
         return places[0] if len(places) == 1 else tuple(places)
 
-    def _argument(self, told: Mapping[str, Any]) -> Any:
-        ((kind, value),) = told.items()
+    def _argument(self, content: Mapping[str, Any]) -> Any:
+        ((kind, value),) = content.items()
         read = _PLAIN.get(kind)
         if read is not None:
             return read(value)
@@ -213,9 +215,9 @@ class _Reader:
             return [self._either(one) for one in value]
         raise NeedsTrust(f"uses an argument that is {kind!r}")
 
-    def _either(self, told: Mapping[str, Any]) -> Any:
-        ((kind, value),) = told.items()
-        return self._value(value) if kind == "as_name" else self._argument(told)
+    def _either(self, content: Mapping[str, Any]) -> Any:
+        ((kind, value),) = content.items()
+        return self._value(value) if kind == "as_name" else self._argument(content)
 
     def _value(self, name: str) -> _Value:
         return _Value(self.places[name])
@@ -284,20 +286,20 @@ def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:
     return tuple(reversed(done))
 
 
-def _places(told: Any) -> Iterable[int]:
-    if isinstance(told, _Value):
-        yield told.place
-    elif isinstance(told, list | tuple):
-        for one in told:
+def _places(content: Any) -> Iterable[int]:
+    if isinstance(content, _Value):
+        yield content.place
+    elif isinstance(content, list | tuple):
+        for one in content:
             yield from _places(one)
 
 
-def _resolved(told: Any, values: Mapping[int, Any], device: torch.device) -> Any:
-    if isinstance(told, _Value):
-        return values[told.place]
-    if isinstance(told, list):
-        return [_resolved(one, values, device) for one in told]
-    return device if told is _Device else told
+def _resolved(content: Any, values: Mapping[int, Any], device: torch.device) -> Any:
+    if isinstance(content, _Value):
+        return values[content.place]
+    if isinstance(content, list):
+        return [_resolved(one, values, device) for one in content]
+    return device if content is _Device else content
 
 
 def _bytes(found: Any) -> int:

@@ -46,9 +46,9 @@ class SplitRows:
             rounded = self.predictions.astype("<f2")
         metric = METRICS[default_metric(self.output)]
         exact = metric.score(self.predictions.astype(np.float64), self.targets)
-        kept = normalise_rows(rounded) if self.output == "classes" else rounded.astype(np.float64)
+        retained = normalise_rows(rounded) if self.output == "classes" else rounded.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a variance may round to 0: refused too
-            drift = abs(metric.score(kept, self.targets) - exact)
+            drift = abs(metric.score(retained, self.targets) - exact)
         if drift <= _FLOAT16_DRIFT * max(abs(exact), SMALLEST):
             return "f16", rounded
         return "f32", self.predictions.astype("<f4")
@@ -70,10 +70,10 @@ def normalise_rows(probabilities: Array) -> Array:
     return np.asarray(wide / wide.sum(axis=1, keepdims=True))
 
 
-def check_kept(kept: Array, output: Output) -> None:
+def check_kept(retained: Array, output: Output) -> None:
     """Refuse what `check_split` would not have let pass: kept predictions, or probabilities of the true class [N]."""
-    for start in range(0, len(kept), _BLOCK_ROWS):
-        block = kept[start : start + _BLOCK_ROWS].astype(np.float32)
+    for start in range(0, len(retained), _BLOCK_ROWS):
+        block = retained[start : start + _BLOCK_ROWS].astype(np.float32)
         rows = block.reshape(len(block), -1)
         wrong, why = ~np.isfinite(rows).all(axis=1), "is not finite"
         if output == "classes" and not wrong.any():

@@ -43,27 +43,27 @@ class Candidates:
         """Return one member's terms: what is summed over members, in float64; see `terms`."""
         return self.terms(self.predictions[index], 0, len(self.targets))
 
-    def terms(self, kept: Array, start: int, stop: int) -> Array:
+    def terms(self, stored: Array, start: int, stop: int) -> Array:
         """Return rows of a member's kept predictions as terms of a sum, of which `combined` makes predictions again.
 
         Class probabilities that sum to 1, values as they are; of means and variances [N, T, 2] the distance from the
         target and its second moment, so that sums of them are those of the mixture, and nothing cancels far from 0.
         """
-        block = kept[start:stop] if self.chosen is None else kept[self.chosen[start:stop]]
+        block = stored[start:stop] if self.chosen is None else stored[self.chosen[start:stop]]
         if self.targets.dtype.kind in "iu":
             return normalise_rows(block)
         wide = block.astype(np.float64)
         if wide.ndim == 2:
             return wide
-        apart = wide[..., 0] - self.targets[start:stop]
-        return np.stack([apart, apart**2 + wide[..., 1]], axis=-1)
+        difference = wide[..., 0] - self.targets[start:stop]
+        return np.stack([difference, difference**2 + wide[..., 1]], axis=-1)
 
     def combined(self, mean: Array, start: int) -> Array:
         """Return the predictions of which `mean` is the mean of terms, rows from `start` on."""
         if mean.ndim == 2:
             return mean
-        apart, second = mean[..., 0], mean[..., 1]
-        return np.stack([apart + self.targets[start : start + len(mean)], second - apart**2], axis=-1)
+        difference, second = mean[..., 0], mean[..., 1]
+        return np.stack([difference + self.targets[start : start + len(mean)], second - difference**2], axis=-1)
 
     def subset(self, rows: Array) -> "Candidates":
         """Return the same members on the rows at these positions."""
@@ -83,18 +83,18 @@ class Scorer(ABC):
 
     def __init__(self, candidates: Candidates, metric: Metric) -> None:
         self.candidates, self.metric = candidates, metric
-        self._kept: dict[Picks, Array] = {}
+        self._losses: dict[Picks, Array] = {}
         self._last: tuple[Picks, Array] | None = None
 
     def losses(self, picks: Picks, wanted: Indices) -> Array:
         """Return the float64 losses of `picks` with each wanted candidate added."""
-        kept = self._kept.get(picks)
-        if kept is None:
-            kept = self._kept[picks] = np.full(len(self.candidates), np.nan)
-        missing = wanted[np.isnan(kept[wanted])]
+        stored = self._losses.get(picks)
+        if stored is None:
+            stored = self._losses[picks] = np.full(len(self.candidates), np.nan)
+        missing = wanted[np.isnan(stored[wanted])]
         if len(missing):
-            kept[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
-        return np.asarray(kept[wanted])
+            stored[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
+        return np.asarray(stored[wanted])
 
     def loss(self, picks: Picks) -> float:
         """Return the loss of picks, at least one."""
@@ -149,10 +149,10 @@ class RowScorer(Scorer):
         height = max(1, _BLOCK_BYTES // (8 * (total.size // rows)))
         scores = np.empty((len(wanted), rows))
         for position, index in enumerate(wanted):
-            kept = self.candidates.predictions[int(index)]
+            stored = self.candidates.predictions[int(index)]
             for start in range(0, rows, height):
                 part = slice(start, min(start + height, rows))
-                mean = (total[part] + self.candidates.terms(kept, part.start, part.stop)) / count
+                mean = (total[part] + self.candidates.terms(stored, part.start, part.stop)) / count
                 found = self.candidates.combined(mean, start)
                 scores[position, part] = self.metric.per_row(found, self.candidates.targets[part])
         return np.asarray(self.metric.loss(scores.mean(axis=1)))

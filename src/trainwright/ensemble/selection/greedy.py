@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.errors import CostError, EnsembleError
 from trainwright.randomness import rng
+from trainwright.settings import Settings
+from trainwright.validators import flag, integer, number, optional
 
 __all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "top"]
 
@@ -62,43 +64,30 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetedGreedy:
+class BudgetedGreedy(Settings, error=EnsembleError):
     """Add, again and again, the member for which loss / loss0 + w seconds / seconds0 + v bytes / bytes0 is least.
 
     The scales are those of the best single member. Ties go to a member already in, the cheaper, the lower trial number.
     """
 
-    max_members: int = 8  # different members of the result
-    max_additions: int = 50  # greedy steps
-    budget_seconds: float | None = None  # per row at batch 128, summed over different members
-    budget_bytes: float | None = None
-    cost_weight: float = 0.0  # w
-    bytes_weight: float = 0.0  # v
-    replacement: bool = True  # the same member may be added again, which raises its weight
-    sorted_start: int = 0  # the first steps take the best so many single members, as Caruana et al. may start
-    patience: int | None = None  # stop after so many steps that have not lowered the objective; None: never early
-    tolerance: float = 0.0  # by which a step must lower the least objective so far to count for patience
-
-    def __post_init__(self) -> None:
-        for name in ("max_members", "max_additions"):
-            if getattr(self, name) < 1:
-                raise EnsembleError(f"BudgetedGreedy.{name}: got {getattr(self, name)!r}; allowed: an integer >= 1")
-        if self.sorted_start < 0:
-            raise EnsembleError(f"BudgetedGreedy.sorted_start: got {self.sorted_start!r}; allowed: an integer >= 0")
-        if self.patience is not None and self.patience < 1:
-            raise EnsembleError(
-                f"BudgetedGreedy.patience: got {self.patience!r}; allowed: an integer >= 1, or None to take all steps"
-            )
-        for name in ("cost_weight", "bytes_weight", "tolerance"):
-            value = getattr(self, name)
-            if not 0.0 <= value < math.inf:
-                raise EnsembleError(f"BudgetedGreedy.{name}: got {value!r}; allowed: a finite number >= 0")
-        for name in ("budget_seconds", "budget_bytes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0.0:
-                raise EnsembleError(
-                    f"BudgetedGreedy.{name}: got {value!r}; allowed: a number > 0, or None for no budget"
-                )
+    max_members: Annotated[int, integer(minimum=1), "different members of the result"] = 8
+    max_additions: Annotated[int, integer(minimum=1), "greedy steps"] = 50
+    budget_seconds: Annotated[
+        float | None, optional(number(above=0)), "seconds per row at batch 128, summed over different members"
+    ] = None
+    budget_bytes: Annotated[float | None, optional(number(above=0)), "bytes of parameters"] = None
+    cost_weight: Annotated[float, number(minimum=0), "w, the price of seconds"] = 0.0
+    bytes_weight: Annotated[float, number(minimum=0), "v, the price of bytes"] = 0.0
+    replacement: Annotated[bool, flag(), "a member may be added again, which raises its weight"] = True
+    sorted_start: Annotated[
+        int, integer(minimum=0), "the first steps take the best so many single members, as Caruana et al. may start"
+    ] = 0
+    patience: Annotated[
+        int | None, optional(integer(minimum=1)), "stop after so many steps that have not lowered the objective"
+    ] = None
+    tolerance: Annotated[
+        float, number(minimum=0), "by which a step must lower the least objective so far to count for patience"
+    ] = 0.0
 
     def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
         """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""

@@ -87,12 +87,12 @@ def protect(
             standard_error=float(behind.std(ddof=1) / math.sqrt(len(behind))) if len(behind) > 1 else 0.0,
         )
     chosen = next(name for name, one in checked.items() if one.behind <= one.standard_error)
-    told = checked[chosen]
+    content = checked[chosen]
     reason = (
         f"{chosen} is least out of fold"
         if chosen == least
-        else f"{chosen} is simpler and {told.behind:.2g} behind {least} out of fold, within one standard error "
-        f"({told.standard_error:.2g})"
+        else f"{chosen} is simpler and {content.behind:.2g} behind {least} out of fold, within one standard error "
+        f"({content.standard_error:.2g})"
     )
     return Protection(checked=checked, chosen=chosen, reason=reason, picks=every[chosen], warnings=warnings)
 

@@ -19,8 +19,10 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
         return None
     goal = overview.objectives[objective]
     order = overview.results
-    values, kept = overview.values[order, objective], overview.within[order]
-    losses = np.where(kept | ~kept.any(), overview.losses[order, objective], np.inf)  # the best is feasible if it can
+    values, stored = overview.values[order, objective], overview.within[order]
+    losses = np.where(
+        stored | ~stored.any(), overview.losses[order, objective], np.inf
+    )  # the best is feasible if it can
     records = np.flatnonzero(losses < np.concatenate([[np.inf], np.minimum.accumulate(losses)[:-1]]))
     ended = np.array([end.at if (end := overview.trials[at].end) is not None else np.nan for at in order])
     seconds = overview.clock.seconds(ended)
@@ -70,13 +72,13 @@ def _dots(
     thin: NDArray[np.int64],
 ) -> list[Json]:
     stopped = np.array([overview.trials[at].status is not Status.COMPLETE for at in order])
-    kept = overview.within[order]
+    stored = overview.within[order]
     size, opacity = (6, 0.9) if len(thin) <= 300 else (4, 0.5)
     traces = []
     for name, mask, colour, symbol in (
         ("stopped early", stopped, "--muted", "x-thin-open"),
-        ("infeasible", ~stopped & ~kept, "--red", "circle-open"),
-        ("complete", ~stopped & kept, "--blue", "circle"),
+        ("infeasible", ~stopped & ~stored, "--red", "circle-open"),
+        ("complete", ~stopped & stored, "--blue", "circle"),
     ):
         chosen = thin[mask[thin]]
         if len(chosen):

@@ -58,9 +58,9 @@ def _caption(report: EnsembleReport) -> str:
         f" above it not sure enough. Expected calibration error {number(before['ece'], 3)} (95 % interval "
         f"{number(before['ece_low'], 3)} to {number(before['ece_high'], 3)})"
     )
-    told = report.calibration
-    if after is None or told is None:
+    content = report.calibration
+    if after is None or content is None:
         return text + "."
-    if told["applied"] == 1.0:
-        return text + f"; temperature {number(told['fitted'], 3)} gains less than its error: not used."
-    return text + f"; with temperature {number(told['applied'], 3)} it is {number(after['ece'], 3)}."
+    if content["applied"] == 1.0:
+        return text + f"; temperature {number(content['fitted'], 3)} gains less than its error: not used."
+    return text + f"; with temperature {number(content['applied'], 3)} it is {number(after['ece'], 3)}."
