@@ -379,7 +379,7 @@ class TestVerifyResume:
     def test_what_is_told(self, checkpoint, monkeypatch, found, lines):
         """The verdict first, then where it begins and what may be behind it; exit 1 if anything differs."""
         proof = Proof(steps=5, **{"compared": 9, **found})
-        monkeypatch.setattr("trainwright.checkpoint.proof.verify_resume", lambda *_, **__: proof)
+        monkeypatch.setattr("trainwright.cli._checkpoint_proof.prove", lambda *_, **__: proof)
         said = checkpoint("verify-resume", "t.py", "--steps", 5)
         assert said.status == (0 if found["equal"] else 1)
         assert all(line.startswith(start) for line, start in zip(said.out.splitlines(), lines, strict=True))
@@ -398,7 +398,7 @@ class TestVerifyResume:
             asked.update(settings, what=what)
             return proof
 
-        monkeypatch.setattr("trainwright.engine.proof.verify_trial", verify_trial)
+        monkeypatch.setattr("trainwright.cli._checkpoint_proof.verify_trial", verify_trial)
         options = ("--param", "lr=0.5", "--param", "kind=adam", "--epochs", 3)
         said = checkpoint("verify-resume", "mine:train", *options, "--json")
         assert asked["what"] == ("mine:train", {"lr": 0.5, "kind": "adam"})

@@ -291,7 +291,7 @@ MISTAKES = {
     "pick": (
         ("max_members = 2", 'pick = "bset"'),
         (),
-        r"\[ensemble\] pick: got 'bset'; allowed: best, fal",
+        r"\[ensemble\] pick: got 'bset'; allowed: 'best', 'fal",
     ),
     "space": (("values = [4, 16]", "values = [4, 8]"), (), "study was made with .*width.*; use a new directory"),
     "no export": (

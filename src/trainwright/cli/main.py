@@ -19,23 +19,22 @@ __all__ = ["COMMANDS", "build_app", "main"]
 
 _INTERRUPTED = 130
 
-# The module trainwright.cli.NAME holds each command, and is imported when the command is called or help is asked for.
-COMMANDS: Mapping[str, str] = {
-    "run": "Run a study file, all its stages, or go on with it.",
-    "worker": "Work on a study from anywhere that sees its ledger.",
-    "status": "Show how a study stands, or what became of a trial.",
-    "report": "Write the report of a study as one self-contained HTML file.",
-    "ui": "Show studies in a browser as they run.",
-    "export": "Write the trials of a study for other tools.",
-    "ensemble": "Select an ensemble from the models of a study.",
-    "simulate": "Forecast a study on a cluster that is simulated.",
-    "doctor": "Tell what is installed and here, and what is missing.",
-    "checkpoint": "Look at checkpoints, verify and compare them.",
-    "plan": "Predict the parallel strategies of a model.",
-    "memory": "Train within a memory budget.",
-    "serve": "Place an ensemble on devices and answer requests.",
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("trainwright.cli.run", "Run a study file, all its stages, or go on with it."),
+    "worker": ("trainwright.cli.worker", "Work on a study from anywhere that sees its ledger."),
+    "status": ("trainwright.cli.status", "Show how a study stands, or what became of a trial."),
+    "report": ("trainwright.cli.report", "Write the report of a study as one self-contained HTML file."),
+    "ui": ("trainwright.cli.ui", "Show studies in a browser as they run."),
+    "export": ("trainwright.cli.export", "Write the trials of a study for other tools."),
+    "ensemble": ("trainwright.cli.ensemble", "Select an ensemble from the models of a study."),
+    "simulate": ("trainwright.cli.simulate", "Forecast a study on a cluster that is simulated."),
+    "doctor": ("trainwright.cli.doctor", "Tell what is installed and here, and what is missing."),
+    "checkpoint": ("trainwright.cli.checkpoint", "Look at checkpoints, verify and compare them."),
+    "plan": ("trainwright.cli.plan", "Predict the parallel strategies of a model."),
+    "memory": ("trainwright.cli.memory", "Train within a memory budget."),
+    "serve": ("trainwright.cli.serve", "Place an ensemble on devices and answer requests."),
 }
-"""The commands with their line in the help, in its order."""
+"""Of each command its module, imported only if that command is called or help is asked for, and its line in the help."""
 
 
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -50,11 +49,12 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     )
     app.callback()(_root)
     for name in names:
-        module = import_module(f"trainwright.cli.{name}")
+        path, short_help = COMMANDS[name]
+        module = import_module(path)
         if hasattr(module, "app"):  # a command with commands of its own
-            app.add_typer(module.app, short_help=COMMANDS[name])
+            app.add_typer(module.app, short_help=short_help)
         else:
-            app.command(short_help=COMMANDS[name])(getattr(module, name))
+            app.command(short_help=short_help)(getattr(module, name))
     return app
 
 
