@@ -20,7 +20,7 @@ FLOORS = {
     "study": 5,
     "ensemble": 6,
     **dict.fromkeys(("report", "serve"), 7),
-    **dict.fromkeys(("ui", "testing"), 8),
+    **dict.fromkeys(("ui", "integrations", "testing"), 8),
     "cli": 9,  # a command above the page that it starts
 }
 BELOW_ALL = (

@@ -21,12 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.memory.baselines import best_baseline
+from benchmarks.memory.certificates import certify
+from benchmarks.memory.exact_copies import solve_exact_with_copies
+from benchmarks.memory.graphs import read_graph
 
 from trainwright.errors import InfeasibleBudget
-from trainwright.memory import Chain, Link, Plan, Stage, read_chain, simulate
-from trainwright.memory.baselines import best_baseline
-from trainwright.memory.certificates import certify
-from trainwright.memory.exact import solve_exact_with_copies
+from trainwright.memory import Chain, Link, Plan, Stage, simulate
 from trainwright.memory.lowest import largest_stage, lowest_with_copies
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 
@@ -126,7 +127,7 @@ def layer_graphs(folder: Path, limit: float) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.txt")):
         progress(f"graph: {path.name}")
         for multiple in _MULTIPLES:
-            chain = read_chain(path, saved_multiple=multiple)
+            chain = read_graph(path, saved_multiple=multiple)
             least = (lowest_with_copies(chain)[1] - chain.fixed_bytes) / _activations(chain)
             for part in (*_SHARES, *([least] if min(_SHARES) < least else [])):
                 yield graph_row(path, multiple, part, limit)
@@ -134,7 +135,7 @@ def layer_graphs(folder: Path, limit: float) -> Iterator[dict[str, Any]]:
 
 def graph_row(path: Path, multiple: float, part: float, limit: float) -> dict[str, Any]:
     """Plan a measured graph within a share of its activation memory, without and with copies over the link."""
-    chain = read_chain(path, saved_multiple=multiple)
+    chain = read_graph(path, saved_multiple=multiple)
     activations, least, largest = _activations(chain), lowest_with_copies(chain)[1], largest_stage(chain)
     lowest = part == (least - chain.fixed_bytes) / activations
     budget = least if lowest else chain.fixed_bytes + int(part * activations)

@@ -25,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.memory.graphs import read_graph
 
 from trainwright.errors import InfeasibleBudget
-from trainwright.memory import Chain, Stage, pipeline, read_chain
+from trainwright.memory import Chain, Stage, pipeline
 from trainwright.memory.pipelines.memory import Weights, holding
 from trainwright.memory.pipelines.partition import Cost, Part, cut, ways
 from trainwright.memory.pipelines.patterns import breaches
@@ -73,7 +74,7 @@ def main() -> None:
 
 def graph(path: Path) -> Iterator[dict[str, Any]]:
     """Plan a graph's pipelines at all memories; throughputs are shares of the possible."""
-    chain = read_chain(path)
+    chain = read_graph(path)
     for devices in (4, 8):
         microbatches = 4 * devices
         ideal = chain.plain_seconds / devices

@@ -5,17 +5,16 @@ more, temporaries 0-2, budgets even between the least feasible and that of keepi
 a finished exact search. On chains of 12 to 30 stages an integer programme (HiGHS, with a time limit) is the
 certificate. Baselines: none, every block, k equal segments (best k), Chen, revolve, in the same simulator. All that
 is the part `chains`; `joint` has plans with copies to a host, `training` the example models trained within budgets
-beside torch's checkpointing. `--parts compile` compares compiled steps with torch's activation budget (`compiled`).
+beside torch's checkpointing.
 """
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
-from benchmarks.memory import compiled
 from benchmarks.memory.joint import certified, joint_optimality, layer_graphs, share, show, small_chain, summary_of
+from benchmarks.memory.phase_milp import solve_milp
 from benchmarks.memory.training import MODELS, train
 
 from trainwright.memory import Chain, Stage, simulate
-from trainwright.memory.compiled_plan import Compiler
 from trainwright.memory.exact import solve_exact
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
@@ -53,20 +51,11 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="to train within budgets"
     )
-    parser.add_argument(
-        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, with commas; or compile, which stands alone"
-    )
-    parser.add_argument("--compiler", choices=get_args(Compiler), default="inductor", help="of --parts compile")
-    parser.add_argument(
-        "--compiled", nargs="*", default=list(compiled.MODELS), choices=list(compiled.MODELS), help="its models"
-    )
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, with commas")
     arguments = parser.parse_args()
-    if arguments.parts == "compile":
-        _compile(arguments)
-        return
     chosen = arguments.parts.split(",")
     if unknown := sorted(set(chosen) - set(PARTS)):
-        parser.error(f"--parts: got {unknown[0]!r}; allowed: {', '.join(PARTS)}, or compile alone")
+        parser.error(f"--parts: got {unknown[0]!r}; allowed: {', '.join(PARTS)}")
     kept = arguments.results is not None and arguments.results.exists()
     parts: dict[str, Any] = json.loads(arguments.results.read_text())["parts"] if kept else {}
     for name in chosen:
@@ -146,17 +135,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "joint": _joint,
     "training": _training,
 }
-
-
-def _compile(arguments: argparse.Namespace) -> None:
-    if arguments.compiler == "inductor" and shutil.which("g++") is None:
-        raise SystemExit("--compiler: got 'inductor' without g++; allowed: aot_eager; or install a C++ compiler")
-    records = list(compiled.compare(arguments.compiled, arguments.turns, arguments.compiler))
-    compiled.show(records)
-    rows = [compiled.row_of(record) for record in records]
-    result = {"benchmark": "memory_compiled", "environment": environment(), "summary": compiled.summary_of(records),
-              "records": records, "table": {"header": compiled.HEADER, "rows": rows}}  # fmt: skip
-    finish(result, arguments)
 
 
 _TRAINED = ("model", "budget", "overhead", "best checkpointing", "over it (95 %)", "predicted / tracked peak")
@@ -251,16 +229,18 @@ def certificates(length: int, limit: float) -> Iterator[dict[str, Any]]:
             progress(f"certificates: {length} stages, room {part}")
             budget = int(least + part * (full - least))
             moved = plan_chain(chain, budget=budget, solver="dp")
-            best = plan_chain(chain, budget=budget, solver="milp", limit_seconds=limit)
+            proof = solve_milp(chain, budget, better_than_seconds=moved.seconds, limit_seconds=limit)
+            seconds = min(moved.seconds, proof.seconds)
+            lower = seconds if proof.finished else max(moved.lower_seconds, min(seconds, proof.lower_seconds))
             yield {
                 "stages": length,
                 "room_share": part,
                 "moves_overhead": moved.overhead,
-                "overhead": best.overhead,
-                "bound_overhead": best.lower_seconds / chain.plain_seconds - 1,
-                "gap": best.gap,
-                "moves_gap": moved.seconds / best.lower_seconds - 1,
-                "proven": best.gap < _PROVEN,
+                "overhead": seconds / chain.plain_seconds - 1,
+                "bound_overhead": lower / chain.plain_seconds - 1,
+                "gap": seconds / lower - 1,
+                "moves_gap": moved.seconds / lower - 1,
+                "proven": seconds / lower - 1 < _PROVEN,
             }
 
 

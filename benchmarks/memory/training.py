@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from benchmarks._report import progress
+from benchmarks.memory.baselines import chen_begins
 from benchmarks.memory.turns import over, seconds_in_turns
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from models import densenet, gpt, inception, resnet, unet, vit
 from trainwright import memory
-from trainwright.memory.baselines import chen_begins, segments, sequential_begins
+from trainwright.memory.checkpointing import segments, sequential_begins
 from trainwright.memory.execute.fitting import chain_of
 from trainwright.memory.execute.measure import tracked_peak
 from trainwright.memory.execute.stages import Row, split

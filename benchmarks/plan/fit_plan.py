@@ -10,19 +10,20 @@ from benchmarks.plan.fit_iteration import Exchange, Iteration
 
 from trainwright.errors import InputError
 from trainwright.model.profile import Profile
-from trainwright.plan.collective import Collective
+from trainwright.plan.forecast import Forecast
+from trainwright.plan.layout import Degrees
+from trainwright.plan.parallel.collective import Collective
 from trainwright.plan.parallel.mesh import Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
-from trainwright.plan.parallel.strategies.registry import STRATEGIES
-from trainwright.plan.parallel_plan import Degrees, ParallelPlan
+from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 
 __all__ = ["iteration_of"]
 
 
 def iteration_of(
     profile: Profile,
-    plan: ParallelPlan,
+    plan: Forecast,
     *,
     staged: Collection[str] = (),
     sample_bytes: float = 0.0,
@@ -46,12 +47,12 @@ def iteration_of(
             f"iteration_of: layer {untimed[0]!r} has no seconds; allowed: a measured profile "
             "(Profile.measured, or forward_seconds and backward_seconds of every layer)"
         )
-    work = Work(profile, precision_of(plan.precision))
+    work = ModelArrays(profile, precision_of(plan.precision))
     degrees = np.array([[getattr(plan.degrees, degree.name) for degree in fields(Degrees)]], dtype=np.int64)
-    mesh = Mesh.of(plan.batch, degrees, micro=np.array([plan.micro_batch], dtype=np.int64))
+    mesh = Mesh.of(plan.batch, degrees, axes=AXES, micro=np.array([plan.micro_batch], dtype=np.int64))
     share = np.ones(len(work.layers))
     for strategy in STRATEGIES:
-        if getattr(plan.degrees, strategy.axis) > 1 and strategy.axis != "data":
+        if getattr(plan.degrees, strategy.axis.name) > 1 and strategy.axis.name != "data":
             share *= strategy.compute(work, mesh)[0]
     whole, divided = 0.0, defaultdict[str, float](float)
     for layer, count, part in zip(work.layers, work.counts[work.block], share, strict=True):

@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainwright.cluster import Cluster, Device, Tier
+from trainwright.cluster import Cluster, Device, NetworkLevel
 from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.model.profile import Profile
-from trainwright.plan import Degrees, Oracle, ParallelPlan
+from trainwright.plan import Degrees, Forecast, Oracle
 
 __all__ = ["Golden", "calculon", "calculon_seconds", "megatron"]
 
@@ -133,7 +133,7 @@ class _NotDescribedError(Exception):
     """A row whose options do not say what ran."""
 
 
-def _published(setting: Mapping[str, Any], shape: Mapping[str, int], recompute: str) -> ParallelPlan:
+def _published(setting: Mapping[str, Any], shape: Mapping[str, int], recompute: str) -> Forecast:
     profile = _described(shape, vocabulary=1)
     blocks = tuple(block for block in profile.blocks if block.transformer is not None)
     return _planned(_cluster(setting["num_procs"]), replace(profile, blocks=blocks), setting, recompute)
@@ -150,7 +150,7 @@ def _described(shape: Mapping[str, int], *, vocabulary: int) -> Profile:
     )
 
 
-def _planned(cluster: Cluster, profile: Profile, setting: Mapping[str, Any], recompute: str) -> ParallelPlan:
+def _planned(cluster: Cluster, profile: Profile, setting: Mapping[str, Any], recompute: str) -> Forecast:
     return Oracle(cluster).estimate(
         profile,
         batch=setting["batch_size"],
@@ -247,8 +247,8 @@ def _cluster(devices: int) -> Cluster:
     """Return a cluster that is large enough; bytes do not depend on its speeds."""
     nodes = math.ceil(devices / 8)
     tiers = (
-        Tier(name="node", devices=8, alpha=1e-5, bandwidth=300e9),
-        Tier(name="network", devices=8 * max(2, nodes), alpha=1e-5, bandwidth=25e9),
+        NetworkLevel(name="node", devices=8, alpha=1e-5, bandwidth=300e9),
+        NetworkLevel(name="network", devices=8 * max(2, nodes), alpha=1e-5, bandwidth=25e9),
     )
     device = Device(kind="A100", flops={"fp16": 312e12, "fp32": 19.5e12}, memory_bandwidth=2e12)
     return Cluster(nodes, 8, device=device, tiers=tiers[: 2 if nodes > 1 else 1])

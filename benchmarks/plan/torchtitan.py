@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from trainwright.cluster import Cluster
 from trainwright.model.profile import Profile
-from trainwright.plan import Assumptions, Degrees, Oracle, ParallelPlan
+from trainwright.plan import Assumptions, Degrees, Forecast, Oracle
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -141,7 +141,7 @@ def score(path: Path) -> Scores:
     )
 
 
-def plan_of(run: Run, values: Mapping[str, float] | None = None) -> ParallelPlan:
+def plan_of(run: Run, values: Mapping[str, float] | None = None) -> Forecast:
     """Return the plan of a row, with the presets as they are or with fitted constants."""
     cluster = Cluster.preset(f"dgx-{run.gpu}", nodes=run.devices // NODE)
     assumptions = Assumptions(asynchronous={"tensor": 1.0} if run.asynchronous else {})
@@ -172,7 +172,7 @@ def plan_of(run: Run, values: Mapping[str, float] | None = None) -> ParallelPlan
     )
 
 
-def _tokens(run: Run, plan: ParallelPlan) -> float:
+def _tokens(run: Run, plan: Forecast) -> float:
     return run.local * run.data * run.sequence / run.devices / plan.seconds_per_iteration
 
 

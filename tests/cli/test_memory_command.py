@@ -72,7 +72,7 @@ def test_a_model_of_ones_own(trainwright, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch importing its own compiler
 def test_a_compiled_plan(trainwright, tmp_path, monkeypatch):
-    """It is written, explained by module, and not drawn."""
+    """It is written, explained, and not drawn."""
     (tmp_path / "compiled_of_a_test.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
     arguments = ("--backend", "compile", "--compiler", "aot_eager", "--out", "plan.json", "--json")
@@ -81,7 +81,7 @@ def test_a_compiled_plan(trainwright, tmp_path, monkeypatch):
     assert last_line(done)["peak_bytes"] <= last_line(done)["budget_bytes"]
     told = trainwright("memory", "explain", "plan.json", "--json")
     assert told.status == 0, told.err
-    assert sum(each["again"] for each in last_line(told)["modules"]) == last_line(done)["again"] > 0
+    assert last_line(told) == last_line(done)
     drawn = trainwright("memory", "plot", "plan.json")
     assert drawn.status == 2
     assert "see `trainwright memory explain`" in drawn.err

@@ -66,7 +66,7 @@ def test_a_profile_of_another_precision(tmp_path):
     for precision, said in (("amp-bf16", True), ("fp32", False)):
         found = CliRunner().invoke(plan.app, [*arguments, "--precision", precision])
         assert found.exit_code == 0, found.output
-        assert ("rough: the profile is of fp32, converted to amp-bf16" in found.output) is said
+        assert ("caveat: the profile is of fp32, converted to amp-bf16" in found.output) is said
 
 
 def test_the_best_as_a_file(run, tmp_path):

@@ -3,9 +3,9 @@
 import xml.etree.ElementTree as ET
 
 import pytest
-from chains import random_chain
 
 import trainwright.memory as tm
+from memory_chains import random_chain
 from trainwright.errors import BudgetError
 from trainwright.memory.explain import explain
 from trainwright.memory.picture import draw

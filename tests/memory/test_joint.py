@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from chains import budgets, random_chain
 
 import trainwright.memory as tm
+from memory_chains import budgets, random_chain
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory._placed import place, seconds
 from trainwright.memory.joint import Programme, operations_of, rows_of

@@ -1,13 +1,10 @@
 """Offloading: valid within the budget, never slower than rematerialisation alone, right at both ends of the link."""
 
 import pytest
-from chains import random_chain
 
 import trainwright.memory as tm
+from memory_chains import random_chain
 from trainwright.errors import BudgetError
-from trainwright.memory.baselines import keep_all
-from trainwright.memory.offload import with_copies
-from trainwright.memory.operations import Kind
 from trainwright.memory.planning import full_bytes, minimal_bytes
 
 
@@ -35,20 +32,6 @@ def test_an_endless_link_costs_nothing():
     assert alone.overhead > 0.01
     assert joint.overhead == pytest.approx(0.0, abs=1e-6)
     assert joint.solver == "joint"
-
-
-def test_copies_make_room():
-    """Each value that leaves comes back before it is read; without need nothing leaves; without hope there is none."""
-    chain = random_chain(4, least=8, most=8)
-    operations = keep_all(chain)
-    full = full_bytes(chain)
-    assert with_copies(chain, operations, full) == operations
-    assert with_copies(chain, operations, chain.fixed_bytes) is None
-    copied = with_copies(chain, operations, int(0.7 * full))
-    left = [(each.value, each.stage) for each in copied if each.kind is Kind.OFFLOAD]
-    back = [(each.value, each.stage) for each in copied if each.kind is Kind.PREFETCH]
-    assert sorted(left) == sorted(back)
-    assert left
 
 
 def test_offloading_needs_a_bandwidth():

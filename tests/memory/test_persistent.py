@@ -4,8 +4,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from chains import budgets, random_chain
 
+from memory_chains import budgets, random_chain
 from trainwright.memory import simulate
 from trainwright.memory.persistent import Persistent, lowest_plan, solve_persistent
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from chains import random_chain
 
 import trainwright.memory as tm
+from memory_chains import random_chain
 from trainwright.memory._phases import anneal, listed
 from trainwright.memory._placed import fastest
 from trainwright.memory.joint import operations_of

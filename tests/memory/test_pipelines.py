@@ -5,11 +5,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from chains import random_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainwright.memory as tm
+from memory_chains import random_chain
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.memory.persistent import solve_persistent
 from trainwright.memory.pipelines.contiguous import groups, least_period

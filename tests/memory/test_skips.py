@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.memory.chains import random_chain
 
+from memory_chains import random_chain
 from trainwright.errors import ChainError, PipelineError
 from trainwright.memory import Chain, Link, Plan, Skip, Stage, plan, simulate
 from trainwright.memory.exact import solve_exact

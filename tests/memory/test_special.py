@@ -5,8 +5,8 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
-from chains import random_chain
 
+from memory_chains import random_chain
 from trainwright.memory.pipelines import special
 from trainwright.memory.pipelines.memory import Weights, holding
 from trainwright.memory.pipelines.partition import ways

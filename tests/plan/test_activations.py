@@ -7,7 +7,7 @@ from oracle_cases import make_cluster, make_convolutions
 
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 
 GIB = 2**30
@@ -66,7 +66,9 @@ def test_copies_of_weights_are_counted_with_the_state_alone():
     block = profile.blocks[0]
     kept = block.layers[0].saved_bytes
     layer = replace(block.layers[0], saved_bytes=kept + 432, copied_bytes=432)
-    traced = replace(block, layers=(layer,), kept_bytes=kept + 432)
+    traced = replace(block, layers=(layer,), saved_bytes=kept + 432)
     copied = replace(profile, blocks=(traced, *profile.blocks[1:]))
     precision = precision_of("fp32")
-    assert Work(copied, precision).saved.tolist() == pytest.approx(Work(profile, precision).saved.tolist())
+    assert ModelArrays(copied, precision).saved.tolist() == pytest.approx(
+        ModelArrays(profile, precision).saved.tolist()
+    )

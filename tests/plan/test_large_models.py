@@ -8,7 +8,7 @@ from oracle_cases import DEVICE, make_cluster, make_transformer
 from trainwright.cluster import Device
 from trainwright.errors import InputError
 from trainwright.plan import Assumptions, Degrees, Oracle
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 
 LLAMA = {"gated": True, "kv_heads": 2, "feedforward": 768, "fused_attention": True, "dropout": False, "biases": False}
@@ -118,5 +118,5 @@ def test_the_loss_works_on_its_part_of_the_logits_though_it_is_a_block_of_its_ow
     apart = [dataclasses.replace(head, layers=(layer,)) for layer in head.layers]
     divided = dataclasses.replace(profile, blocks=(*before, *apart))
     precision = precision_of("amp-bf16")
-    assert Work(divided, precision).roles == Work(profile, precision).roles
-    assert Work(divided, precision).roles[-1] == "inside"
+    assert ModelArrays(divided, precision).roles == ModelArrays(profile, precision).roles
+    assert ModelArrays(divided, precision).roles[-1] == "inside"

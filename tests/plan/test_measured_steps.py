@@ -7,8 +7,8 @@ from oracle_cases import make_cluster, make_transformer
 
 from trainwright.cluster import ExchangeTimes, collective_seconds
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.parallel.fsdp_groups import units_of
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.fsdp_groups import fsdp_groups
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import PRECISIONS
 
 LAYERS = 4
@@ -187,8 +187,8 @@ def test_units_are_the_numbered_members_of_lists():
         block(1, ("list.3.down", 2)),
         block(1, ("norm", 3), ("head.0", 4)),
     )
-    work = Work(replace(profile, blocks=blocks), PRECISIONS["fp32"])
-    assert units_of(work) == [(0, 8.0), (1, 15.0), (2, 3.0), (4, 4.0)]
+    work = ModelArrays(replace(profile, blocks=blocks), PRECISIONS["fp32"])
+    assert fsdp_groups(work) == [(0, 8.0), (1, 15.0), (2, 3.0), (4, 4.0)]
 
 
 def test_gradients_of_micro_batches_are_added_up():

@@ -1,4 +1,4 @@
-"""A strategy with an axis of its own, added as docs/extending.md says: a file, an entry, and a field of `Degrees`."""
+"""A strategy with an axis of its own, added as docs/extending.md says: it is one file."""
 
 import os
 import re
@@ -25,16 +25,11 @@ print(two.devices, two.breakdown.compute < one.breakdown.compute, two.activation
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a copy of the package with the strategy of the page, its axis "ring"."""
+    """Return a copy of the package with the strategy of the page, whose axis is "ring"."""
     shutil.copytree(ROOT / "src" / "trainwright", tmp_path / "trainwright", ignore=shutil.ignore_patterns("*.pyc"))
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     own = re.search(r"`own_strategy\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[1]
-    strategies = tmp_path / "trainwright" / "plan" / "parallel" / "strategies"
-    own = own.replace('"context"', '"ring"').replace("strategies.registry import", "strategies.strategy import")
-    (strategies / "ring.py").write_text(own, encoding="utf-8")
-    table = strategies / "registry.py"
-    text = table.read_text(encoding="utf-8").replace("    Data(),\n", "    Ulysses(),\n    Data(),\n")
-    table.write_text("from trainwright.plan.parallel.strategies.ring import Ulysses\n" + text, encoding="utf-8")
+    (tmp_path / "trainwright" / "plan" / "parallel" / "strategies" / "ring.py").write_text(own, encoding="utf-8")
     return tmp_path
 
 
@@ -45,11 +40,6 @@ def run(tree):
 
 
 def test_an_axis_of_ones_own_is_searched_and_priced(tree):
-    degrees = tree / "trainwright" / "plan" / "parallel_plan.py"
-    text = degrees.read_text(encoding="utf-8")
-    degrees.write_text(
-        text.replace("    data: int = 1\n", "    ring: int = 1\n    data: int = 1\n", 1), encoding="utf-8"
-    )
     done = run(tree)
     assert not done.returncode, done.stderr
     names, figures = done.stdout.splitlines()
@@ -58,7 +48,9 @@ def test_an_axis_of_ones_own_is_searched_and_priced(tree):
     assert figures == "2 True True"
 
 
-def test_an_axis_that_degrees_has_not_is_told(tree):
+def test_an_axis_that_another_strategy_has_is_refused(tree):
+    strategy = tree / "trainwright" / "plan" / "parallel" / "strategies" / "ring.py"
+    strategy.write_text(strategy.read_text(encoding="utf-8").replace('"ring"', '"tensor"'), encoding="utf-8")
     done = run(tree)
     assert done.returncode
-    assert "Ulysses: its axis 'ring' is no field of Degrees; allowed: tensor, context" in done.stderr
+    assert "the axis 'tensor' is declared twice" in done.stderr

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.errors import InputError
-from trainwright.plan import Breakdown, Collective, Degrees, ParallelPlan, plan_file
-from trainwright.plan.parallel_plan import Bottleneck
+from trainwright.plan import Degrees, Forecast, ParallelPlan
+from trainwright.plan.forecast import Bottleneck, Breakdown
+from trainwright.plan.parallel.collective import Collective
 
 COUNTS = st.integers(1, 64)
 SECONDS = st.floats(0, 1e3)
 PLANS = st.builds(
-    ParallelPlan,
+    Forecast,
     strategy=st.sampled_from(["data", "fsdp+tensor"]),
     degrees=st.builds(Degrees, tensor=COUNTS, data=COUNTS, pipeline=COUNTS),
     batch=COUNTS,
@@ -21,7 +22,7 @@ PLANS = st.builds(
     sequence=st.booleans(),
     stages=st.lists(COUNTS).map(tuple),
     recomputed=st.lists(st.text()).map(tuple),
-    rough=st.text(),
+    caveat=st.text(),
     breakdown=st.builds(Breakdown, compute=SECONDS, bubble=SECONDS),
     interval=st.tuples(SECONDS, SECONDS),
     collectives=st.lists(
@@ -40,7 +41,8 @@ PLANS = st.builds(
 def test_comes_back_equal(tmp_path_factory, plan):
     path = tmp_path_factory.getbasetemp() / "plan.json"
     plan.save(path)
-    assert ParallelPlan.load(path) == plan
+    assert Forecast.load(path) == plan
+    assert ParallelPlan.load(path) == plan.layout
 
 
 def document(tmp_path):
@@ -49,32 +51,45 @@ def document(tmp_path):
     return json.loads(path.read_text())
 
 
+def changed(tmp_path, *, layout=None, **change):
+    """Write a plan's file with other content; return its path."""
+    content = document(tmp_path) | change
+    content["layout"] |= layout or {}
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema: got 2; allowed: 1"),
-        ({"colour": "red"}, "got 'colour'; allowed: strategy, degrees"),
-        ({"degrees": {"data": 0}}, "degrees, data: got 0; allowed: a whole number >= 1"),
-        ({"degrees": {"date": 2}}, "degrees: got 'date'; allowed: tensor"),
-        ({"degrees": 3}, "degrees: got 'int'; allowed: tensor"),
+        ({"schema": 1}, "schema: got 1; allowed: 2"),
+        ({"layout": {"colour": "red"}}, "got 'colour'; allowed: strategy, degrees"),
+        ({"layout": {"degrees": {"data": 0}}}, "degrees, data: got 0; allowed: a whole number >= 1"),
+        ({"layout": {"degrees": {"date": 2}}}, "degrees: got 'date'; allowed: tensor"),
+        ({"layout": {"degrees": 3}}, "degrees: got 'int'; allowed: tensor"),
+        ({"layout": {"zero": 4}}, "Layout.zero: got 4; allowed: 0, 1, 2, 3"),
+        ({"layout": {"recompute": "some"}}, "Layout.recompute: got 'some'; allowed: 'none', 'selective'"),
     ],
 )
 def test_changed_by_hand(tmp_path, change, message):
     with pytest.raises(InputError, match=message):
-        plan_file.plan_from(document(tmp_path) | change)
+        ParallelPlan.load(changed(tmp_path, **change))
 
 
 def test_no_plan(tmp_path):
     content = document(tmp_path)
-    del content["batch"]
+    del content["layout"]["batch"]
+    (tmp_path / "less.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="batch"):
-        plan_file.plan_from(content)
+        ParallelPlan.load(tmp_path / "less.json")
+    (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InputError, match="got list; allowed: an object"):
-        plan_file.plan_from([])
+        ParallelPlan.load(tmp_path / "list.json")
     (tmp_path / "torn.json").write_text("{")
     with pytest.raises(InputError, match="it is no JSON"):
         ParallelPlan.load(tmp_path / "torn.json")
     with pytest.raises(InputError, match="there is no such file"):
         ParallelPlan.load(tmp_path / "absent.json")
     with pytest.raises(InputError, match=r"it cannot be written \(no such file"):
-        plan_file.save(plan_file.plan_from(document(tmp_path)), tmp_path / "absent" / "plan.json")
+        ParallelPlan.load(changed(tmp_path)).save(tmp_path / "absent" / "plan.json")

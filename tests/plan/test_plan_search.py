@@ -11,11 +11,11 @@ from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.parallel.bounds import bounds_of
 from trainwright.plan.parallel.candidates import CHUNKS, MODES, shapes
-from trainwright.plan.parallel.mesh import AXES
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.search import search
-from trainwright.plan.plan_query import Request
+from trainwright.plan.parallel.strategies.registry import AXES
+from trainwright.plan.plan_query import PlanQuery
 
 
 def estimates(oracle, profile, *, batch, devices, precision, axes):
@@ -76,8 +76,8 @@ def test_equals_trying_everything(profile, axes, batch, devices):
 def test_the_order_of_candidates_does_not_matter():
     """Shapes in any order give the same plans."""
     profile, cluster = make_transformer(layers=3), make_cluster(2, 4)
-    request = Request(cluster=cluster, batch=8, devices=8)
-    work = Work(profile, request.plan_precision)
+    request = PlanQuery(cluster=cluster, batch=8, devices=8)
+    work = ModelArrays(profile, request.plan_precision)
     pricer = Pricer(work, cluster, Oracle(cluster).assumptions, request.plan_optimizer, most_parts=work.runs)
     given = shapes(work, request)
     turned = replace(given, mesh=given.mesh.take(np.random.default_rng(0).permutation(given.mesh.rows)))
@@ -92,8 +92,8 @@ def test_the_order_of_candidates_does_not_matter():
 def test_bounds_are_bounds():
     """No candidate takes less, or needs less, than the bound of its shape."""
     profile, cluster = make_transformer(layers=5, tied=False), make_cluster(2, 4)
-    request = Request(cluster=cluster, batch=8, devices=8)
-    work = Work(profile, request.plan_precision)
+    request = PlanQuery(cluster=cluster, batch=8, devices=8)
+    work = ModelArrays(profile, request.plan_precision)
     pricer = Pricer(work, cluster, Oracle(cluster).assumptions, request.plan_optimizer, most_parts=work.runs)
     mesh = shapes(work, request).mesh
     bounds = bounds_of(pricer, mesh)
@@ -118,4 +118,4 @@ def test_modes_and_axes_are_all_named():
     """Every strategy that a name can ask for is searched."""
     names = {plan.strategy for plan in Oracle(make_cluster(2, 4)).rank(make_transformer(), batch=8)}
     assert {"serial", "tensor", "context", "pipeline", *MODES} <= names
-    assert {part for name in names for part in name.split("+")} <= {"serial", *MODES, *AXES}
+    assert {part for name in names for part in name.split("+")} <= {"serial", *MODES, *(axis.name for axis in AXES)}

@@ -4,9 +4,8 @@ import pytest
 from oracle_cases import make_cluster, make_transformer
 
 from trainwright.errors import ProfileError
-from trainwright.model.profile import Profile
-from trainwright.model.traces import Traces
-from trainwright.plan import Degrees, Oracle, judge, plan_file
+from trainwright.model.profile import Profile, Traces
+from trainwright.plan import Degrees, Forecast, Oracle, judge
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -41,7 +40,7 @@ def test_each_precision_is_traced_once(monkeypatch):
     for name, ranking in ranked.items():
         assert ranking.plans == ORACLE.rank(traces(name), precision=name, **choices).plans
         assert estimate(traces, name).peak_bytes == trace(model, SAMPLE, optimizer="sgd", precision=name).peak_bytes
-        assert {plan.rough for plan in ranking} == {""}
+        assert {plan.caveat for plan in ranking} == {""}
 
 
 def test_a_converted_profile_says_so(tmp_path):
@@ -49,12 +48,12 @@ def test_a_converted_profile_says_so(tmp_path):
     traces = Traces(normed(), SAMPLE, optimizer="sgd")
     exact, rough = (estimate(each, "amp-bf16") for each in (traces, traces("fp32")))
     assert rough.activation_bytes < 0.95 * exact.activation_bytes
-    assert "the profile is of fp32, converted to amp-bf16" in rough.rough
-    assert 'precision="amp-bf16"' in rough.rough
+    assert "the profile is of fp32, converted to amp-bf16" in rough.caveat
+    assert 'precision="amp-bf16"' in rough.caveat
     rough.save(tmp_path / "plan.json")
-    assert plan_file.load(tmp_path / "plan.json") == rough
-    assert rough.rough in judge(ORACLE, traces("fp32"), batch=8, precision="amp-bf16").sentence
-    assert estimate(make_transformer(), "amp-bf16").rough == ""
+    assert Forecast.load(tmp_path / "plan.json") == rough
+    assert rough.caveat in judge(ORACLE, traces("fp32"), batch=8, precision="amp-bf16").sentence
+    assert estimate(make_transformer(), "amp-bf16").caveat == ""
 
 
 def test_refused():

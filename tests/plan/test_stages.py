@@ -12,9 +12,8 @@ from torch import nn
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.model.profile import Profile
-from trainwright.plan import Degrees, Oracle
+from trainwright.plan import Degrees, Forecast, Oracle
 from trainwright.plan.parallel.pipeline_stages import cuts
-from trainwright.plan.plan_file import load, save
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))
@@ -65,8 +64,8 @@ def test_stages_begin_with_modules_of_the_model(stages, tmp_path):
         profile, batch=8, degrees=Degrees(pipeline=stages), micro=2, schedule="1f1b"
     )
     assert len(plan.cuts) == stages - 1
-    save(plan, tmp_path / "plan.json")
-    assert load(tmp_path / "plan.json") == plan
+    plan.save(tmp_path / "plan.json")
+    assert Forecast.load(tmp_path / "plan.json") == plan
     assert set(plan.cuts) <= set(allowed)
     assert sum(plan.stages) == sum(block.count for block in profile.blocks)
     with pytest.raises(InputError, match="pipeline: got 7; allowed: at most 6"):

@@ -5,7 +5,7 @@ from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.conformance import StrategyConformance
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.strategies.channel import Channel
 from trainwright.plan.parallel.strategies.context import Context
@@ -22,12 +22,12 @@ FP32 = precision_of("fp32")
 
 class OfTransformer(StrategyConformance):
     def make_work(self):
-        return Work(make_transformer(layers=4), FP32)
+        return ModelArrays(make_transformer(layers=4), FP32)
 
 
 class OfConvolutions(StrategyConformance):
     def make_work(self):
-        return Work(make_convolutions(), FP32)
+        return ModelArrays(make_convolutions(), FP32)
 
 
 class TestTensor(OfTransformer):
@@ -45,7 +45,7 @@ class TestExpert(StrategyConformance):
         return Expert()
 
     def make_work(self):
-        return Work(make_transformer(layers=2, experts=8, top_k=2), FP32)
+        return ModelArrays(make_transformer(layers=2, experts=8, top_k=2), FP32)
 
 
 class TestData(OfTransformer):
@@ -80,7 +80,7 @@ def listed(profile, **degrees):
 
 def test_one_strategy_an_axis():
     """Every axis of `Degrees` has its strategy."""
-    assert [strategy.axis for strategy in STRATEGIES] == list(Degrees.__dataclass_fields__)
+    assert [strategy.axis.name for strategy in STRATEGIES] == list(Degrees.__dataclass_fields__)
 
 
 def test_filters_gather_outputs_and_scatter_gradients():
@@ -107,7 +107,7 @@ def test_channels_sum_outputs_and_gather_gradients():
 def test_halos(stride, above, below):
     """A 3x3 convolution of padding 1 needs a row above, and one below unless its stride is 2."""
     profile = make_convolutions((3, 16, 32), 16, stride=stride)
-    work = Work(profile, FP32)
+    work = ModelArrays(profile, FP32)
     assert halo_elements(work, work.layers[0], 2) == (above * 3 * 16, below * 3 * 16)
     assert halo_elements(work, work.layers[0], 1) == (0, 0)
 
@@ -157,7 +157,7 @@ def test_hybrid_shares_multiply():
 
 def test_roles_of_separate_projections():
     """Queries, keys and values apart are all divided by output, the projection after attention by input."""
-    work = Work(make_transformer(), FP32)
+    work = ModelArrays(make_transformer(), FP32)
     roles = dict(zip((layer.name for layer in work.layers), work.roles, strict=True))
     assert roles["attention.in"] == roles["feedforward.in"] == "column"
     assert roles["attention.out"] == roles["feedforward.out"] == "row"

@@ -80,7 +80,7 @@ def test_plans_are_found_by_what_they_hold(tmp_path, memory_plan):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "other.json").write_text('["plans"]')
     (tmp_path / "old.json").write_text(json.dumps({"kind": "memory plan", "schema": 0}))
-    (tmp_path / "odd.json").write_text(json.dumps({"strategy": "data", "degrees": {}, "breakdown": {}, "schema": 0}))
+    (tmp_path / "odd.json").write_text(json.dumps({"layout": {}, "forecast": {}, "schema": 0}))
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages" / "plan.json").write_text(json.dumps({"content": {"cost": COST, "trials": 5}}))
     found = plans_of(tmp_path)

@@ -38,7 +38,7 @@ def found_on(monkeypatch, host):
     cores, granted, asked, groups = host
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(devices_module, "granted_cores", lambda: granted)
+    monkeypatch.setattr(devices_module, "cgroup_cores", lambda: granted)
     monkeypatch.setattr(devices_module, "host_memory_bytes", lambda: 100 * GB)
     if asked is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

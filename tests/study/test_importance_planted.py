@@ -73,7 +73,7 @@ def judge(truths):
 def test_the_first_of_a_few_studies_is_found():
     first, ranks, top, idle = judge([planted(seed) for seed in range(4)])
     assert first == 4
-    assert ranks > 0.65
+    assert ranks > 0.75
     assert 0.5 < top < 0.95
     assert idle <= 0.15
 
@@ -94,11 +94,11 @@ def test_the_first_of_a_few_studies_is_found():
 )
 def test_the_first_of_24_studies_is_found(settings, share):
     first, ranks, top, idle = judge([planted(seed, **settings) for seed in range(24)])
-    # The searcher looks mostly where the first parameters are good, and so leaves little of them to be seen.
-    assert first >= 20
-    assert ranks >= (0.7 if settings.get("trials", 60) >= 60 and "weights" not in settings else 0.6)
+    # Of 40 trials, or where a rule with more rungs focuses the search more, little is left to be seen.
+    assert first >= (22 if settings.get("trials", 60) >= 60 and "scheduler" not in settings else 20)
+    assert ranks >= (0.8 if settings.get("trials", 60) >= 60 and "weights" not in settings else 0.6)
     assert share[0] <= top <= share[1]
-    assert idle <= 0.12
+    assert idle <= 0.1
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "memory": ("trainwright.cli.memory", "Train within a memory budget."),
     "serve": ("trainwright.cli.serve", "Place an ensemble on devices and answer requests."),
 }
-"""Of each command its module, imported only if that command is called or help is asked for, and its line in the help."""
+"""Of each command its module, imported only when needed, and its line in the help."""
 
 
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:

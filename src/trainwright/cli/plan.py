@@ -13,7 +13,8 @@ from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profi
 from trainwright.cli.formatting import print_table, size
 from trainwright.cluster import Cluster
 from trainwright.model.profile import Profile
-from trainwright.plan import Oracle, ParallelPlan, Ranking, Saving
+from trainwright.plan import Forecast, Oracle, Saving
+from trainwright.plan.forecast import Ranking
 from trainwright.plan.parallel.precision import precision_of
 
 __all__ = ["app", "model"]
@@ -97,8 +98,8 @@ def model(
     state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
     print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, batch {batch}, {precision}, {optimizer}")
     print(f"cluster {machine.name} ({state})")
-    if rough := next(iter(found.values()))[0].rough:
-        print(f"rough: {rough}")
+    if caveat := next(iter(found.values()))[0].caveat:
+        print(f"caveat: {caveat}")
     for number, ranking in found.items():
         _show(number, ranking, top=top, samples=samples, profile=profile, machine=machine)
     if len(found) > 1:
@@ -114,9 +115,9 @@ def model(
                 "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
                 "plans": [_content(plan, samples) for ranking in found.values() for plan in ranking],
                 "rejected": [
-                    {"devices": number, **asdict(item)}
+                    {"devices": number, **asdict(each)}
                     for number, ranking in found.items()
-                    for item in ranking.rejected
+                    for each in ranking.rejected
                 ],
                 "schema": _SCHEMA,
             }
@@ -127,7 +128,7 @@ def _cluster(machine: "Cluster") -> dict[str, Any]:
     return {"name": machine.name, "devices": machine.devices, "verified": machine.verified, "source": machine.source}
 
 
-def _content(plan: "ParallelPlan", samples: int | None) -> dict[str, Any]:
+def _content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
     hours = None if samples is None else plan.device_hours(samples)
     solution = None if samples is None else plan.seconds_to_solution(samples)
     return {
@@ -139,7 +140,7 @@ def _content(plan: "ParallelPlan", samples: int | None) -> dict[str, Any]:
     }
 
 
-def _speeds(plan: "ParallelPlan", profile: "Profile", machine: "Cluster") -> list[str]:
+def _speeds(plan: "Forecast", profile: "Profile", machine: "Cluster") -> list[str]:
     """Return samples a second, and the model's operations a second on a device with their share of what it can."""
     rate = plan.batch / plan.seconds_per_iteration
     work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch
@@ -159,11 +160,11 @@ def _show(
     for plan in ranking[:top]:
         parts = plan.breakdown
         row = [
-            plan.strategy + (" =" if plan.tie else ""),
+            plan.strategy + (" =" if plan.within_error_of_best else ""),
             _divided(plan),
             plan.micro_batch,
             _short(plan.seconds_per_iteration),
-            " - ".join(_short(item) for item in plan.interval),
+            " - ".join(_short(each) for each in plan.interval),
             *map(
                 _short,
                 (
@@ -181,14 +182,14 @@ def _show(
         ]
         rows.append([*row, f"{plan.device_hours(samples):.3g}"] if samples is not None else row)
     print_table([*header, "device-h/epoch"] if samples is not None else header, rows, left=2)
-    if any(plan.tie for plan in ranking[:top]):
+    if any(plan.within_error_of_best for plan in ranking[:top]):
         print("= : shares more than half of its interval with the first")
     if len(ranking) > top:
         print(f"{len(ranking) - top} more strategies are slower; --top shows them")
     print(f"\n{_winner(ranking)}")
     for plan in ranking[:top]:
-        for item in plan.bottlenecks[:2]:
-            print(f"  {plan.strategy}: {item.id}: {item.sentence}; try {item.advice}")
+        for each in plan.bottlenecks[:2]:
+            print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
     if ranking.rejected:
         print("\nleft out:")
         for refused in ranking.rejected:
@@ -203,7 +204,7 @@ def _winner(ranking: "Ranking") -> str:
     second = ranking[1]
     parts = asdict(best.breakdown)
     gains = {name: getattr(second.breakdown, name) - seconds for name, seconds in parts.items()}
-    name = max(gains, key=lambda item: gains[item])
+    name = max(gains, key=lambda each: gains[each])
     ratio = second.seconds_per_iteration / best.seconds_per_iteration
     if gains[name] <= 0 or ratio <= 1:
         return f"{best.strategy} comes first: as fast as {second.strategy}, with fewer devices or less memory"
@@ -213,7 +214,7 @@ def _winner(ranking: "Ranking") -> str:
     )
 
 
-def _divided(plan: "ParallelPlan") -> str:
+def _divided(plan: "Forecast") -> str:
     """Return degrees above one, and the other choices of a plan, in a few characters."""
     parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
     parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []

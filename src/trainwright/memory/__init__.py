@@ -13,7 +13,7 @@ from trainwright.memory.pipelines.planning import PipelinePlan, plan_pipeline
 from trainwright.memory.plan_record import Plan
 from trainwright.memory.planning import plan_chain
 from trainwright.memory.simulate import Simulation, simulate
-from trainwright.memory.subject import as_chain, read_chain
+from trainwright.memory.subject import as_chain
 
 __all__ = [
     "Chain",
@@ -36,7 +36,6 @@ __all__ = [
     "measure_link",
     "pipeline",
     "plan",
-    "read_chain",
     "scheduled",
     "simulate",
     "staged",
@@ -53,7 +52,7 @@ def plan(
     accumulate: bool = False,
     **settings: Any,
 ) -> Plan:
-    """Plan a step of a model, a chain, or a chain or graph file within a budget, with the settings of `plan_chain`.
+    """Plan a step of a model, a chain, or a chain file within a budget, with the settings of `plan_chain`.
 
     A model needs `sample`, and may have `loss`, `optimizer` and `accumulate`, as in `fit`. Plans of compiled code come
     with what `fit` returns.
@@ -86,9 +85,9 @@ def fit(
     those of the model, bit by bit, and `plan` is the module's plan. Each stage is measured, then one step is checked.
     Raises `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
 
-    With `backend="compile"` the model is compiled as one graph, what its forward saves is chosen, and `plan` is a
-    `CompiledPlan`; `settings` are then `compiler` ("inductor", "aot_eager") and `tries`, the most compilations (3).
-    Gradients are those of the compiled model without a budget. An optimizer's state counts as above.
+    With `backend="compile"` the model is compiled as one graph with the largest of six values of torch's
+    `activation_memory_budget` whose measured peak keeps the budget; `plan` is a `CompiledPlan`, and the only setting is
+    `compiler` ("inductor", "aot_eager").
     """
     if backend == "compile":
         from trainwright.memory.execute.compiled import fit_compiled as fitted
@@ -117,7 +116,7 @@ def measure_link(device: Any = "cuda", **settings: Any) -> Link:
 def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
     """Return a module that trains as a plan for this model says (see `fit`); raises `PlanMismatch` for another's.
 
-    By a `CompiledPlan` it is compiled, and the plan checked against its graph, when its first batch comes.
+    By a `CompiledPlan` it is compiled when its first batch comes.
     """
     if isinstance(plan, CompiledPlan):
         from trainwright.memory.execute.compiled import apply_compiled
@@ -129,7 +128,7 @@ def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
 
 
 def curve(subject: Any, sample: Any = None, **settings: Any) -> Curve:
-    """Return memory against time of a model, a chain or a chain or graph file, with the settings of `curve_of`."""
+    """Return memory against time of a model, a chain or a chain file, with the settings of `curve_of`."""
     return curve_of(as_chain(subject, sample), **settings)
 
 

@@ -233,7 +233,7 @@ class Chain:
     @classmethod
     def load(cls, path: str | Path) -> "Chain":
         """Read a chain from a JSON file."""
-        allowed = "a chain file (.json), which Chain.save wrote, or a PipeDream graph (.txt)"
+        allowed = "a chain file (.json), which Chain.save wrote"
         return cls.from_json(read_json(path, "chain file", allowed=allowed, error=ChainError))
 
 

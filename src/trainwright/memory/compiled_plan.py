@@ -1,8 +1,8 @@
-"""CompiledPlan: what a compiled step saves for its backward, by the names of its graph, and the file that holds it."""
+"""CompiledPlan: how much a compiled step saves for its backward, its measured peak, and the file of both."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,67 +10,28 @@ from trainwright.errors import PlanMismatch
 from trainwright.files import read_json, write_text
 from trainwright.memory.plan_record import Plan
 
-__all__ = ["CompiledPlan", "Compiler", "RunAgain", "SavedValue", "read_plan"]
+__all__ = ["CompiledPlan", "Compiler", "read_plan"]
 
-SCHEMA = 1
+SCHEMA = 2
 _KIND = "compiled memory plan"
 Compiler = Literal["inductor", "aot_eager"]
 
 
-@dataclass(frozen=True, slots=True)
-class SavedValue:
-    """A value that forward keeps for backward."""
-
-    name: str
-    """In the joint graph."""
-    module: str
-    """Whose forward makes it; "" where torch does not say."""
-    nbytes: int
-    """Of its storage; what shares that with one before it has 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunAgain:
-    """An operation of forward that backward runs again."""
-
-    name: str
-    module: str
-    seconds: float
-    """Measured alone."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompiledPlan:
-    """What a compiled step saves for its backward, and what it was measured to take."""
+    """A compiled step within a budget: the share of saved values that torch's partitioner is allowed, and its peak."""
 
     budget_bytes: int
     peak_bytes: int
     """Measured: live allocations of a step at their most, with parameters, buffers and batch."""
-    simulated_bytes: int
-    """As the sweep foresaw it, without what a loss takes for itself."""
     fixed_bytes: int
-    """Of these: parameters, buffers, batch, and what lies beside the step."""
+    """Of these: parameters, buffers, batch, the optimizer's state and the reserve."""
     input_bytes: int
     """Of the batch; larger ones are refused."""
-    forward_seconds: float
-    """All of forward, each operation measured alone."""
-    saved: tuple[SavedValue, ...] = field(repr=False)
-    again: tuple[RunAgain, ...] = field(repr=False)
+    saved_share: float
+    """torch's `activation_memory_budget`: 1 saves what torch saves without a budget, 0 recomputes all that it can."""
     compiler: Compiler
-    graph: str
-    """Hash of the joint graph: its operations, names, shapes."""
     torch_version: str | None = None
-
-    @property
-    def seconds_again(self) -> float:
-        """What is run again, each operation measured alone."""
-        return sum(each.seconds for each in self.again)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The plan's numbers by name."""
-        numbers = {name: value for name, value in self.to_json().items() if name not in {"schema", "kind"}}
-        return {**numbers, "saved": len(self.saved), "again": len(self.again), "seconds_again": self.seconds_again}
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
@@ -78,20 +39,13 @@ class CompiledPlan:
 
     @classmethod
     def from_json(cls, content: Any) -> "CompiledPlan":
-        """Return the plan that `to_json` has written; raise PlanMismatch if it is none."""
-        if not isinstance(content, Mapping) or content.get("kind") != _KIND:
-            raise PlanMismatch(f"plan file: got no {_KIND}; allowed: what CompiledPlan.save writes")
-        if content.get("schema") != SCHEMA:
-            raise PlanMismatch(f"plan file, schema: got {content.get('schema')!r}; allowed: {SCHEMA}; plan again")
-        try:
-            values = {each.name: content[each.name] for each in fields(cls)}
-            values["saved"] = tuple(SavedValue(**each) for each in values["saved"])
-            values["again"] = tuple(RunAgain(**each) for each in values["again"])
-        except (KeyError, TypeError) as failure:
-            raise PlanMismatch(
-                f"plan file: got a plan that is not whole ({failure}); allowed: what CompiledPlan.save writes"
-            ) from None
-        return cls(**values)
+        """Return the plan that `to_json` has written; raise PlanMismatch for anything else."""
+        if not isinstance(content, Mapping) or content.get("kind") != _KIND or content.get("schema") != SCHEMA:
+            raise PlanMismatch(f"plan file: got no {_KIND} of schema {SCHEMA}; allowed: what CompiledPlan.save writes")
+        missing = [field.name for field in fields(cls) if field.name not in content]
+        if missing:
+            raise PlanMismatch(f"plan file: got no {missing[0]!r}; allowed: what CompiledPlan.save writes")
+        return cls(**{field.name: content[field.name] for field in fields(cls)})
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a JSON file."""
@@ -100,9 +54,8 @@ class CompiledPlan:
     @classmethod
     def load(cls, path: str | Path) -> "CompiledPlan":
         """Read a plan from a JSON file."""
-        return cls.from_json(
-            read_json(path, "plan file", allowed="a file that CompiledPlan.save wrote", error=PlanMismatch)
-        )
+        allowed = "a file that CompiledPlan.save wrote"
+        return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))
 
 
 def read_plan(path: str | Path) -> Plan | CompiledPlan:

@@ -3,11 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from trainwright.memory.compiled_plan import CompiledPlan
 from trainwright.memory.operations import Kind
 from trainwright.memory.plan_record import Plan
 
-__all__ = ["ModuleReport", "StageReport", "explain", "explain_compiled"]
+__all__ = ["StageReport", "explain"]
 
 _FORWARDS = {Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP}
 
@@ -68,41 +67,3 @@ def explain(plan: Plan) -> tuple[StageReport, ...]:
             )
         )
     return tuple(reports)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModuleReport:
-    """One module of a compiled plan: what its forward leaves to backward."""
-
-    module: str
-    saved: int
-    """Values."""
-    saved_bytes: int
-    again: int
-    """Operations that backward runs again."""
-    again_seconds: float
-    """Theirs, each measured alone."""
-
-
-def explain_compiled(plan: CompiledPlan) -> tuple[ModuleReport, ...]:
-    """Return what a compiled plan does with each module of which it saves or runs something again, in their order."""
-    modules = {each.module for each in plan.saved} | {each.module for each in plan.again}
-    reports = []
-    for module in sorted(modules, key=_in_order):
-        saved = [each for each in plan.saved if each.module == module]
-        again = [each for each in plan.again if each.module == module]
-        reports.append(
-            ModuleReport(
-                module=module,
-                saved=len(saved),
-                saved_bytes=sum(each.nbytes for each in saved),
-                again=len(again),
-                again_seconds=sum(each.seconds for each in again),
-            )
-        )
-    return tuple(reports)
-
-
-def _in_order(path: str) -> list[tuple[bool, int, str]]:
-    """Return a key by which layer 10 comes behind layer 9."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in path.split(".")]

@@ -10,9 +10,8 @@ are, the values whose next reader is farthest leave too (Belady's rule).
 The programme does not know when copies end, so the fastest few are changed: annealing forces one decision of the
 plan's tree after another (an option, a split, whether what is held leaves, the memory of a part), everything else
 being read off the table again, and keeps what a compiled simulator finds faster. From these, from the plan without
-copies and from one that recomputes nothing, `phases` goes on to plans that are not persistent, and `lists` to those
-that have copies and forwards anywhere. `simulate` has the last word; with a plan without copies among the candidates,
-offloading never loses time.
+copies and from one that recomputes nothing, `phases` goes on to plans that are not persistent. `simulate` has the last
+word; with a plan without copies among the candidates, offloading never loses time.
 """
 
 import heapq
@@ -22,18 +21,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainwright.kernels import Ints
-from trainwright.memory.baselines import keep_all
 from trainwright.memory.chain import Chain
+from trainwright.memory.checkpointing import keep_all
 from trainwright.memory.joint import Priced, Programme, operations_of, rows_of
 from trainwright.memory.link import Link
-from trainwright.memory.lists import polished
 from trainwright.memory.operations import Operation
 from trainwright.memory.phases import annealed, everything, phases_of
 from trainwright.memory.simulate import simulate
 from trainwright.memory.sizes import sizes_of
 from trainwright.randomness import rng
 
-__all__ = ["hull", "lower_bound", "plan_offload", "with_copies"]
+__all__ = ["hull", "lower_bound", "plan_offload"]
 
 _SLOTS = 200
 _PRICES = 10
@@ -112,10 +110,7 @@ def plan_offload(
         for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
     ]
     phases = [phases_of(sizes.plain.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))]
-    lists = list(annealed(sizes, (limits, _HURRIES), [*phases, everything(sizes.plain.size)], scale=scale))
-    if best is not None:
-        lists.append((least, rows_of(best)))
-    for seconds, rows in (*lists, *polished(sizes, limits, lists, scale=fewer)):
+    for seconds, rows in annealed(sizes, (limits, _HURRIES), [*phases, everything(sizes.plain.size)], scale=scale):
         if seconds < least:
             accept(operations_of(rows))
     return best
@@ -167,15 +162,6 @@ def hull(programme: Programme, *, prices: int = _PRICES) -> Iterator[Priced]:
         yield found
         for one, other in ((more, found), (found, less)):
             heapq.heappush(pairs, (one.seconds - other.seconds, 2 * count + (one is found), one, other))
-
-
-def with_copies(chain: Chain, operations: tuple[Operation, ...], budget_bytes: int) -> tuple[Operation, ...] | None:
-    """Return the operations with the copies that let them run within a budget, or None if none can."""
-    from trainwright.memory._placed import place
-
-    room = budget_bytes - chain.fixed_bytes
-    rows = place(sizes_of(chain), room, rows_of(operations), math.inf, math.inf)
-    return operations_of(rows) if len(rows) else None
 
 
 def _slots(chain: Chain) -> int:

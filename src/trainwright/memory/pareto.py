@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.memory.baselines import revolve, suite
 from trainwright.memory.chain import Chain
+from trainwright.memory.checkpointing import checkpointing_plans
 from trainwright.memory.persistent import Persistent
 from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
 from trainwright.memory.simulate import simulate
@@ -24,7 +24,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Plans from the least feasible budget to that of keeping everything, no two alike, and the baselines."""
+    """Plans from the least feasible budget to that of keeping everything, and torch's checkpointing as baselines."""
 
     points: tuple[CurvePoint, ...]
     """By growing peak; each is faster than all before it."""
@@ -54,13 +54,8 @@ def curve_of(chain: Chain, *, points: int = 16, slots: int = 500) -> Curve:
         plan = plan_chain(chain, budget=budget, solver="dp", slots=slots)
         if not found or plan.seconds < found[-1].seconds * (1 - 1e-9):
             found.append(CurvePoint(peak_bytes=plan.peak_bytes, seconds=plan.seconds))
-    others = suite(chain)
-    for budget in budgets:
-        operations = revolve(chain, budget, slots=slots)
-        if operations is not None:
-            others[f"revolve, {budget} bytes"] = operations
     baselines = []
-    for name, operations in others.items():
+    for name, operations in checkpointing_plans(chain).items():
         simulation = simulate(chain, operations)
         baselines.append(CurvePoint(peak_bytes=simulation.peak_bytes, seconds=simulation.seconds, name=name))
     return Curve(points=tuple(found), baselines=tuple(baselines), minimal_bytes=least, full_bytes=full)

@@ -32,7 +32,7 @@ class Plan:
     """Of one step: the chain's forwards and backwards with what is run again, and waits for copies."""
     peak_bytes: int
     lower_seconds: float
-    """No plan within the budget is faster (without copies, or with ideal ones; by `milp`: none in its order)."""
+    """No plan within the budget is faster (without copies, or with ideal ones)."""
     solver: str
     link: Link | None = None
     torch_version: str | None = None

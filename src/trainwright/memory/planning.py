@@ -1,18 +1,16 @@
-"""How a plan is made: the dynamic programme, moves beyond it, exact searches and certificates, all simulated."""
+"""How a plan is made: the dynamic program, local search beyond it, the exact search of short chains; all simulated."""
 
 import math
 from typing import Literal, get_args
 
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, closest
-from trainwright.memory.baselines import keep_all
 from trainwright.memory.budget import read_budget, readable
-from trainwright.memory.certificates import certify
 from trainwright.memory.chain import Chain
+from trainwright.memory.checkpointing import keep_all
 from trainwright.memory.exact import Searched, solve_exact
 from trainwright.memory.improve import improve
 from trainwright.memory.link import Link
 from trainwright.memory.lowest import lowest_with_copies
-from trainwright.memory.milp import solve_milp
 from trainwright.memory.offload import lower_bound, plan_offload
 from trainwright.memory.operations import Operation
 from trainwright.memory.persistent import lowest_plan, solve_persistent
@@ -23,13 +21,11 @@ from trainwright.memory.skips import Guesses, lightest
 
 __all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
 
-Solver = Literal["auto", "dp", "exact", "milp"]
+Solver = Literal["auto", "dp", "exact"]
 _GAP = 1e-3
 _FINE = 4  # times the slots, where rounding may cost more than _GAP
 _LONGEST_FINE = 150  # stages
 _STATES = 200_000  # of an exact search that was not asked for
-_LONGEST_MILP = 60  # stages
-_LIMIT_SECONDS = 60.0
 
 
 def plan_chain(
@@ -40,17 +36,13 @@ def plan_chain(
     bandwidth: float | Link | None = None,
     solver: Solver = "auto",
     slots: int = 500,
-    limit_seconds: float | None = None,
 ) -> Plan:
     """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
 
-    `dp` is the best persistent plan improved by moves; `exact` goes on until nothing better can exist; `milp` asks an
-    integer programme for the best of all plans in its phases' order, or, after `limit_seconds` (60), for the best
-    found and a bound, on chains of up to 60 stages (neither knows of values that skip stages: what they find without
-    these is a bound, and the plan if it fits with them); `auto` is `dp`, an exact search of bounded size, and, where it
-    did not end, `milp` if `limit_seconds` says how long it may take (so that no clock decides unasked). With
-    `offload`, values may also wait on the host, behind a link of `bandwidth` bytes per second each way; `milp`, or a
-    limit, then asks an integer programme for a bound on all plans with copies. Raises InfeasibleBudget.
+    `dp` is the best persistent plan improved by local search; `exact` searches until nothing better can exist, without
+    the values that skip stages (what it finds is the plan if it fits with them, and a bound in any case); `auto` is
+    `dp` and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
+    `bandwidth` bytes per second each way. Raises InfeasibleBudget.
     """
     if solver not in get_args(Solver):
         allowed = get_args(Solver)
@@ -78,20 +70,8 @@ def plan_chain(
         if solver == "exact" and not searched.finished:
             raise ChainError(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
-                "about 14 stages, and where values skip some, plans that need no bytes for these; take 'auto' or 'milp'"
+                "about 14 stages, and where values skip some, plans that need no bytes for these; take 'auto'"
             )
-    short = len(chain.stages) <= _LONGEST_MILP
-    if solver == "milp" and not short:
-        raise ChainError(
-            f"solver: got 'milp' for {len(chain.stages)} stages; allowed: at most {_LONGEST_MILP}; take 'auto'"
-        )
-    limit = _LIMIT_SECONDS if limit_seconds is None else limit_seconds
-    certified = solver == "milp" or (solver == "auto" and short and bool(limit_seconds))
-    if certified and not offload and found == "dp":
-        known = _seconds(chain, budget_bytes, operations)
-        searched = solve_milp(chain, budget_bytes, better_than_seconds=known, limit_seconds=limit)
-        operations, lower = _better(searched, operations, known, lower)
-        found = "milp"
     if offload and bandwidth is not None:
         link = Link.of(bandwidth)
         copied, needed = lowest_with_copies(chain)
@@ -101,9 +81,6 @@ def plan_chain(
         if joint is not None:
             known = simulate(chain, joint, budget_bytes=budget_bytes, link=link).seconds
             lower = min(known, max(least, lower_bound(lightest(chain), budget_bytes, link)))
-            if certified:
-                proof = certify(lightest(chain), budget_bytes, link, known_seconds=known, limit_seconds=limit)
-                lower = max(lower, proof.lower_seconds)
         if joint is not None and joint != operations:
             joint = simplified(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=lower, link=link)

@@ -5,9 +5,8 @@ from typing import Any
 
 from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.memory.chain import Chain
-from trainwright.memory.graphs import read_graph
 
-__all__ = ["as_chain", "read_chain"]
+__all__ = ["as_chain"]
 
 
 def as_chain(
@@ -23,11 +22,11 @@ def as_chain(
     if isinstance(subject, Chain):
         return subject
     if isinstance(subject, str | Path):
-        return read_chain(subject)
+        return Chain.load(subject)
     if not hasattr(subject, "named_parameters"):
         raise ChainError(
             f"memory: got {type(subject).__name__}; allowed: a torch module with a sample, a Chain, or the name of a "
-            "chain or graph file"
+            "chain file"
         )
     if sample is None:
         raise UnsupportedModel(
@@ -36,10 +35,3 @@ def as_chain(
     from trainwright.memory.execute.fitting import chain_of
 
     return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, skips=skips)
-
-
-def read_chain(path: str | Path, *, saved_multiple: float = 1.0) -> Chain:
-    """Read a chain file (.json), or a PipeDream graph, whose saved bytes are a multiple of its outputs'."""
-    if Path(path).suffix == ".json":
-        return Chain.load(path)
-    return read_graph(path, saved_multiple=saved_multiple)

@@ -1,6 +1,6 @@
 """Sizes as a person reads them, with as many digits as what they are compared with needs."""
 
-__all__ = ["apart", "size"]
+__all__ = ["distinct_sizes", "size"]
 
 
 def size(count: float, digits: int = 3) -> str:
@@ -10,7 +10,7 @@ def size(count: float, digits: int = 3) -> str:
     return f"{count / 1e6:.{digits}g} MB" if count >= 1e5 else f"{count / 1e3:.{digits}g} kB"
 
 
-def apart(more: float, less: float) -> tuple[str, str]:
+def distinct_sizes(more: float, less: float) -> tuple[str, str]:
     """Return two different sizes with as many digits as tell them apart."""
     digits = 3
     while (found := (size(more, digits), size(less, digits)))[0] == found[1] and digits < 15:

@@ -10,21 +10,22 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
-from trainwright.plan.byte_sizes import apart
+from trainwright.plan.byte_sizes import distinct_sizes
+from trainwright.plan.fit.calibration import MeasuredRun, calibrate_cluster
+from trainwright.plan.forecast import Forecast, Ranking, Rejection
+from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel.assembly import assemble
-from trainwright.plan.parallel.candidates import CHUNKS, EXCLUSIVE, shapes
-from trainwright.plan.parallel.intervals import with_ties
-from trainwright.plan.parallel.mesh import AXES, RECOMPUTE, SCHEDULES, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.candidates import CHUNKS, exclusive_axes, shapes
+from trainwright.plan.parallel.intervals import mark_within_error
+from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.recomputation import choices_of
 from trainwright.plan.parallel.search import Found, search
-from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.parallel.strategies.tensor import falls_evenly
-from trainwright.plan.parallel_plan import Degrees, ParallelPlan, Rejection
-from trainwright.plan.plan_query import Request
+from trainwright.plan.plan_query import PlanQuery
 from trainwright.plan.precisions import Profiles, profile_in
-from trainwright.plan.ranking import Ranking
 from trainwright.plan.scaling_curve import ScalingCurve
 from trainwright.plan.step_overheads import Input, Saving
 
@@ -64,11 +65,11 @@ class Oracle:
         """Return the best plan of every strategy for `batch` samples an iteration on at most `devices` devices.
 
         `profile` is one traced in `precision`, or `Traces` of a model, from which that one is taken; a profile of
-        another precision is converted, and the plans say in `rough` what that may cost.
+        another precision is converted, and the plans say in `caveat` what that may cost.
 
         Raises `InputError` for values out of range.
         """
-        request = Request(
+        query = PlanQuery(
             cluster=self.cluster,
             batch=batch,
             devices=self.cluster.devices if devices is None else devices,
@@ -81,33 +82,31 @@ class Oracle:
             input=input,
             saving=saving,
         )
-        work = Work(profile_in(profile, precision), request.plan_precision)
-        possible = shapes(work, request)
-        parts = min(work.parts, request.devices * max(CHUNKS))
-        pricer = Pricer(work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=parts)
-        found = search(pricer, possible, request)
-        rejected = (*possible.rejected, *(_refused(each, request) for each in found if each.prices is None))
+        arrays = ModelArrays(profile_in(profile, precision), query.plan_precision)
+        possible = shapes(arrays, query)
+        parts = min(arrays.parts, query.devices * max(CHUNKS))
+        pricer = Pricer(arrays, self.cluster, self.assumptions, query.plan_optimizer, most_parts=parts)
+        found = search(pricer, possible, query)
+        rejected = (*possible.rejected, *(_refused(each, query) for each in found if each.prices is None))
         plans = [
             (
                 each.score,
-                assemble(
-                    pricer, each.prices, each.row, exposed=each.exposed, mode=each.mode or "data", request=request
-                ),
+                assemble(pricer, each.prices, each.row, exposed=each.exposed, mode=each.mode or "data", query=query),
             )
             for each in found
             if each.prices is not None
         ]
         if not plans:
             least = min(found, key=lambda each: each.least_bytes)
-            wanted, there = apart(least.least_bytes, request.memory_bytes)
+            wanted, allowed = distinct_sizes(least.least_bytes, query.memory_bytes)
             raise NoPlan(
-                f"no strategy fits: each needs more than {there} a device, the least {wanted} ({_name(least)}); give "
+                f"no strategy fits: each needs more than {allowed} a device, the least {wanted} ({_name(least)}); give "
                 "more devices, more memory or a smaller batch",
                 rejected,
             )
         plans.sort(key=lambda pair: (pair[0], pair[1].devices, pair[1].strategy))
         return Ranking(
-            plans=with_ties([plan for _, plan in plans]),
+            plans=mark_within_error([plan for _, plan in plans]),
             rejected=rejected,
             priced=sum(each.priced for each in found),
         )
@@ -120,7 +119,7 @@ class Oracle:
         Where nothing fits into memory the seconds are infinite.
         """
         numbers = tuple(sorted(set(devices)))
-        best: list[ParallelPlan | None] = []
+        best: list[Forecast | None] = []
         for number in numbers:
             try:
                 best.append(self.rank(profile, batch=batch, devices=number, **choices)[0])
@@ -153,7 +152,7 @@ class Oracle:
         optimizer: str = "adamw",
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
-    ) -> ParallelPlan:
+    ) -> Forecast:
         """Return what one given plan comes to, whether or not it fits into memory.
 
         `micro` samples are what one replica (data or expert rank) works on at a time, by default all of its own.
@@ -165,7 +164,7 @@ class Oracle:
         Raises `InputError` for degrees beyond the cluster, a model that cannot be divided so, or a batch that does not
         fall into micro-batches.
         """
-        request = Request(
+        query = PlanQuery(
             cluster=self.cluster,
             batch=batch,
             devices=degrees.devices,
@@ -174,13 +173,13 @@ class Oracle:
             input=input,
             saving=saving,
         )
-        work = Work(profile_in(profile, precision), request.plan_precision, ring)
-        _check(work, degrees, batch)
-        _check_choices(work, degrees, recompute=recompute, schedule=schedule, chunks=chunks)
+        arrays = ModelArrays(profile_in(profile, precision), query.plan_precision, ring)
+        _check(arrays, degrees, batch)
+        _check_choices(arrays, degrees, recompute=recompute, schedule=schedule, chunks=chunks)
         replicas = degrees.data * degrees.expert
-        own = batch // replicas
-        micro = own if micro is None else micro
-        if batch % replicas or micro < 1 or own % micro:
+        samples = batch // replicas
+        micro = samples if micro is None else micro
+        if batch % replicas or micro < 1 or samples % micro:
             near = max(1, batch // (replicas * max(1, micro))) * replicas * max(1, micro)
             raise InputError(
                 f"batch: got {batch} for {replicas} replicas with micro-batches of {micro}; allowed: a multiple of "
@@ -189,7 +188,8 @@ class Oracle:
         chosen = schedule or ("" if degrees.pipeline == 1 else "interleaved" if chunks > 1 else "1f1b")
         mesh = Mesh.of(
             batch,
-            np.array([[getattr(degrees, name) for name in AXES]], dtype=np.int64),
+            np.array([[getattr(degrees, axis.name) for axis in AXES]], dtype=np.int64),
+            axes=AXES,
             micro=np.array([micro], dtype=np.int64),
             zero=zero,
             shard=_shard(degrees, degrees.data if shard is None else shard) if zero else 1,
@@ -198,39 +198,71 @@ class Oracle:
             schedule=SCHEDULES.index(chosen),
             chunks=chunks,
         )
-        if sequence and not falls_evenly(work, mesh)[0]:
+        if sequence and not falls_evenly(arrays, mesh)[0]:
             parts = degrees.tensor * degrees.context
             raise InputError(f"sequence: got a length that {parts} ranks do not divide; allowed: sequence=False")
         pricer = Pricer(
-            work, self.cluster, self.assumptions, request.plan_optimizer, most_parts=degrees.pipeline * chunks
+            arrays, self.cluster, self.assumptions, query.plan_optimizer, most_parts=degrees.pipeline * chunks
         )
         prices = pricer.price(mesh)
         mode = ("data", "zero1", "zero2", "fsdp")[zero]
-        return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=mode, request=request)
+        return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=mode, query=query)
+
+    def forecast(self, profile: Profiles, layout: Layout, *, optimizer: str = "adamw") -> Forecast:
+        """Return what a layout comes to. Raises `InputError` as `estimate` does."""
+        return self.estimate(
+            profile,
+            batch=layout.batch,
+            degrees=layout.degrees,
+            micro=layout.micro_batch,
+            zero=layout.zero,
+            shard=layout.shard if layout.zero else None,
+            sequence=layout.sequence,
+            recompute=layout.recompute,
+            schedule=layout.schedule,
+            chunks=layout.chunks,
+            precision=layout.precision,
+            optimizer=optimizer,
+        )
+
+    def fit(self, runs: Sequence[MeasuredRun]) -> "Oracle":
+        """Return the oracle of a cluster whose figures were fitted to measured training steps.
+
+        Fitted are the speed of computation, the bandwidth of each level of the network that the runs use, and the
+        overhead of an iteration; `oracle.cluster.save(path)` keeps them. Raises `InputError` for too few runs.
+        """
+
+        def predict(cluster: Cluster, run: MeasuredRun) -> float:
+            oracle = Oracle(cluster, assumptions=self.assumptions)
+            return oracle.forecast(run.profile, run.layout, optimizer=run.optimizer).seconds_per_iteration
+
+        cluster, _ = calibrate_cluster(self.cluster, runs, predict)
+        return Oracle(cluster, assumptions=self.assumptions)
 
 
 def _name(found: Found) -> str:
     return "+".join([*([found.mode] if found.mode else []), *found.axes]) or "serial"
 
 
-def _refused(found: Found, request: Request) -> Rejection:
-    wanted, there = apart(found.least_bytes, request.memory_bytes)
+def _refused(found: Found, query: PlanQuery) -> Rejection:
+    wanted, allowed = distinct_sizes(found.least_bytes, query.memory_bytes)
     return Rejection(
         strategy=_name(found),
         reason="memory: the least that a device would need",
         value=wanted,
-        allowed=there,
+        allowed=allowed,
     )
 
 
-def _check(work: Work, degrees: Degrees, batch: int) -> None:
+def _check(arrays: ModelArrays, degrees: Degrees, batch: int) -> None:
     for strategy in STRATEGIES:
-        degree = getattr(degrees, strategy.axis)
-        limit = strategy.limit(work, batch)
+        name = strategy.axis.name
+        degree = getattr(degrees, name)
+        limit = strategy.limit(arrays, batch)
         if degree > limit.most:
-            raise InputError(f"{strategy.axis}: got {degree}; allowed: at most {limit.most}: {limit.by}")
-        if not strategy.applies(work, np.array([degree]))[0]:
-            raise InputError(f"{strategy.axis}: got {degree}; allowed: a number that divides {limit.by}")
+            raise InputError(f"{name}: got {degree}; allowed: at most {limit.most}: {limit.by}")
+        if not strategy.applies(arrays, np.array([degree]))[0]:
+            raise InputError(f"{name}: got {degree}; allowed: a number that divides {limit.by}")
 
 
 def _shard(degrees: Degrees, wanted: int) -> int:
@@ -241,13 +273,15 @@ def _shard(degrees: Degrees, wanted: int) -> int:
     return wanted
 
 
-def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: str, chunks: int) -> None:
-    together = [name for name in EXCLUSIVE if getattr(degrees, name) > 1]
-    if len(together) > 1:
-        raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(EXCLUSIVE)}")
+def _check_choices(arrays: ModelArrays, degrees: Degrees, *, recompute: str, schedule: str, chunks: int) -> None:
+    for places in exclusive_axes():
+        names = [AXES[place].name for place in places]
+        together = [name for name in names if getattr(degrees, name) > 1]
+        if len(together) > 1:
+            raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(names)}")
     if recompute not in RECOMPUTE:
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(RECOMPUTE)}")
-    if ("full" if recompute == "operators" else recompute) not in (allowed := choices_of(work)):
+    if ("full" if recompute == "operators" else recompute) not in (allowed := choices_of(arrays)):
         what = (
             "call of scaled_dot_product_attention"
             if recompute == "selective"
@@ -256,6 +290,6 @@ def _check_choices(work: Work, degrees: Degrees, *, recompute: str, schedule: st
         raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(allowed)}: this model has no {what}")
     if schedule not in SCHEDULES:
         raise InputError(f"schedule: got {schedule!r}; allowed: {', '.join(SCHEDULES[1:])}")
-    most = max(1, work.parts // degrees.pipeline) if degrees.pipeline > 1 else 1
+    most = max(1, arrays.parts // degrees.pipeline) if degrees.pipeline > 1 else 1
     if not 1 <= chunks <= most:
         raise InputError(f"chunks: got {chunks} with {degrees.pipeline} stages; allowed: 1 to {most} for this model")

@@ -6,19 +6,20 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError, closest
-from trainwright.plan.parallel.mesh import AXES, Floats, Mesh
+from trainwright.plan.parallel.mesh import Floats, Mesh
 from trainwright.plan.parallel.precision import Optimizer, Precision, optimizer_of, precision_of
+from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.plan.step_overheads import Input, Saving, inflation, input_seconds
 
-__all__ = ["FAMILIES", "GOALS", "Request"]
+__all__ = ["FAMILIES", "GOALS", "PlanQuery"]
 
 GOALS = ("time", "device-hours", "time-to-solution", "memory")
-FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(name for name in AXES if name != "data"))
+FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for axis in AXES if axis.name != "data"))
 """What a strategy's name is made of, joined by "+"."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PlanQuery:
     """`batch` samples an iteration on at most `devices` devices of `cluster`.
 
     `strategies` None allows all; "data+tensor" allows these two together and alone. `micro` fixes the micro-batch.
@@ -68,7 +69,7 @@ class Request:
                 )
         object.__setattr__(self, "allowed", frozenset(names))
 
-    def around(self, mesh: Mesh, seconds: Floats) -> tuple[Floats, Floats, Floats]:
+    def overheads(self, mesh: Mesh, seconds: Floats) -> tuple[Floats, Floats, Floats]:
         """Return exposed input seconds, checkpoint seconds and the whole job's inflation, for steps of `seconds`."""
         waited, saved, factor = np.zeros(mesh.rows), np.zeros(mesh.rows), np.ones(mesh.rows)
         if self.input is not None:
@@ -86,7 +87,7 @@ class Request:
         """
         if self.goal == "memory":
             return size
-        waited, saved, factor = self.around(mesh, seconds)
+        waited, saved, factor = self.overheads(mesh, seconds)
         if self.goal == "time-to-solution":
             return (seconds + waited) * factor
         total = seconds + waited + saved

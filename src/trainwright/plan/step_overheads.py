@@ -107,7 +107,7 @@ def inflation(saving: Saving, cluster: Cluster, devices: Floats) -> tuple[Floats
     return saves, np.where(np.isfinite(mtbf), lost, saves)
 
 
-def input_seconds(given: Input, cluster: Cluster, mesh: Mesh) -> Floats:
+def input_seconds(reading: Input, cluster: Cluster, mesh: Mesh) -> Floats:
     """Return the seconds until an iteration's samples are read, decoded and copied, beside nothing else.
 
     A node reads for the replicas that it holds; of a replica that spans nodes one of them reads.
@@ -115,10 +115,10 @@ def input_seconds(given: Input, cluster: Cluster, mesh: Mesh) -> Floats:
     nodes = np.ceil(mesh.devices / cluster.devices_per_node)
     a_node = np.ceil(mesh.batch / np.minimum(nodes, mesh.replicas))
     storage, host = cluster.storage, cluster.device.host_bandwidth
-    parts = [a_node * given.decode / given.workers]
-    if not given.cached:
-        parts += [a_node * given.bytes / storage.node_read] if storage.node_read else []
-        parts += [np.full(mesh.rows, mesh.batch * given.bytes / storage.shared_read)] if storage.shared_read else []
-    parts += [a_node * given.bytes / host] if host else []
+    parts = [a_node * reading.decode / reading.workers]
+    if not reading.cached:
+        parts += [a_node * reading.bytes / storage.node_read] if storage.node_read else []
+        parts += [np.full(mesh.rows, mesh.batch * reading.bytes / storage.shared_read)] if storage.shared_read else []
+    parts += [a_node * reading.bytes / host] if host else []
     found: Floats = np.max(np.stack(parts), axis=0)
     return found

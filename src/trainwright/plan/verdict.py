@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainwright.errors import InputError
-from trainwright.plan.byte_sizes import apart, size
+from trainwright.plan.byte_sizes import distinct_sizes, size
+from trainwright.plan.forecast import Forecast
+from trainwright.plan.layout import Degrees
 from trainwright.plan.oracle import Oracle
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.recomputation import choices_of
-from trainwright.plan.parallel_plan import Degrees, ParallelPlan
 from trainwright.plan.precisions import Profiles, profile_in
 
 __all__ = ["MARGIN", "Verdict", "judge", "verdicts"]
@@ -28,7 +29,7 @@ class Verdict:
     wanted_bytes: int
     allowed_bytes: int
     repair: str = ""
-    plan: ParallelPlan | None = None
+    plan: Forecast | None = None
 
     @property
     def runs(self) -> bool:
@@ -59,22 +60,22 @@ def judge(
         raise InputError(f"verdict: batch: got {batch} on {devices} devices; allowed: a multiple of {devices}")
     room, profile = int(known), profile_in(profile, precision)
 
-    def estimated(data: int = devices, **choices: Any) -> ParallelPlan:
+    def estimated(data: int = devices, **choices: Any) -> Forecast:
         return oracle.estimate(
             profile, batch=batch, degrees=Degrees(data=data), precision=precision, optimizer=optimizer, **choices
         )
 
-    def fits(plan: ParallelPlan) -> bool:
+    def fits(plan: Forecast) -> bool:
         return plan.peak_bytes * (1 + margin) <= room
 
     first = estimated()
     wanted = first.peak_bytes
-    asked, there = apart(wanted * (1 + margin), room)
-    said = f"{asked} are wanted, a margin of {100 * margin:.0f} % included, {there} are there"
-    said += f" ({first.rough})" if first.rough else ""
+    asked, allowed = distinct_sizes(wanted * (1 + margin), room)
+    said = f"{asked} are wanted, a margin of {100 * margin:.0f} % included, {allowed} are there"
+    said += f" ({first.caveat})" if first.caveat else ""
     if fits(first):
         return Verdict(state="fits", sentence=f"fits: {said}", wanted_bytes=wanted, allowed_bytes=room, plan=first)
-    for name, choices in _repairs(Work(profile, precision_of(precision)), batch // devices, devices):
+    for name, choices in _repairs(ModelArrays(profile, precision_of(precision)), batch // devices, devices):
         plan = estimated(**choices)
         if fits(plan):
             sentence = f"fits after a repair, {name}: {said}; with it {size(plan.peak_bytes * (1 + margin))}"
@@ -101,10 +102,10 @@ def verdicts(
     return verdict
 
 
-def _repairs(work: Work, own: int, devices: int) -> list[tuple[str, dict[str, Any]]]:
-    again = [name for name in choices_of(work) if name != "none"]
+def _repairs(arrays: ModelArrays, samples: int, devices: int) -> list[tuple[str, dict[str, Any]]]:
+    again = [name for name in choices_of(arrays) if name != "none"]
     found: list[tuple[str, dict[str, Any]]] = [(f"{name} recomputation", {"recompute": name}) for name in again]
-    micros = [micro for micro in range(own - 1, 0, -1) if own % micro == 0]
+    micros = [micro for micro in range(samples - 1, 0, -1) if samples % micro == 0]
     found += [(f"micro-batches of {micro}", {"micro": micro}) for micro in micros]
     levels = (("zero1", 1), ("zero2", 2), ("fsdp", 3)) if devices > 1 else ()
     found += [(name, {"zero": level}) for name, level in levels]

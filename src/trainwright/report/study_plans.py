@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.errors import TrainwrightError
 from trainwright.memory import Plan
-from trainwright.plan import ParallelPlan
+from trainwright.plan import Forecast
 
 __all__ = ["Plans", "plans_of"]
 
@@ -57,9 +57,9 @@ def plans_of(directory: Path) -> Plans:
                 found.refused.append(f"{path.name}: {error}.")
         elif isinstance(content.get("plans"), list) and "rejected" in content:
             found.strategies.append((path.stem, content))
-        elif {"strategy", "degrees", "breakdown"} <= content.keys():
+        elif {"layout", "forecast"} <= content.keys():
             try:
-                found.strategies.append((path.stem, _alone(ParallelPlan.load(path))))
+                found.strategies.append((path.stem, _alone(Forecast.load(path))))
             except TrainwrightError as error:
                 found.refused.append(f"{path.name}: {error}.")
     stage = _content(directory / "stages" / "plan.json")
@@ -72,7 +72,7 @@ def plans_of(directory: Path) -> Plans:
     )
 
 
-def _alone(plan: ParallelPlan) -> Mapping[str, Any]:
+def _alone(plan: Forecast) -> Mapping[str, Any]:
     table = {**asdict(plan), "devices": plan.devices, "seconds_per_iteration": plan.seconds_per_iteration}
     return {"plans": [table], "rejected": []}
 

@@ -5,9 +5,9 @@ E[(f(x) - f(x'))^2] / 2, where x' is x with one parameter drawn anew from the sp
 off or on is credited with that. The process sees all trials at one epoch, so that those which a rule stopped early
 count like the others.
 
-How far a share may be believed is told by half-samples of the trials, to each of which a column of chance is added:
-a parameter is known to matter if it moves more than chance does. Half-samples spread as the estimate itself does
-(Shao and Wu, 1989).
+How far a share may be believed is estimated by half-samples of the trials, to each of which a column without meaning is
+added: a parameter is known to matter if it moves the metric more than that column does. Half-samples spread as the
+estimate itself does (Shao and Wu, 1989).
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError, closest
 from trainwright.ledger import State, TrialState
 from trainwright.randomness import rng
-from trainwright.search._gaussian import Embedding, Hyperparameters, Posterior, fit
+from trainwright.search._response_surface import ResponseSurface
 from trainwright.space import Space
 
 __all__ = ["Importance", "importance_of"]
@@ -30,7 +30,6 @@ _LEAST, _MOST = 10, 300  # results
 _REACHED = 0.95  # of the trials that reached the first epoch, so many reached the one asked at: fewer are a selection
 _DRAWS, _FEWER_DRAWS = 1000, 400
 _HALVES, _TAIL = 20, 0.05  # half-samples, and the share of them beyond either end of an interval
-_FAR = 1.5  # quartile ranges beyond the quartiles, to which losses are clipped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +78,8 @@ def importance_of(state: State, space: Space, metric: str | None = None, *, epoc
     if len(numbers) > _MOST:
         numbers = [numbers[place] for place in np.linspace(0, len(numbers) - 1, _MOST).astype(int)]
     rows = space.encode_all([state.trials[number].params for number in numbers])
-    y = _clipped(np.array([found[number] for number in numbers]))
-    if not y.std() > 0:
+    y = np.array([found[number] for number in numbers])
+    if y.min() == y.max():
         raise SearchError(f"parameter importance: no parameter makes a difference in {len(numbers)} results")
     shares, low, high, explained = _shares(space, rows, y, state.seed)
     return Importance(
@@ -138,26 +137,10 @@ def _unknown(state: State, metric: str) -> SearchError:
     return SearchError(f"importance: no trial has the metric {metric!r}; allowed: {', '.join(known)}{near}")
 
 
-def _clipped(values: Array) -> Array:
-    """Return values that a few diverged trials do not decide, with mean 0 and deviation 1; all 0 if they are equal."""
-    low, high = np.quantile(values, [0.25, 0.75])
-    if high > low:
-        far = _FAR * (high - low)
-        values = np.clip(values, low - far, high + far)
-    else:  # more than half are equal: only the order of the others is told
-        values = np.unique(values, return_inverse=True)[1].astype(np.float64)
-    return _standard(values)
-
-
-def _standard(values: Array) -> Array:
-    deviation = values.std()
-    return (values - values.mean()) / deviation if deviation > 0 else np.zeros_like(values)
-
-
 def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Array, Array, float]:
     """Return the shares, the ends of their intervals, and what half-samples explain of the other half."""
-    model = _Model(space, rows, y, rng(seed, "importance", 0))
-    whole = model.effects(rng(seed, "importance", 1), _DRAWS)
+    model, y = ResponseSurface.choose(space, rows, y, seed)
+    whole = _total_effects(model, rng(seed, "importance", 1), _DRAWS)
     shares = whole / whole.sum() if whole.sum() > 0 else np.full(space.dimension, 1.0 / space.dimension)
     above, halves, residuals = [], [], []
     for half in range(_HALVES):
@@ -166,9 +149,12 @@ def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Arra
         chosen, rest = order[: len(y) // 2], order[len(y) // 2 :]
         if not y[chosen].std() > 0:
             continue
-        chance = generator.random((len(y), 1))
-        part = _Model(space, rows[chosen], y[chosen], generator, chance=chance[chosen], like=model.hyperparameters)
-        effects = part.effects(generator, _FEWER_DRAWS)
+        chance = _permuted_column(space, rows, generator)
+        part = ResponseSurface(
+            space, rows[chosen], y[chosen], generator, trend=model.trend, chance=chance[chosen],
+            like=model.hyperparameters,
+        )  # fmt: skip
+        effects = _total_effects(part, generator, _FEWER_DRAWS)
         total = max(effects[:-1].sum(), 1e-12)
         # A parameter that moves no more than a column of chance does is not known to move anything.
         above.append((effects[:-1] - effects[-1]) / total)
@@ -181,55 +167,36 @@ def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Arra
     return shares, low, high, max(0.0, 1.0 - float(np.mean(residuals)) / float(y.var()))
 
 
-class _Model:
-    """A Gaussian process of some results; with `chance` its points have further columns that mean nothing."""
+def _permuted_column(space: Space, rows: Array, generator: np.random.Generator) -> Array:
+    """Return the values [rows, 1] of a drawn unit column in another order, which therefore mean nothing.
 
-    def __init__(
-        self,
-        space: Space,
-        rows: Array,
-        y: Array,
-        generator: np.random.Generator,
-        *,
-        like: Hyperparameters | None = None,
-        chance: Array | None = None,
-    ) -> None:
-        self._space = space
-        self._embedding = Embedding(space, fidelity=False)
-        self._extra = 0 if chance is None else chance.shape[1]
-        owners = np.concatenate([self._embedding.owners, space.dimension + np.arange(self._extra)])
-        points = self._points(rows, chance)
-        self._mean, self._deviation = float(y.mean()), float(y.std())
-        target = (y - self._mean) / self._deviation
-        self.hyperparameters = fit(points, owners, target, generator, like=like)
-        self._posterior = Posterior.of(self.hyperparameters, points, owners)
-        self._alpha = self._posterior.coefficients(target)
+    They lie as crowded as a focused search leaves a parameter: of even draws a surface would be surer than of these.
+    """
+    values = generator.random(len(rows))
+    units = [c for c, column in enumerate(space.columns) if column.kind != "choice"]
+    if units:
+        column = generator.permutation(rows[:, units[int(generator.integers(len(units)))]])
+        values = np.where(np.isnan(column), values, column)
+    return values[:, None]
 
-    def _points(self, rows: Array, chance: Array | None) -> Array:
-        points = self._embedding(rows)
-        return points if chance is None else np.concatenate([points, chance], axis=1)
 
-    def predict(self, rows: Array, chance: Array | None = None) -> Array:
-        """Return the mean at settled rows, on the scale of the targets."""
-        across = self._posterior.between(self._posterior.points, self._points(rows, chance))
-        predicted: Array = self._alpha @ across
-        return self._mean + self._deviation * predicted
+def _total_effects(surface: ResponseSurface, generator: np.random.Generator, draws: int) -> Array:
+    """Return the total effect of each column, those of chance behind the space's."""
+    space, dimension = surface.space, surface.space.dimension
+    latent, redrawn = space.latent(generator, draws), space.latent(generator, draws)
+    chance, other_chance = generator.random((2, draws, surface.extra_columns))
 
-    def effects(self, generator: np.random.Generator, draws: int) -> Array:
-        """Return the total effect of each column, those of chance behind the space's."""
-        space, d = self._space, self._space.dimension
-        U, anew = space.latent(generator, draws), space.latent(generator, draws)
-        chance, other = generator.random((2, draws, self._extra))
-        before = self._settled(U, chance)
-        effects = np.empty(d + self._extra)
-        for column in range(len(effects)):
-            changed, changed_chance = U.copy(), chance.copy()
-            if column < d:
-                changed[:, column] = anew[:, column]
-            else:
-                changed_chance[:, column - d] = other[:, column - d]
-            effects[column] = ((before - self._settled(changed, changed_chance)) ** 2).mean() / 2
-        return effects
+    def predict(latent: Array, chance: Array) -> Array:
+        return surface.predict(space.settle(latent), chance if surface.extra_columns else None)
 
-    def _settled(self, latent: Array, chance: Array) -> Array:
-        return self.predict(self._space.settle(latent), chance if self._extra else None)
+    before = predict(latent, chance)
+    effects = np.empty(dimension + surface.extra_columns)
+    for column in range(len(effects)):
+        # Jansen's estimator: one column is drawn again, the others stay.
+        changed, changed_chance = latent.copy(), chance.copy()
+        if column < dimension:
+            changed[:, column] = redrawn[:, column]
+        else:
+            changed_chance[:, column - dimension] = other_chance[:, column - dimension]
+        effects[column] = ((before - predict(changed, changed_chance)) ** 2).mean() / 2
+    return effects

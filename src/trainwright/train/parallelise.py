@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.errors import MissingExtra
+from trainwright.errors import MissingExtra, UnsupportedPlan
 
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
     from trainwright.train.parallel.model import Parallel
 
 __all__ = ["parallelise"]
 
 
-def parallelise(model: "torch.nn.Module", plan: "ParallelPlan", *, sync_bn: bool = False) -> "Parallel":
+def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = False) -> "Parallel":
     """Return the model as the ranks of torch.distributed train it together by `plan`; call it on every rank.
 
     Weights are those of rank 0. Make the optimizer afterwards, of the returned model's parameters.
@@ -21,7 +21,11 @@ def parallelise(model: "torch.nn.Module", plan: "ParallelPlan", *, sync_bn: bool
     for what cannot be set up.
     """
     try:
-        from trainwright.train.parallel.setup import set_up
+        from trainwright.train.parallel.setup import set_up_model
     except ImportError as error:
         raise MissingExtra.of("a parallel plan", "torch", "torch") from error
-    return set_up(model, plan, sync_bn=sync_bn)
+    if plan.memory is not None:
+        raise UnsupportedPlan.of(
+            plan.strategy, "its memory budget counts the optimizer, which trial.prepare(plan=...) is given"
+        )
+    return set_up_model(model, plan, sync_bn=sync_bn)

@@ -12,7 +12,6 @@ from trainwright.train.batch_slicing import cut, samples_in
 from trainwright.train.batching import Batching, BatchRule, Step
 from trainwright.train.loader_sharding import Batches, batches_of
 from trainwright.train.placing import PlacedBatches
-from trainwright.train.planned import planned
 from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.slots import Slots
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from trainwright.memory import Plan as MemoryPlan
     from trainwright.memory.execute.budgeted import Budgeted
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
     from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial
 
@@ -50,7 +49,7 @@ class Run:
         learning_rate: RateRule = "auto",
         warmup_steps: int | None = None,
         slots: int | None = None,
-        plan: "ParallelPlan | None" = None,
+        plan: "Layout | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
         unused_parameters: bool = False,
@@ -81,15 +80,17 @@ class Run:
         self._count: Callable[[], None] = lambda: None
         self._parallel: Parallel | None = None
         self._budgeted: Budgeted | None = None
+        if plan is not None:
+            # A memory budget is a part of the layout: the one given here, or the one that the layout's file has.
+            plan = plan.layout if memory is None else replace(plan.layout, memory=memory)
+            memory = plan.memory
         _refuse_together(plan=plan, slots=slots, memory=memory, sync_bn=sync_bn)
         if memory is not None:
             self._budgeted = self._within(memory)
         to_call = self._bare if self._budgeted is None else self._budgeted.module
         if plan is not None:
             self._micro_batch = micro_batch or plan.micro_batch
-            if self._budgeted is not None:  # which says what is run again
-                plan = replace(plan, recompute="none", recomputed=())
-            self._parallel = planned(to_call, optimizer, plan, sync_bn=sync_bn)
+            self._parallel = self._set_up(to_call, plan, sync_bn=sync_bn)
             self._bare = self._parallel.module
         place, places = self._place
         if loader is not None:
@@ -265,6 +266,14 @@ class Run:
             told=lambda plan: self._trial.note("memory_plan", plan.summary),
         )
 
+    def _set_up(self, module: "torch.nn.Module", plan: "Layout", *, sync_bn: bool) -> "Parallel":
+        """Return the model as the ranks of a layout train it."""
+        from trainwright.train.parallel.setup import set_up
+
+        if plan.memory is not None:  # the budget decides what is run again
+            plan = replace(plan, recompute="none", recomputed=())
+        return set_up(module, self.optimizer, plan, sync_bn=sync_bn)
+
     def _replicated(self, module: "torch.nn.Module") -> "torch.nn.Module":
         """Return the model as torch's DDP, with gradients summed by share instead of averaged."""
         from torch.nn.parallel import DistributedDataParallel
@@ -358,7 +367,7 @@ def _loss_on(
         return loss(model, batch)
 
 
-def _refuse_together(*, plan: "ParallelPlan | None", slots: int | None, memory: Any, sync_bn: bool) -> None:
+def _refuse_together(*, plan: "Layout | None", slots: int | None, memory: Any, sync_bn: bool) -> None:
     """Raise `TrialError` for settings that cannot be combined."""
     if plan is not None and slots is not None:
         raise TrialError(f"prepare: slots={slots} and a plan; give one of them: slots are data parallel")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainwright.memory import Plan as MemoryPlan
-    from trainwright.plan import ParallelPlan
+    from trainwright.plan import Layout
 
 __all__ = ["Trial", "as_number"]
 
@@ -193,7 +193,7 @@ class Trial:
         learning_rate: RateRule = "auto",
         warmup_steps: int | None = None,
         slots: int | None = None,
-        plan: "ParallelPlan | None" = None,
+        plan: "Layout | None" = None,
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
         unused_parameters: bool = False,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainwright.cluster.cgroup_limits import granted_cores, granted_memory_bytes
+from trainwright.cluster.cgroup_limits import cgroup_cores, cgroup_memory_bytes
 from trainwright.engine.checkup.finding import Area, Finding, State
 from trainwright.engine.checkup.host import Host
 
@@ -30,7 +30,7 @@ def _finding(name: str, state: State, says: str, mend: str = "") -> Finding:
 
 def _cores(host: Host) -> Finding:
     bound, whole = host.processors()
-    granted = granted_cores(host.root)
+    granted = cgroup_cores(host.root)
     says = f"{bound} of {whole}" + (", the rest is not for this process" if bound < whole else "")
     if granted is not None and granted < bound:
         says += f"; a control group grants the time of {granted:g}, and as many workers run"
@@ -48,7 +48,7 @@ def _memory(host: Host) -> Finding:
     if "MemTotal" not in known:
         return _finding("memory", State.ABSENT, "this system does not say how much there is")
     total, available = known["MemTotal"], known.get("MemAvailable", known["MemTotal"])
-    granted = granted_memory_bytes(host.root)
+    granted = cgroup_memory_bytes(host.root)
     says = f"{amount(total)}, of which {amount(available)} are free"
     if granted is not None and granted < total:
         says += f"; a control group ends whoever takes more than {amount(granted)}"

@@ -18,8 +18,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from trainwright.errors import PipelineError
-from trainwright.memory.baselines import keep_all
 from trainwright.memory.chain import NO_LOSS, Chain
+from trainwright.memory.checkpointing import keep_all
 from trainwright.memory.execute.entry import carried_out
 from trainwright.memory.execute.measure import call, untouched
 from trainwright.memory.execute.stages import Row, split

@@ -1,4 +1,4 @@
-"""Assembly: a priced candidate becomes a `ParallelPlan`, with what surrounds its steps and what limits it."""
+"""Assembly: a priced candidate becomes a `Forecast`, with what surrounds its steps and what limits it."""
 
 import math
 from collections.abc import Sequence
@@ -6,26 +6,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainwright.plan.collective import Collective
-from trainwright.plan.parallel.bottlenecks import Case, bottlenecks_of
+from trainwright.plan.forecast import Breakdown, Forecast
+from trainwright.plan.layout import Degrees
+from trainwright.plan.parallel.bottlenecks import BottleneckCase, bottlenecks_of
 from trainwright.plan.parallel.candidates import family_name
+from trainwright.plan.parallel.collective import Collective
 from trainwright.plan.parallel.footprint import reserved_bytes
 from trainwright.plan.parallel.intervals import interval_of
-from trainwright.plan.parallel.mesh import AXES, RECOMPUTE, SCHEDULES
+from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.parallel.recomputation import modules_of
-from trainwright.plan.parallel.strategies.registry import STRATEGIES, Exchange
-from trainwright.plan.parallel_plan import Breakdown, Degrees, ParallelPlan
-from trainwright.plan.plan_query import Request
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.strategy import Exchange
+from trainwright.plan.plan_query import PlanQuery
 from trainwright.plan.precisions import conversion
 
 __all__ = ["assemble"]
 
 
-def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, request: Request) -> ParallelPlan:
+def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, query: PlanQuery) -> Forecast:
     """Return the plan of one candidate, whose exposed seconds of gradients and weights are given."""
     mesh, memory = prices.mesh, prices.memory
-    degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in AXES})
+    degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in (axis.name for axis in mesh.axes)})
     peak, recompute = float(memory.peak[row]), RECOMPUTE[int(mesh.recompute[row])]
     stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
     breakdown = Breakdown(
@@ -36,59 +38,59 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         framework=float(prices.framework[row]),
     )
     listed = prices.all_exchanges(row)
-    waited, saved, factor = request.around(mesh.take(np.array([row])), np.array([breakdown.total]))
+    waited, saved, factor = query.overheads(mesh.take(np.array([row])), np.array([breakdown.total]))
     breakdown = replace(breakdown, input=float(waited[0]), checkpoint=float(saved[0]))
-    plan = ParallelPlan(
+    plan = Forecast(
         strategy=family_name(degrees, mode),
         degrees=degrees,
-        batch=request.batch,
+        batch=query.batch,
         micro_batch=int(mesh.micro[row]),
         microbatches=mesh.microbatches_of(row),
         zero=int(mesh.zero[row]),
         shard=int(mesh.shard[row]),
         sequence=bool(mesh.sequence[row]),
         recompute=recompute,
-        recomputed=modules_of(pricer.work) if recompute == "full" else (),
+        recomputed=modules_of(pricer.arrays) if recompute == "full" else (),
         schedule=SCHEDULES[int(mesh.schedule[row])],
         chunks=int(mesh.chunks[row]),
         stages=stages.lengths if degrees.pipeline > 1 else (),
         cuts=stages.begins if degrees.pipeline > 1 else (),
-        precision=request.precision,
-        optimizer=request.optimizer,
+        precision=query.precision,
+        optimizer=query.optimizer,
         breakdown=breakdown,
         interval=interval_of(breakdown, pricer.cluster),
         peak_bytes=math.ceil(peak),
         reserved_bytes=math.ceil(float(reserved_bytes(np.array([peak]), pricer.assumptions.fragmentation)[0])),
         state_bytes=round(float(memory.state[row])),
         activation_bytes=round(float(memory.activations[row])),
-        most_devices=_most(pricer, degrees, request),
+        most_devices=_most(pricer, degrees, query),
         inflation=float(factor[0]),
-        rough=_rough(pricer, request),
+        caveat=_caveat(pricer, query),
         collectives=_collectives(listed),
     )
     return replace(
         plan,
         bottlenecks=bottlenecks_of(
-            Case(plan=plan, prices=prices, row=row, listed=listed, pricer=pricer, request=request)
+            BottleneckCase(plan=plan, prices=prices, row=row, listed=listed, pricer=pricer, query=query)
         ),
     )
 
 
-def _rough(pricer: Pricer, request: Request) -> str:
+def _caveat(pricer: Pricer, query: PlanQuery) -> str:
     """Return why figures may err: profiles of another precision, and operations whose work nobody knows."""
-    found = [conversion(pricer.work.profile, request.precision)]
-    if unknown := pricer.work.profile.uncounted:
+    found = [conversion(pricer.arrays.profile, query.precision)]
+    if unknown := pricer.arrays.profile.uncounted:
         names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         found.append(f"the work of {names} is not known and counts as none")
     return "; ".join(each for each in found if each)
 
 
-def _most(pricer: Pricer, degrees: Degrees, request: Request) -> int:
+def _most(pricer: Pricer, degrees: Degrees, query: PlanQuery) -> int:
     """Return the product of the limits of all that is divided."""
     limits = [
-        strategy.limit(pricer.work, request.batch).most
+        strategy.limit(pricer.arrays, query.batch).most
         for strategy in STRATEGIES
-        if getattr(degrees, strategy.axis) > 1
+        if getattr(degrees, strategy.axis.name) > 1
     ]
     return math.prod(limits)
 

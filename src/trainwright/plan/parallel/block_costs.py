@@ -9,11 +9,12 @@ from trainwright.cluster import Cluster
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.mesh import RECOMPUTE, Floats, Mesh
-from trainwright.plan.parallel.model_arrays import Work
-from trainwright.plan.parallel.recomputation import exchanges_again, kept_bytes, layers_again
+from trainwright.plan.parallel.model_arrays import ModelArrays
+from trainwright.plan.parallel.recomputation import exchanges_again, layers_again, saved_bytes
 from trainwright.plan.parallel.roofline import layer_seconds
 from trainwright.plan.parallel.strategies.context import gathered_bytes
-from trainwright.plan.parallel.strategies.registry import STRATEGIES, Exchange
+from trainwright.plan.parallel.strategies.registry import STRATEGIES
+from trainwright.plan.parallel.strategies.strategy import Exchange
 
 __all__ = ["BlockCosts", "block_costs"]
 
@@ -29,7 +30,7 @@ class BlockCosts:
     forward_exchange: Floats
     backward_exchange: Floats
     """Exposed seconds of the exchanges inside the block."""
-    kept: Floats
+    saved: Floats
     """(recompute, ways, blocks): bytes that wait for the backward pass."""
     whole: Floats
     """Bytes that the block keeps without recomputing: what stands again while it is recomputed."""
@@ -42,49 +43,49 @@ class BlockCosts:
     exchanges: tuple[Exchange, ...]
 
 
-def block_costs(work: Work, cluster: Cluster, assumptions: Assumptions, mesh: Mesh) -> BlockCosts:
+def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions, mesh: Mesh) -> BlockCosts:
     """Return the costs of every way that is a row of `mesh`."""
     samples = mesh.micro.astype(np.float64)
-    share = np.ones((mesh.rows, len(work.layers)))
-    weights, kept = share.copy(), share.copy()
+    share = np.ones((mesh.rows, len(arrays.layers)))
+    weights, saved = share.copy(), share.copy()
     exchanges: list[Exchange] = []
     for strategy in STRATEGIES:
-        if (mesh.axis(strategy.axis) > 1).any():
-            share *= strategy.compute(work, mesh)
-            held, keeps = strategy.memory(work, mesh)
-            weights *= held
-            kept *= keeps
-            exchanges += strategy.communication(work, mesh, None)
-    forward, backward = layer_seconds(work, cluster, assumptions, samples=samples, share=share, weights=weights)
+        if (mesh.axis(strategy.axis.name) > 1).any():
+            share *= strategy.compute(arrays, mesh)
+            weight_share, keeps = strategy.memory(arrays, mesh)
+            weights *= weight_share
+            saved *= keeps
+            exchanges += strategy.communication(arrays, mesh, None)
+    forward, backward = layer_seconds(arrays, cluster, assumptions, samples=samples, share=share, weights=weights)
     took = all_seconds(cluster, exchanges)
     ahead, back = (
         _exposed(exchanges, took, phase, seconds, beside=cluster.overlap, hidden=assumptions.asynchronous)
-        for phase, seconds in (("forward", work.per_block(forward)), ("backward", work.per_block(backward)))
+        for phase, seconds in (("forward", arrays.per_block(forward)), ("backward", arrays.per_block(backward)))
     )
-    bytes_kept = kept * work.saved * samples[:, None]
-    choices = [kept_bytes(work, mesh, bytes_kept, name, share=share) for name in RECOMPUTE]
+    bytes_kept = saved * arrays.saved * samples[:, None]
+    choices = [saved_bytes(arrays, mesh, bytes_kept, name, share=share) for name in RECOMPUTE]
     again = []
     for name in RECOMPUTE:
-        repeated = work.per_block(np.where(layers_again(work, name), forward, 0.0))
-        places = exchanges_again(work, exchanges, name)
+        repeated = arrays.per_block(np.where(layers_again(arrays, name), forward, 0.0))
+        places = exchanges_again(arrays, exchanges, name)
         some = [exchanges[i] for i in places], [took[i] for i in places]
         waited = _exposed(*some, "forward", repeated, beside=cluster.overlap, hidden=assumptions.asynchronous)
         again.append(repeated + waited)
-    experts = np.array([layer.experts > 0 for layer in work.layers])
-    trained = weights * work.trained
-    whole = work.per_block(bytes_kept)
+    experts = np.array([layer.experts > 0 for layer in arrays.layers])
+    trained = weights * arrays.trained
+    whole = arrays.per_block(bytes_kept)
     return BlockCosts(
-        forward=work.per_block(forward),
-        backward=work.per_block(backward),
+        forward=arrays.per_block(forward),
+        backward=arrays.per_block(backward),
         again=np.stack(again),
         forward_exchange=ahead,
         backward_exchange=back,
-        kept=np.stack(choices),
+        saved=np.stack(choices),
         whole=whole,
-        temporary=_temporary(work, samples, whole, kept) + gathered_bytes(work, mesh),
-        weights=work.per_block(weights * work.weights),
-        trained=work.per_block(trained),
-        trained_experts=work.per_block(np.where(experts, trained, 0.0)),
+        temporary=_temporary(arrays, samples, whole, saved) + gathered_bytes(arrays, mesh),
+        weights=arrays.per_block(weights * arrays.weights),
+        trained=arrays.per_block(trained),
+        trained_experts=arrays.per_block(np.where(experts, trained, 0.0)),
         exchanges=tuple(exchanges),
     )
 
@@ -109,21 +110,21 @@ def _exposed(
     return found
 
 
-def _temporary(work: Work, samples: Floats, whole: Floats, share: Floats) -> Floats:
+def _temporary(arrays: ModelArrays, samples: Floats, whole: Floats, share: Floats) -> Floats:
     """Return the bytes of a block's backward pass beyond what is kept: both gradients, and what it needs inside.
 
     They are divided as what the block keeps is, on the average of its layers if it keeps nothing.
     """
     inside = []
-    for place, block in enumerate(work.blocks):
+    for place, block in enumerate(arrays.blocks):
         # The gradient of a run's input is that of the output of the run before it: of the same block, or of another.
         handed = [block.gradient_bytes] if block.count > 1 else []
-        handed += [work.blocks[place - 1].gradient_bytes] if place else []
+        handed += [arrays.blocks[place - 1].gradient_bytes] if place else []
         both = block.gradient_bytes + max(handed, default=0)
         inside.append(max(block.forward_temporary_bytes, block.backward_temporary_bytes + both))
-    undivided = samples[:, None] * np.array([work.scaled(size) for size in inside])
-    kept = samples[:, None] * work.per_block(work.saved)
-    plain = work.per_block(share) / work.per_block(np.ones_like(share))
-    ratio: Floats = np.where(kept > 0, whole / np.maximum(kept, 1.0), plain)
+    undivided = samples[:, None] * np.array([arrays.scaled(size) for size in inside])
+    saved = samples[:, None] * arrays.per_block(arrays.saved)
+    plain = arrays.per_block(share) / arrays.per_block(np.ones_like(share))
+    ratio: Floats = np.where(saved > 0, whole / np.maximum(saved, 1.0), plain)
     found: Floats = undivided * ratio
     return found

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trainwright.cluster import contention
-from trainwright.plan.byte_sizes import apart, size
+from trainwright.plan.byte_sizes import distinct_sizes, size
+from trainwright.plan.forecast import Bottleneck, Forecast
 from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.parallel.roofline import launch_seconds, layer_seconds
-from trainwright.plan.parallel.strategies.registry import Exchange
-from trainwright.plan.parallel_plan import Bottleneck, ParallelPlan
-from trainwright.plan.plan_query import Request
+from trainwright.plan.parallel.strategies.strategy import Exchange
+from trainwright.plan.plan_query import PlanQuery
 
-__all__ = ["RULES", "Case", "Moved", "bottlenecks_of"]
+__all__ = ["RULES", "BottleneckCase", "ExchangeTime", "bottlenecks_of"]
 
 _SHARE = 0.15  # of an iteration, from which a part is worth a sentence
 _CONGESTED, _REDUNDANT, _FRAGMENTED, _FULL = 1.5, 0.5, 0.1, 0.95
@@ -23,7 +23,7 @@ _LAYER_AXES = ("tensor", "filter", "channel", "expert")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Moved:
+class ExchangeTime:
     """An exchange of one plan: its seconds in an iteration, hidden or not, and what empty messages of sends take."""
 
     exchange: Exchange
@@ -32,17 +32,17 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class Case:
+class BottleneckCase:
     """A plan with the prices that it was made of."""
 
-    plan: ParallelPlan
+    plan: Forecast
     prices: Prices
     row: int
     listed: Sequence[tuple[Exchange, float]]
     """Its exchanges, each with how often an iteration has it."""
     pricer: Pricer
-    request: Request
-    moved: tuple[Moved, ...] = field(init=False)
+    query: PlanQuery
+    moved: tuple[ExchangeTime, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         exchanges = [exchange for exchange, _ in self.listed]
@@ -50,19 +50,21 @@ class Case:
         seconds = all_seconds(self.pricer.cluster, [*exchanges, *sends])
         empty = iter(seconds[len(exchanges) :])
         moved = tuple(
-            Moved(each, times * float(took[0]), times * float(next(empty)[0]) if each.operation == "send" else 0.0)
+            ExchangeTime(
+                each, times * float(took[0]), times * float(next(empty)[0]) if each.operation == "send" else 0.0
+            )
             for (each, times), took in zip(self.listed, seconds, strict=False)
         )
         object.__setattr__(self, "moved", moved)
 
     def layers(self, samples: float) -> float:
         """Return the seconds of the whole chain's layers, undivided, on so many samples."""
-        work = self.pricer.work
-        one = np.ones((1, len(work.layers)))
+        arrays = self.pricer.arrays
+        one = np.ones((1, len(arrays.layers)))
         ahead, back = layer_seconds(
-            work, self.pricer.cluster, self.pricer.assumptions, samples=np.array([samples]), share=one, weights=one
+            arrays, self.pricer.cluster, self.pricer.assumptions, samples=np.array([samples]), share=one, weights=one
         )
-        return float(work.per_block(ahead + back)[0] @ work.counts)
+        return float(arrays.per_block(ahead + back)[0] @ arrays.counts)
 
     @property
     def total(self) -> float:
@@ -78,13 +80,13 @@ class Case:
         return Bottleneck(id=id_, sentence=sentence, share=share, advice=advice)
 
 
-def bottlenecks_of(case: Case) -> tuple[Bottleneck, ...]:
+def bottlenecks_of(case: BottleneckCase) -> tuple[Bottleneck, ...]:
     """Return all that the rules find, the largest share first."""
     found = [each for rule in RULES for each in [rule(case)] if each is not None]
     return tuple(sorted(found, key=lambda each: (-each.share, each.id)))
 
 
-def _gradient_exchange(case: Case) -> Bottleneck | None:
+def _gradient_exchange(case: BottleneckCase) -> Bottleneck | None:
     inside = float(case.prices.exchange[case.row] + case.prices.transfer[case.row])
     return case.found(
         "gradient-exchange",
@@ -94,7 +96,7 @@ def _gradient_exchange(case: Case) -> Bottleneck | None:
     )
 
 
-def _layer_collectives(case: Case) -> Bottleneck | None:
+def _layer_collectives(case: BottleneckCase) -> Bottleneck | None:
     along = sum(each.seconds for each in case.moved if each.exchange.axis in _LAYER_AXES)
     return case.found(
         "layer-collectives",
@@ -104,7 +106,7 @@ def _layer_collectives(case: Case) -> Bottleneck | None:
     )
 
 
-def _point_to_point(case: Case) -> Bottleneck | None:
+def _point_to_point(case: BottleneckCase) -> Bottleneck | None:
     sends = [each for each in case.moved if each.exchange.operation == "send"]
     seconds, latency = sum(each.seconds for each in sends), sum(each.latency for each in sends)
     what = "transfers between neighbours take"
@@ -114,11 +116,11 @@ def _point_to_point(case: Case) -> Bottleneck | None:
     return case.found("point-to-point", exposed, what, "larger micro-batches, fewer stages or parts")
 
 
-def _congestion(case: Case) -> Bottleneck | None:
+def _congestion(case: BottleneckCase) -> Bottleneck | None:
     dominant = max(case.moved, key=lambda each: each.seconds, default=None)
     if dominant is None:
         return None
-    exchange, cluster = dominant.exchange, case.request.cluster
+    exchange, cluster = dominant.exchange, case.query.cluster
     flows = contention(cluster, ranks=int(exchange.ranks[0]), stride=int(exchange.stride[0]))
     if flows <= _CONGESTED:
         return None
@@ -134,7 +136,7 @@ def _congestion(case: Case) -> Bottleneck | None:
     )
 
 
-def _input(case: Case) -> Bottleneck | None:
+def _input(case: BottleneckCase) -> Bottleneck | None:
     if not case.plan.breakdown.input:
         return None
     return case.found(
@@ -146,7 +148,7 @@ def _input(case: Case) -> Bottleneck | None:
     )
 
 
-def _memory_redundancy(case: Case) -> Bottleneck | None:
+def _memory_redundancy(case: BottleneckCase) -> Bottleneck | None:
     copied = float(case.prices.memory.replicated[case.row])
     peak = max(1, case.plan.peak_bytes)
     if copied <= _REDUNDANT * peak:
@@ -155,13 +157,13 @@ def _memory_redundancy(case: Case) -> Bottleneck | None:
     return Bottleneck(id="memory-redundancy", sentence=sentence, share=copied / peak, advice="zero1, zero2 or fsdp")
 
 
-def _fragmentation(case: Case) -> Bottleneck | None:
+def _fragmentation(case: BottleneckCase) -> Bottleneck | None:
     allocated, reserved = case.plan.peak_bytes, case.plan.reserved_bytes
-    room = case.request.memory_bytes
+    room = case.query.memory_bytes
     tight = allocated <= room < reserved / _FULL
     if reserved == allocated or (reserved - allocated <= _FRAGMENTED * allocated and not tight):
         return None
-    sentence = "{} are reserved for {}".format(*apart(reserved, allocated))
+    sentence = "{} are reserved for {}".format(*distinct_sizes(reserved, allocated))
     if tight:
         sentence += f", of {size(room)}"
     return Bottleneck(
@@ -172,7 +174,7 @@ def _fragmentation(case: Case) -> Bottleneck | None:
     )
 
 
-def _weight_update(case: Case) -> Bottleneck | None:
+def _weight_update(case: BottleneckCase) -> Bottleneck | None:
     return case.found(
         "weight-update",
         case.plan.breakdown.update,
@@ -181,10 +183,10 @@ def _weight_update(case: Case) -> Bottleneck | None:
     )
 
 
-def _imbalance(case: Case) -> Bottleneck | None:
+def _imbalance(case: BottleneckCase) -> Bottleneck | None:
     if case.plan.degrees.pipeline == 1:
         return None
-    slowest, mean = case.prices.balance(case.row, case.pricer.work.counts)
+    slowest, mean = case.prices.balance(case.row, case.pricer.arrays.counts)
     if slowest <= _UNEVEN * mean:
         return None
     sentence = f"the slowest stage takes {_time(slowest)}, the mean {_time(mean)}"
@@ -196,17 +198,17 @@ def _imbalance(case: Case) -> Bottleneck | None:
     )
 
 
-def _redundant_compute(case: Case) -> Bottleneck | None:
+def _redundant_compute(case: BottleneckCase) -> Bottleneck | None:
     degrees = case.plan.degrees
     parts = degrees.tensor * degrees.context * degrees.filter * degrees.channel * degrees.spatial
     if parts == 1:
         return None
     whole = case.layers(case.plan.micro_batch) * case.plan.batch / case.plan.micro_batch
-    own = case.plan.breakdown.compute * parts * degrees.data * degrees.expert * degrees.pipeline
-    efficiency = whole / own if own else 1.0
+    in_parts = case.plan.breakdown.compute * parts * degrees.data * degrees.expert * degrees.pipeline
+    efficiency = whole / in_parts if in_parts else 1.0
     if efficiency >= _INEFFICIENT:
         return None
-    sentence = f"parts of layers compute {_time(own)} in all, whole layers {_time(whole)}"
+    sentence = f"parts of layers compute {_time(in_parts)} in all, whole layers {_time(whole)}"
     return Bottleneck(
         id="redundant-compute",
         sentence=sentence,
@@ -215,7 +217,7 @@ def _redundant_compute(case: Case) -> Bottleneck | None:
     )
 
 
-def _bubble(case: Case) -> Bottleneck | None:
+def _bubble(case: BottleneckCase) -> Bottleneck | None:
     return case.found(
         "bubble",
         case.plan.breakdown.bubble,
@@ -224,7 +226,7 @@ def _bubble(case: Case) -> Bottleneck | None:
     )
 
 
-def _small_batch(case: Case) -> Bottleneck | None:
+def _small_batch(case: BottleneckCase) -> Bottleneck | None:
     if case.plan.degrees.data == 1:
         return None
     samples = case.plan.micro_batch
@@ -238,7 +240,7 @@ def _small_batch(case: Case) -> Bottleneck | None:
     )
 
 
-def _checkpoint(case: Case) -> Bottleneck | None:
+def _checkpoint(case: BottleneckCase) -> Bottleneck | None:
     lost = 1 - 1 / case.plan.inflation
     if lost < _SAVES:
         return None
@@ -251,9 +253,9 @@ def _checkpoint(case: Case) -> Bottleneck | None:
     )
 
 
-def _launch_bound(case: Case) -> Bottleneck | None:
-    work = case.pricer.work
-    ahead = work.per_block(launch_seconds(work, case.request.cluster))
+def _launch_bound(case: BottleneckCase) -> Bottleneck | None:
+    arrays = case.pricer.arrays
+    ahead = arrays.per_block(launch_seconds(arrays, case.query.cluster))
     launches = 3 * float(ahead @ case.prices.slowest[case.row]) * case.plan.microbatches
     compute = max(case.plan.breakdown.compute, 1e-300)
     if launches <= _LAUNCHES * compute:
@@ -274,7 +276,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
-RULES: tuple[Callable[[Case], Bottleneck | None], ...] = (
+RULES: tuple[Callable[[BottleneckCase], Bottleneck | None], ...] = (
     _gradient_exchange,
     _layer_collectives,
     _point_to_point,

@@ -41,12 +41,12 @@ class Bounds:
 
         They are infinite where a choice is none for a shape.
         """
-        precision = self._pricer.work.precision
+        precision = self._pricer.arrays.precision
         optimizing, gradients, weights = (shard if level >= least else 1 for least in (1, 2, 3))
-        held = self._pricer.optimizer.held_bytes(precision, *self.elements) / optimizing
-        state = held + self.elements[0] * (precision.resident_bytes(level) / weights)
-        own = self.elements[1] * precision.gradient_bytes / gradients  # they come while activations go
-        found: Floats = _SAFE * (state + np.maximum(own, self.activations))
+        optimizer_state = self._pricer.optimizer.optimizer_bytes(precision, *self.elements) / optimizing
+        state = optimizer_state + self.elements[0] * (precision.resident_bytes(level) / weights)
+        gradients_alone = self.elements[1] * precision.gradient_bytes / gradients  # they come while activations go
+        found: Floats = _SAFE * (state + np.maximum(gradients_alone, self.activations))
         return np.where(self.seconds < np.inf, found, np.inf)
 
 
@@ -63,16 +63,16 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
     divided = pricer.costs(ways) if tensor.any() else without
     inside = [(divided if sequence else without, recompute) for sequence, recompute in choices]
     seconds = np.concatenate([_seconds(costs, recompute) for costs, recompute in inside]).T
-    kept = np.concatenate([costs.kept[recompute] for costs, recompute in inside]).T
+    saved = np.concatenate([costs.saved[recompute] for costs, recompute in inside]).T
     shape, found = (len(choices), ways.rows), []
     place = place.copy()
     for number, (rows, cut) in enumerate(pricer.by_cut(mesh)):
         place[rows] += number * ways.rows
         most = most_in_flight(mesh.take(rows[:1]), cut.first)[0]
-        fullest = np.argmax(most[:, None] * (cut.runs @ kept[:, : ways.rows]), axis=0)
+        fullest = np.argmax(most[:, None] * (cut.runs @ saved[:, : ways.rows]), axis=0)
         runs = cut.runs[fullest].T
         slowest = (cut.runs @ seconds).max(axis=0).reshape(shape)
-        waits = (kept * np.tile(runs, len(choices))).sum(axis=0).reshape(shape)
+        waits = (saved * np.tile(runs, len(choices))).sum(axis=0).reshape(shape)
         elements = np.stack([(each.T * runs).sum(axis=0) for each in (without.weights, without.trained)])
         found.append((slowest, waits, elements, most[fullest]))
     slot, waiting, elements, flying = (np.concatenate(each, axis=-1)[..., place] for each in zip(*found, strict=True))
@@ -80,17 +80,17 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
     passes = slots + bubble_slots(mesh)
     slot *= _SAFE * passes
     # A step that takes less than its operations alone: what is measured of it, at most of all layers, comes off.
-    slot += passes * np.minimum(0.0, framework_seconds(pricer.work, mesh.micro.astype(np.float64)))
+    slot += passes * np.minimum(0.0, framework_seconds(pricer.arrays, mesh.micro.astype(np.float64)))
     for number, (sequence, _) in enumerate(choices):
         if sequence:
-            slot[number, ~(tensor & falls_evenly(pricer.work, mesh))] = np.inf
+            slot[number, ~(tensor & falls_evenly(pricer.arrays, mesh))] = np.inf
     waiting *= np.minimum(slots, flying)
     return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer)
 
 
 def _choices(pricer: Pricer, mesh: Mesh) -> tuple[tuple[bool, int], ...]:
     sequences = (False, True) if (mesh.axis("tensor") > 1).any() else (False,)
-    recomputes = [RECOMPUTE.index(name) for name in choices_of(pricer.work)]
+    recomputes = [RECOMPUTE.index(name) for name in choices_of(pricer.arrays)]
     return tuple((sequence, recompute) for sequence in sequences for recompute in recomputes)
 
 

@@ -1,16 +1,17 @@
 """Candidates: every way to divide a model among at most so many devices, in columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import AXES, Bools, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
-from trainwright.plan.parallel.strategies.registry import STRATEGIES
-from trainwright.plan.parallel_plan import Degrees, Rejection
-from trainwright.plan.plan_query import Request
+from trainwright.plan.forecast import Rejection
+from trainwright.plan.layout import Degrees
+from trainwright.plan.parallel.mesh import Bools, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
+from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
+from trainwright.plan.plan_query import PlanQuery
 
-__all__ = ["CHUNKS", "EXCLUSIVE", "LEVELS", "MODES", "Shapes", "choices_of", "family_name", "shapes"]
+__all__ = ["CHUNKS", "LEVELS", "MODES", "Shapes", "choices_of", "exclusive_axes", "family_name", "shapes"]
 
 CHUNKS = (1, 2, 4, 8)
 """Model chunks of a pipeline stage that are tried."""
@@ -18,10 +19,7 @@ LEVELS = {"data": 0, "zero1": 1, "zero2": 2, "fsdp": 3, "hsdp": 3}
 """ZeRO level by what the ranks of the data axis divide besides samples."""
 MODES = tuple(LEVELS)
 
-EXCLUSIVE = ("filter", "channel", "spatial")
-"""Ways to divide the same layers, of which a plan has one at most."""
-
-_DATA = AXES.index("data")
+_REPLICAS = [axis.divides_samples for axis in AXES]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -34,28 +32,33 @@ class Shapes:
     rejected: tuple[Rejection, ...]
 
 
-def shapes(work: Work, request: Request) -> Shapes:
+def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
     """Return every product of degrees within the limits, the batch and the devices."""
     most: dict[str, tuple[int, str]] = {}
     rejected = []
     rows = np.ones((1, len(AXES)), dtype=np.int64)
-    for strategy in STRATEGIES:
-        limit = strategy.limit(work, request.batch)
-        most[strategy.axis] = (limit.most, limit.by)
-        wanted = bool(request.allowed & set(MODES)) if strategy.axis == "data" else strategy.axis in request.allowed
-        degrees = np.arange(1, min(limit.most, request.devices) + 1 if wanted else 2, dtype=np.int64)
-        if strategy.axis == "data":
-            degrees = degrees[request.batch % degrees == 0]
-        degrees = degrees[strategy.applies(work, degrees)]
-        if wanted and limit.most == 1 < request.devices and strategy.axis != "data":
-            rejected.append(
-                Rejection(strategy=strategy.axis, reason=limit.by, value=f"{request.devices} devices", allowed="1")
-            )
-        rows = _times(rows, AXES.index(strategy.axis), degrees, request.devices)
-    exclusive = rows[:, [AXES.index(name) for name in EXCLUSIVE]] > 1
-    rows = rows[exclusive.sum(axis=1) <= 1]
-    rows = rows[request.batch % (rows[:, _DATA] * rows[:, AXES.index("expert")]) == 0]
-    return Shapes(mesh=_with_microbatches(rows, work, request), most=most, rejected=tuple(rejected))
+    for column, strategy in enumerate(STRATEGIES):
+        name = strategy.axis.name
+        limit = strategy.limit(arrays, query.batch)
+        most[name] = (limit.most, limit.by)
+        wanted = bool(query.allowed & set(MODES)) if name == "data" else name in query.allowed
+        degrees = np.arange(1, min(limit.most, query.devices) + 1 if wanted else 2, dtype=np.int64)
+        if name == "data":
+            degrees = degrees[query.batch % degrees == 0]
+        degrees = degrees[strategy.applies(arrays, degrees)]
+        if wanted and limit.most == 1 < query.devices and name != "data":
+            rejected.append(Rejection(strategy=name, reason=limit.by, value=f"{query.devices} devices", allowed="1"))
+        rows = _times(rows, column, degrees, query.devices)
+    for columns in exclusive_axes():
+        rows = rows[(rows[:, columns] > 1).sum(axis=1) <= 1]
+    rows = rows[query.batch % rows[:, _REPLICAS].prod(axis=1) == 0]
+    return Shapes(mesh=_with_microbatches(rows, arrays, query), most=most, rejected=tuple(rejected))
+
+
+def exclusive_axes() -> list[list[int]]:
+    """Return the places of axes of which a plan has one at most, group after group."""
+    words = dict.fromkeys(axis.exclusive for axis in AXES if axis.exclusive)
+    return [[place for place, axis in enumerate(AXES) if axis.exclusive == word] for word in words]
 
 
 def _times(rows: Ints, axis: int, degrees: Ints, devices: int) -> Ints:
@@ -68,23 +71,25 @@ def _times(rows: Ints, axis: int, degrees: Ints, devices: int) -> Ints:
     return found
 
 
-def _with_microbatches(rows: Ints, work: Work, request: Request) -> Mesh:
-    divisors = np.array([each for each in range(1, request.batch + 1) if request.batch % each == 0])
-    if request.micro is not None:
-        divisors = np.array([request.micro])
-    own = request.batch // (rows[:, _DATA] * rows[:, AXES.index("expert")])
-    pairs = np.argwhere((own[:, None] % divisors[None, :] == 0) & (own[:, None] >= divisors[None, :]))
+def _with_microbatches(rows: Ints, arrays: ModelArrays, query: PlanQuery) -> Mesh:
+    divisors = np.array([each for each in range(1, query.batch + 1) if query.batch % each == 0])
+    if query.micro is not None:
+        divisors = np.array([query.micro])
+    replica_batch = query.batch // rows[:, _REPLICAS].prod(axis=1)
+    pairs = np.argwhere(
+        (replica_batch[:, None] % divisors[None, :] == 0) & (replica_batch[:, None] >= divisors[None, :])
+    )
     degrees, micro = rows[pairs[:, 0]], divisors[pairs[:, 1]]
-    stages, slots = degrees[:, AXES.index("pipeline")], own[pairs[:, 0]] // micro
+    stages, slots = degrees[:, [axis.name for axis in AXES].index("pipeline")], replica_batch[pairs[:, 0]] // micro
     chosen = []
     for chunks in CHUNKS:
         # Interleaved schedules need micro-batches in whole rounds of the stages.
-        woven = (stages > 1) & (stages * chunks <= work.parts) & (slots % stages == 0)
+        woven = (stages > 1) & (stages * chunks <= arrays.parts) & (slots % stages == 0)
         chosen.append(np.flatnonzero(woven) if chunks > 1 else np.arange(len(degrees)))
     places = np.concatenate(chosen)
     chunks_of = np.repeat(CHUNKS, [len(each) for each in chosen])
     schedule = np.where(stages[places] == 1, 0, np.where(chunks_of > 1, 3, 2))
-    return Mesh.of(request.batch, degrees[places], micro=micro[places], chunks=chunks_of, schedule=schedule)
+    return Mesh.of(query.batch, degrees[places], axes=AXES, micro=micro[places], chunks=chunks_of, schedule=schedule)
 
 
 def choices_of(mesh: Mesh, mode: str, per_node: int) -> tuple[Mesh, Bools]:
@@ -98,15 +103,11 @@ def choices_of(mesh: Mesh, mode: str, per_node: int) -> tuple[Mesh, Bools]:
         shard = np.gcd(data, inside)
         fits = (shard > 1) & (shard < data)
     zero = np.where(data > 1, level, 0)
-    made = Mesh(
-        batch=mesh.batch, degrees=mesh.degrees, micro=mesh.micro, zero=zero, shard=shard, sequence=mesh.sequence,
-        recompute=mesh.recompute, schedule=mesh.schedule, chunks=mesh.chunks,
-    )  # fmt: skip
-    return made, fits
+    return replace(mesh, zero=zero, shard=shard), fits
 
 
 def family_name(degrees: Degrees, mode: str) -> str:
     """Return the name of a strategy: what divides something, joined by "+", or "serial"."""
     parts = [mode] if degrees.data > 1 else []
-    parts += [name for name in AXES if name != "data" and getattr(degrees, name) > 1]
+    parts += [name for name in (axis.name for axis in AXES) if name != "data" and getattr(degrees, name) > 1]
     return "+".join(parts) or "serial"

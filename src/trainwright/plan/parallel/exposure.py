@@ -60,7 +60,7 @@ def span_at_full_speed(stage: StageTimes, *, shards: bool, buckets: int) -> floa
             communication = max(communication, before) + gather_forward[place]
             before, compute = compute, max(compute, communication)
         compute += seconds
-    made, sent, total = 0.0, 0, sum(gradients)
+    produced, sent, total = 0.0, 0, sum(gradients)
     gathered = 0.0
     if shards and forward:
         communication += gather_backward[-1]
@@ -73,8 +73,8 @@ def span_at_full_speed(stage: StageTimes, *, shards: bool, buckets: int) -> floa
         compute = max(compute, ready) + backward[place]
         if shards:
             communication = max(communication, compute) + scatter[place]
-        made += gradients[place]
-        complete = buckets if place == 0 else int(buckets * made / total) if total else 0
+        produced += gradients[place]
+        complete = buckets if place == 0 else int(buckets * produced / total) if total else 0
         for _ in range(complete - sent):
             communication = max(communication, compute) + stage.bucket_seconds
         sent = max(sent, complete)
@@ -101,7 +101,7 @@ def events_of(stage: StageTimes, *, shards: bool, buckets: int) -> list[Event]:
         events.append(Event("compute", seconds, (len(events) - 1,) if shards else ()))
         computed.append(len(events) - 1)
     last = computed[-1] if computed else 0
-    made, sent, total = 0.0, 0, sum(gradients)
+    produced, sent, total = 0.0, 0, sum(gradients)
     gathered: tuple[int, ...] = ()
     if shards and forward:
         events.append(Event("communication", gather_backward[-1]))
@@ -115,8 +115,8 @@ def events_of(stage: StageTimes, *, shards: bool, buckets: int) -> list[Event]:
         last = len(events) - 1
         if shards:
             events.append(Event("communication", scatter[place], (last,)))
-        made += gradients[place]
-        complete = buckets if place == 0 else int(buckets * made / total) if total else 0
+        produced += gradients[place]
+        complete = buckets if place == 0 else int(buckets * produced / total) if total else 0
         events += [Event("communication", stage.bucket_seconds, (last,))] * (complete - sent)
         sent = max(sent, complete)
     return events

@@ -7,7 +7,7 @@ import numpy as np
 
 from trainwright.plan.parallel.block_costs import BlockCosts
 from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.pipeline_stages import Stages
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.strategies.pipeline import in_flight
@@ -40,7 +40,7 @@ class Footprint:
 
 
 def footprint(
-    work: Work, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: Stages
+    arrays: ModelArrays, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: Stages
 ) -> Footprint:
     """Return the bytes of every candidate.
 
@@ -50,44 +50,44 @@ def footprint(
     gradients where it has most activations: for it the timeline is followed. The optimizer's step has its own peak.
     """
     rows = np.arange(mesh.rows)
-    precision = work.precision
+    precision = arrays.precision
     shard, level = mesh.shard[:, None].astype(np.float64), mesh.zero[:, None]
     elements = costs.weights[place] @ stages.runs.T
     weights = elements * np.where(level == 3, precision.resident_bytes(3) / shard, precision.weight_bytes)
     trained = costs.trained[place] @ stages.runs.T
     gradients = trained * precision.gradient_bytes / np.where(level >= 2, shard, 1.0)
-    optimizing = optimizer.held_bytes(precision, elements, trained) / np.where(level >= 1, shard, 1.0)
+    optimizing = optimizer.optimizer_bytes(precision, elements, trained) / np.where(level >= 1, shard, 1.0)
     state = weights + gradients + optimizing
     used = stages.runs > 0
     unit = 2 * precision.weight_bytes * costs.weights + precision.gradient_bytes * costs.trained
     gathered = np.where(used[None], unit[place][:, None, :], 0.0).max(axis=2)
     flying = in_flight(mesh, stages.first)
-    kept = costs.kept[mesh.recompute, place]
-    activations = flying * (kept @ stages.runs.T)
-    standing = np.maximum(0.0, costs.whole[place] - kept)
+    saved = costs.saved[mesh.recompute, place]
+    activations = flying * (saved @ stages.runs.T)
+    standing = np.maximum(0.0, costs.whole[place] - saved)
     top = np.where(used[None], (costs.temporary[place] + standing)[:, None, :], 0.0).max(axis=2)
     peak = state + activations + top + np.where(level == 3, gathered, 0.0)
     single = (mesh.axis("pipeline") == 1) & (mesh.microbatches == 1) & (mesh.zero <= 1)
     if single.any():
         top = costs.temporary[place] + standing
         # Whoever calls the model holds its output until the backward pass is over; the last block keeps it anyway.
-        top[:, :-1] += (mesh.micro * work.scaled(work.blocks[-1].output_bytes))[:, None]
-        followed = _timeline(work, costs, place, kept, top)
+        top[:, :-1] += (mesh.micro * arrays.scaled(arrays.blocks[-1].output_bytes))[:, None]
+        followed = _timeline(arrays, costs, place, saved, top)
         lean = weights[:, 0] + optimizing[:, 0] + np.maximum(followed, gradients[:, 0])
         peak[:, 0] = np.where(single, lean, peak[:, 0])
-    peak = np.maximum(peak, state + _updating(work, trained / np.where(level >= 1, shard, 1.0)))
-    fixed = work.profile.buffer_bytes + mesh.micro * work.profile.input_bytes / work.profile.batch
-    traced = work.profile.peak_bytes
-    if traced and (work.profile.precision, work.profile.optimizer) == (precision.name, optimizer.name):
+    peak = np.maximum(peak, state + _updating(arrays, trained / np.where(level >= 1, shard, 1.0)))
+    fixed = arrays.profile.buffer_bytes + mesh.micro * arrays.profile.input_bytes / arrays.profile.batch
+    traced = arrays.profile.peak_bytes
+    if traced and (arrays.profile.precision, arrays.profile.optimizer) == (precision.name, optimizer.name):
         # What was traced, step and all, is not estimated again; data parallel it is the least that a rank takes.
-        same = single & (mesh.recompute == 0) & (mesh.micro == work.profile.batch) & (mesh.zero == 0)
-        apart = mesh.degrees.prod(axis=1) // mesh.axis("data") == 1
+        same = single & (mesh.recompute == 0) & (mesh.micro == arrays.profile.batch) & (mesh.zero == 0)
+        only_data = mesh.degrees.prod(axis=1) // mesh.axis("data") == 1
         least = np.where(mesh.axis("data") == 1, traced - fixed, np.maximum(peak[:, 0], traced - fixed))
-        peak[:, 0] = np.where(same & apart, least, peak[:, 0])
+        peak[:, 0] = np.where(same & only_data, least, peak[:, 0])
     fullest = np.argmax(peak, axis=1)
     divided = np.where(mesh.zero[:, None] == 3, weights, 0.0) + np.where(level >= 2, gradients, 0.0)
     divided = divided + np.where(level >= 1, optimizing, 0.0)
-    copies = mesh.axis("data") * mesh.axis("context") * mesh.axis("spatial") * mesh.axis("expert")
+    copies = mesh.degrees[:, [axis.copies_weights for axis in mesh.axes]].prod(axis=1)
     alone = np.where((level > 0) & (mesh.shard == copies)[:, None], divided, 0.0)
     replicated = np.where((copies > 1)[:, None], state - alone, 0.0)
     return Footprint(
@@ -99,33 +99,33 @@ def footprint(
     )
 
 
-def _updating(work: Work, elements: Floats) -> Floats:
+def _updating(arrays: ModelArrays, elements: Floats) -> Floats:
     """Return what the optimizer's step takes on top of the state, for so many updated elements of each device.
 
     An optimizer that goes through all parameters at once (`foreach`) takes copies of all; one that takes them in turn
     no more than for the largest, which may lie on any device whole.
     """
-    profile = work.profile
+    profile = arrays.profile
     if profile.update_bytes >= profile.gradient_bytes / 2:
         return np.asarray(elements * (profile.update_bytes / max(1, profile.trainable_elements)))
     return np.minimum(float(profile.update_bytes), elements * _IN_TURN)
 
 
-def _timeline(work: Work, costs: BlockCosts, place: Ints, kept: Floats, top: Floats) -> Floats:
+def _timeline(arrays: ModelArrays, costs: BlockCosts, place: Ints, saved: Floats, top: Floats) -> Floats:
     """Return the most bytes of activations and gradients at one time, while the chain is gone through backwards.
 
     Within a run of equal blocks both change evenly, so that the first and the last of them are looked at.
     """
-    gradients = costs.trained[place] * work.precision.gradient_bytes
-    counts = work.counts
-    before = np.concatenate([np.zeros((len(kept), 1)), np.cumsum(kept * counts, axis=1)], axis=1)
+    gradients = costs.trained[place] * arrays.precision.gradient_bytes
+    counts = arrays.counts
+    before = np.concatenate([np.zeros((len(saved), 1)), np.cumsum(saved * counts, axis=1)], axis=1)
     after = np.cumsum((gradients * counts)[:, ::-1], axis=1)[:, ::-1]
-    found = np.zeros(len(kept))
+    found = np.zeros(len(saved))
     for block, count in enumerate(counts):
         for run in {1, int(count)}:
-            standing = before[:, block] + run * kept[:, block] + top[:, block]
-            made = after[:, block] - (run - 1) * gradients[:, block]
-            found = np.maximum(found, standing + made)
+            standing = before[:, block] + run * saved[:, block] + top[:, block]
+            gradient_bytes = after[:, block] - (run - 1) * gradients[:, block]
+            found = np.maximum(found, standing + gradient_bytes)
     return found
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.plan.parallel_plan import Breakdown, ParallelPlan
+from trainwright.plan.forecast import Breakdown, Forecast
 from trainwright.randomness import rng
 
-__all__ = ["UNCALIBRATED", "interval_of", "with_ties"]
+__all__ = ["UNCALIBRATED", "interval_of", "mark_within_error"]
 
 UNCALIBRATED = 0.3
 """Relative error, at least, of what was never measured."""
@@ -52,8 +52,8 @@ def interval_of(breakdown: Breakdown, cluster: Cluster) -> tuple[float, float]:
     return min(low, middle), max(high, middle)
 
 
-def with_ties(plans: Sequence[ParallelPlan]) -> tuple[ParallelPlan, ...]:
-    """Return plans, best first, marked as ties where more than half of an interval is shared with the best's."""
+def mark_within_error(plans: Sequence[Forecast]) -> tuple[Forecast, ...]:
+    """Return plans, best first, marked where more than half of an interval is shared with the best's."""
     if not plans:
         return ()
     best = plans[0].interval
@@ -62,5 +62,5 @@ def with_ties(plans: Sequence[ParallelPlan]) -> tuple[ParallelPlan, ...]:
         low, high = plan.interval
         shared = min(high, best[1]) - max(low, best[0])
         width = min(high - low, best[1] - best[0])
-        found.append(replace(plan, tie=width > 0 and shared > 0.5 * width))
+        found.append(replace(plan, within_error_of_best=width > 0 and shared > 0.5 * width))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Mesh: candidate plans in columns, so that one formula prices one plan or a hundred thousand."""
+"""Mesh: candidate plans in columns, so that one formula prices one plan or a hundred thousand; axes of strategies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -7,32 +7,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.plan.parallel_plan import Degrees
-
-__all__ = ["AXES", "RECOMPUTE", "SCHEDULES", "Bools", "Floats", "Ints", "Mesh", "numbered"]
+__all__ = ["RECOMPUTE", "SCHEDULES", "Axis", "Bools", "Floats", "Ints", "Mesh", "numbered"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-AXES = tuple(degree.name for degree in fields(Degrees))
 RECOMPUTE = ("none", "selective", "full", "operators")
 SCHEDULES = ("", "gpipe", "1f1b", "interleaved")
 
 _LONG = 2**40
 
-_INNER = tuple(name for name in AXES if name not in {"data", "pipeline"})
-"""Axes that say how a stage works on a micro-batch."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """What a strategy declares of the axis that it divides along: a field of `Degrees`."""
+
+    name: str
+    order: int
+    """Ranks of the axis with the lowest order are next to each other, so that they share a node."""
+    divides_samples: bool = False
+    """Whether its ranks work on different samples of the batch."""
+    copies_weights: bool = False
+    """Whether its ranks hold copies of the weights, so that gradients are summed over them."""
+    inside_stage: bool = True
+    """Whether it says how a stage works on a micro-batch."""
+    exclusive: str = ""
+    """Of axes with the same word here, a plan has one at most."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mesh:
-    """Candidates, one in a row: degrees (rows, axes in the order of `AXES`) and the other choices of a `ParallelPlan`.
+    """Candidates, one in a row: degrees (rows, axes in order) and the other choices of a `Layout`.
 
     `recompute` and `schedule` are places in `RECOMPUTE` and `SCHEDULES`.
     """
 
     batch: int
+    axes: tuple[Axis, ...]
     degrees: Ints
     micro: Ints
     zero: Ints
@@ -43,7 +55,7 @@ class Mesh:
     chunks: Ints
 
     @classmethod
-    def of(cls, batch: int, degrees: Ints, *, micro: Ints, **choices: Any) -> "Mesh":
+    def of(cls, batch: int, degrees: Ints, *, axes: Sequence[Axis], micro: Ints, **choices: Any) -> "Mesh":
         """Return candidates; a choice is a column or one number for all, by default what a plan has by default."""
         rows = len(degrees)
         defaults = {"zero": 0, "shard": 1, "recompute": 0, "schedule": 0, "chunks": 1}
@@ -52,16 +64,20 @@ class Mesh:
             for name, each in defaults.items()
         }
         sequence = np.broadcast_to(np.asarray(choices.get("sequence", False), dtype=np.bool_), rows)
-        return cls(batch=batch, degrees=degrees, micro=micro, sequence=sequence, **columns)
+        return cls(batch=batch, axes=tuple(axes), degrees=degrees, micro=micro, sequence=sequence, **columns)
 
     @property
     def rows(self) -> int:
         """How many candidates."""
         return len(self.degrees)
 
+    def place(self, name: str) -> int:
+        """Return the column of an axis."""
+        return next(column for column, axis in enumerate(self.axes) if axis.name == name)
+
     def axis(self, name: str) -> Ints:
         """Return the degrees of one axis."""
-        column: Ints = self.degrees[:, AXES.index(name)]
+        column: Ints = self.degrees[:, self.place(name)]
         return column
 
     @property
@@ -72,8 +88,9 @@ class Mesh:
 
     @property
     def replicas(self) -> Ints:
-        """Into how many parts the batch is divided: ranks of data and of experts work on different samples."""
-        return self.axis("data") * self.axis("expert")
+        """Into how many parts the batch is divided."""
+        product: Ints = self.degrees[:, [axis.divides_samples for axis in self.axes]].prod(axis=1)
+        return product
 
     @property
     def microbatches(self) -> Ints:
@@ -82,25 +99,31 @@ class Mesh:
 
     def microbatches_of(self, row: int) -> int:
         """Return those of one candidate."""
-        parts = self.degrees[row, AXES.index("data")] * self.degrees[row, AXES.index("expert")] * self.micro[row]
-        return int(self.batch // parts)
+        replicas = self.degrees[row, [axis.divides_samples for axis in self.axes]].prod()
+        return int(self.batch // (replicas * self.micro[row]))
 
     def group(self, axes: Sequence[str]) -> tuple[Ints, Ints]:
         """Return (ranks, stride) of the groups that these axes, adjacent but for degrees of one, form together."""
-        places = sorted(AXES.index(name) for name in axes)
+        places = sorted(self.place(name) for name in axes)
         ranks: Ints = self.degrees[:, places].prod(axis=1)
-        first = np.where(self.degrees[:, places] > 1, places, len(AXES)).min(axis=1)
+        first = np.where(self.degrees[:, places] > 1, places, len(self.axes)).min(axis=1)
         before = np.concatenate([np.ones((self.rows, 1), dtype=np.int64), self.degrees.cumprod(axis=1)], axis=1)
-        return ranks, before[np.arange(self.rows), np.minimum(first, len(AXES))]
+        return ranks, before[np.arange(self.rows), np.minimum(first, len(self.axes))]
 
     def take(self, rows: Ints | Bools) -> "Mesh":
         """Return some of the candidates."""
-        columns = {each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name != "batch"}
-        return Mesh(batch=self.batch, **columns)
+        columns = {
+            each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name not in {"batch", "axes"}
+        }
+        return Mesh(batch=self.batch, axes=self.axes, **columns)
 
     def inner(self) -> tuple["Mesh", Ints]:
         """Return the different ways in which one pipeline stage works on a micro-batch, and each candidate's place."""
-        ways = [*(self.axis(name) for name in _INNER), self.micro, self.sequence.astype(np.int64)]
+        ways = [
+            *(self.axis(axis.name) for axis in self.axes if axis.inside_stage),
+            self.micro,
+            self.sequence.astype(np.int64),
+        ]
         code = np.zeros(self.rows, dtype=np.int64)
         different = 1
         for column in ways:

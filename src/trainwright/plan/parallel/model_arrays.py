@@ -8,15 +8,15 @@ from trainwright.model.layer import Block, Layer
 from trainwright.model.profile import Profile
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints
 from trainwright.plan.parallel.precision import Precision
-from trainwright.plan.parallel.rerun_modules import run_again
+from trainwright.plan.parallel.rerun_modules import blocks_run_again
 
-__all__ = ["Work"]
+__all__ = ["ModelArrays"]
 
 _TRACED_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Work:
+class ModelArrays:
     """Layers of the chain, those of repeated blocks once; `block` says of which block each is.
 
     Arrays are per sample; `roles` say what tensor parallelism makes of a layer: "column" (its output is divided),
@@ -63,15 +63,15 @@ class Work:
 
         weights = column("weight_elements")
         known = any(layer.saved_bytes for layer in layers)
-        held = np.concatenate([_kept(block, known=known) for block in blocks]) if layers else np.zeros(0)
+        saved = np.concatenate([_kept(block, known=known) for block in blocks]) if layers else np.zeros(0)
         sizes = [len(block.layers) for block in blocks]
-        made = {
+        columns = {
             "_starts": np.cumsum([0, *sizes[:-1]]),
             "layers": layers,
             "block": np.repeat(np.arange(len(blocks)), sizes),
             "counts": np.array([block.count for block in blocks], dtype=np.int64),
             "roles": tuple(_roles(blocks, self.hidden)),
-            "again": np.array(run_again(blocks), dtype=np.bool_),
+            "again": np.array(blocks_run_again(blocks), dtype=np.bool_),
             "inside": np.repeat([block.transformer is not None for block in blocks], sizes),
             "forward_flops": column("forward_flops", 1 / batch),
             "backward_flops": column("backward_flops", 1 / batch),
@@ -82,12 +82,12 @@ class Work:
             "trained": weights - column("frozen_elements"),
             "inputs": column("input_elements", 1 / batch),
             "outputs": column("output_elements", 1 / batch),
-            "saved": held * scale / batch,
+            "saved": saved * scale / batch,
             "rerun": column("rerun_bytes") / np.maximum(1.0, column("saved_bytes")),
             "launches": column("launches"),
             "part_starts": _part_starts(blocks),
         }
-        for name, value in made.items():
+        for name, value in columns.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -130,7 +130,7 @@ def _kept(block: Block, *, known: bool) -> Floats:
     if known:
         return np.array([layer.saved_bytes - layer.copied_bytes for layer in block.layers], dtype=np.float64)
     spread = np.array([layer.output_elements for layer in block.layers], dtype=np.float64)
-    found: Floats = spread * (block.kept_bytes / (spread.sum() or 1.0) if block.kept_bytes else 1.0)
+    found: Floats = spread * (block.saved_bytes / (spread.sum() or 1.0) if block.saved_bytes else 1.0)
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.plan.parallel.mesh import Floats, Ints
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 
 __all__ = ["Stages", "cuts", "stages_of"]
 
@@ -52,18 +52,18 @@ def cuts(seconds: Floats, most: int) -> list[Ints]:
     return found
 
 
-def stages_of(work: Work, ends: Ints, chunks: int) -> Stages:
+def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> Stages:
     """Return the stages of a chain cut at `ends`: with chunks, stage i has parts i, i + p, i + 2p, ..."""
-    of_run = np.repeat(np.arange(len(work.counts)), work.counts)
+    of_run = np.repeat(np.arange(len(arrays.counts)), arrays.counts)
     starts = np.concatenate([[0], ends[:-1]])
-    edges = np.cumsum(work.counts)
-    before = np.clip(np.concatenate([starts, ends[-1:]])[:, None], edges - work.counts, edges)
+    edges = np.cumsum(arrays.counts)
+    before = np.clip(np.concatenate([starts, ends[-1:]])[:, None], edges - arrays.counts, edges)
     parts = np.diff(before, axis=0)
     stages = len(ends) // chunks
-    held = parts.reshape(chunks, stages, -1).sum(axis=0)
-    runs, first = np.unique(held, axis=0, return_index=True)
-    handed = max((work.blocks[of_run[end - 1]].output_bytes for end in ends[:-1]), default=0)
-    paths = [begin for block in work.blocks for begin in block.begins]
+    blocks_of_stage = parts.reshape(chunks, stages, -1).sum(axis=0)
+    runs, first = np.unique(blocks_of_stage, axis=0, return_index=True)
+    handed = max((arrays.blocks[of_run[end - 1]].output_bytes for end in ends[:-1]), default=0)
+    paths = [begin for block in arrays.blocks for begin in block.begins]
     return Stages(
         begins=tuple(paths[start] for start in starts[1:]) if paths else (),
         runs=runs.astype(np.float64),

@@ -96,7 +96,7 @@ class Optimizer:
     name: str
     numbers: float
 
-    def held_bytes(self, precision: Precision, elements: Floats, trained: Floats) -> Floats:
+    def optimizer_bytes(self, precision: Precision, elements: Floats, trained: Floats) -> Floats:
         """Return bytes of master copies of `elements` weights, and of state of those `trained`."""
         found: Floats = elements * precision.master_bytes + trained * (self.numbers * precision.state_bytes)
         return found

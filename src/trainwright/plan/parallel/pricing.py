@@ -14,15 +14,15 @@ from trainwright.plan.parallel.block_costs import BlockCosts, block_costs
 from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.exposure import StageTimes, exposed_seconds
 from trainwright.plan.parallel.footprint import Footprint, footprint
-from trainwright.plan.parallel.fsdp_groups import measured_units, units_seconds
+from trainwright.plan.parallel.fsdp_groups import group_seconds, measured_group_costs
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.pipeline_stages import Stages, cuts, stages_of
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.data import Data
 from trainwright.plan.parallel.strategies.pipeline import Pipeline, bubble_slots
-from trainwright.plan.parallel.strategies.registry import Exchange, Load
+from trainwright.plan.parallel.strategies.strategy import Exchange, Load
 
 __all__ = ["Pricer", "Prices"]
 
@@ -122,27 +122,33 @@ class Pricer:
     """Prices candidates for one model on one cluster; keeps how its chain is cut into stages."""
 
     def __init__(
-        self, work: Work, cluster: Cluster, assumptions: Assumptions, optimizer: Optimizer, *, most_parts: int = 1
+        self,
+        arrays: ModelArrays,
+        cluster: Cluster,
+        assumptions: Assumptions,
+        optimizer: Optimizer,
+        *,
+        most_parts: int = 1,
     ) -> None:
-        self.work, self.cluster, self.assumptions, self.optimizer = work, cluster, assumptions, optimizer
-        one = np.ones((1, len(work.layers)))
-        ahead, back = layer_seconds(work, cluster, assumptions, samples=np.ones(1), share=one, weights=one)
-        seconds = np.repeat(work.per_block(ahead + back)[0], work.counts)
-        edges = np.append(work.part_starts, work.runs)
-        parts = np.add.reduceat(seconds, work.part_starts)
-        self._cuts = [edges[ends] for ends in cuts(parts, max(1, min(most_parts, work.parts)))]
+        self.arrays, self.cluster, self.assumptions, self.optimizer = arrays, cluster, assumptions, optimizer
+        one = np.ones((1, len(arrays.layers)))
+        ahead, back = layer_seconds(arrays, cluster, assumptions, samples=np.ones(1), share=one, weights=one)
+        seconds = np.repeat(arrays.per_block(ahead + back)[0], arrays.counts)
+        edges = np.append(arrays.part_starts, arrays.runs)
+        parts = np.add.reduceat(seconds, arrays.part_starts)
+        self._cuts = [edges[ends] for ends in cuts(parts, max(1, min(most_parts, arrays.parts)))]
         self._stages: dict[tuple[int, int], Stages] = {}
 
     def stages(self, pipeline: int, chunks: int) -> Stages:
         """Return the stages of a pipeline of so many, each of so many chunks."""
         key = pipeline, chunks
         if key not in self._stages:
-            self._stages[key] = stages_of(self.work, self._cuts[pipeline * chunks - 1], chunks)
+            self._stages[key] = stages_of(self.arrays, self._cuts[pipeline * chunks - 1], chunks)
         return self._stages[key]
 
     def costs(self, ways: Mesh) -> BlockCosts:
         """Return what one run of each block takes and keeps in every way."""
-        return block_costs(self.work, self.cluster, self.assumptions, ways)
+        return block_costs(self.arrays, self.cluster, self.assumptions, ways)
 
     def price(self, mesh: Mesh) -> Prices:
         """Return what every candidate comes to."""
@@ -163,24 +169,24 @@ class Pricer:
             # A slot of GPipe is the slowest forward plus the slowest backward pass, of 1F1B the slowest stage.
             gpipe = mesh.schedule[rows] == SCHEDULES.index("gpipe")
             waiting[rows] = np.where(gpipe, times[0].max(axis=1) + times[1].max(axis=1), both.max(axis=1))
-            cut_bytes[rows] = self.work.scaled(stages.cut_bytes)
+            cut_bytes[rows] = self.arrays.scaled(stages.cut_bytes)
             some = mesh.take(rows)
-            parts.append((rows, footprint(self.work, self.optimizer, some, costs, place=place[rows], stages=stages)))
+            parts.append((rows, footprint(self.arrays, self.optimizer, some, costs, place=place[rows], stages=stages)))
         trained, experts = costs.trained[place], costs.trained_experts[place]
         load = Load(runs=heaviest, weights=weights, trained=trained, trained_experts=experts, cut_bytes=cut_bytes)
-        exchanges = [*Data().communication(self.work, mesh, load), *Pipeline().communication(self.work, mesh, load)]
+        exchanges = [*Data().communication(self.arrays, mesh, load), *Pipeline().communication(self.arrays, mesh, load)]
         seconds = all_seconds(self.cluster, exchanges)
         slots = mesh.microbatches.astype(np.float64)
         compute = slots * (slowest * ((costs.forward + costs.backward)[place] + again)).sum(axis=1)
         work_ahead, work_back = (slowest * ahead).sum(axis=1), (slowest * back).sum(axis=1)
         transfer, alone, exposed = _exposed(mesh, exchanges, seconds, load=load, ahead=work_ahead, back=work_back)
         memory = Footprint.join(parts, mesh.rows)
-        updated = memory.updated_elements * self.optimizer.moved_bytes(self.work.precision)
+        updated = memory.updated_elements * self.optimizer.moved_bytes(self.arrays.precision)
         # The gradients of a micro-batch but the first are added to those there are: two read, one written. A measured
         # pass does that.
         shards = np.where(mesh.zero >= 2, mesh.shard, 1)
-        added = 3 * self.work.precision.gradient_bytes * (heaviest * trained).sum(axis=1) / shards
-        updated += (slots - 1) * added * (self.work.profile.origin != "measured")
+        added = 3 * self.arrays.precision.gradient_bytes * (heaviest * trained).sum(axis=1) / shards
+        updated += (slots - 1) * added * (self.arrays.profile.origin != "measured")
         bandwidth = self.cluster.device.memory_bandwidth * self.assumptions.bandwidth
         return Prices(
             mesh=mesh,
@@ -192,7 +198,7 @@ class Pricer:
             bubble=bubble_slots(mesh) * waiting,
             update=updated / bandwidth if bandwidth else np.zeros(mesh.rows),
             framework=self._framework(
-                mesh, slowest, busy=work_ahead + work_back, whole=(ahead + back) @ self.work.counts
+                mesh, slowest, busy=work_ahead + work_back, whole=(ahead + back) @ self.arrays.counts
             ),
             memory=memory,
             costs=costs,
@@ -208,7 +214,7 @@ class Pricer:
 
         Where FSDP was measured, on processors, each of its exchanges is waited for where it is called.
         """
-        waits = int(prices.mesh.zero[row]) == 3 and measured_units(self.cluster) is not None
+        waits = int(prices.mesh.zero[row]) == 3 and measured_group_costs(self.cluster) is not None
         beside = 0.0 if waits else self.cluster.overlap
         return max(float(prices.exposed[row]), exposed_seconds(prices.stage_times(row), beside))
 
@@ -219,28 +225,28 @@ class Pricer:
         measured, wait for each other, now one and now the other. The slowest of others waits less, by what they are
         done before it, and at least as long as stages that compute next to nothing.
         """
-        work, cluster = self.work, self.cluster
-        launches = work.per_block(work.launches)
-        share = runs @ launches / max(1.0, float(work.counts @ launches))
+        arrays, cluster = self.arrays, self.cluster
+        launches = arrays.per_block(arrays.launches)
+        share = runs @ launches / max(1.0, float(arrays.counts @ launches))
         passes = mesh.microbatches + bubble_slots(mesh)
-        a_pass = share * framework_seconds(work, mesh.micro.astype(np.float64))
+        a_pass = share * framework_seconds(arrays, mesh.micro.astype(np.float64))
         stages, gpipe = mesh.axis("pipeline"), mesh.schedule == SCHEDULES.index("gpipe")
         together = mesh.degrees.prod(axis=1) > stages
         found: Floats = cluster.overhead_seconds + passes * a_pass
         one = busy + a_pass
         earlier = busy - (whole - busy) / np.maximum(1, stages - 1)
-        for runtime, chosen, times, own, slack in (
+        for runtime, chosen, times, per_pass, slack in (
             ("step", together, 1.0, mesh.microbatches * one, 0.0),
             ("gpipe", (stages > 1) & gpipe, passes, one, earlier),
             ("1f1b", (stages > 1) & ~gpipe, passes, one, earlier),
         ):
             if runtime in cluster.runtime_seconds:
                 known = cluster.runtime_seconds[runtime]
-                longer = np.interp(own, cluster.pass_seconds, known)
+                longer = np.interp(per_pass, cluster.pass_seconds, known)
                 longer = np.maximum(longer - slack, np.minimum(longer, known[0]))
                 found += np.where(chosen, times * longer, 0.0)
         units = (mesh.zero == 3) & (mesh.shard > 1)
-        found += np.where(units, passes * (runs @ units_seconds(work, cluster)), 0.0)
+        found += np.where(units, passes * (runs @ group_seconds(arrays, cluster)), 0.0)
         return found
 
     def by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:

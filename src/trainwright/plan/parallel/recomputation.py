@@ -12,91 +12,91 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainwright.plan.parallel.mesh import Bools, Floats, Mesh
-from trainwright.plan.parallel.model_arrays import Work
-from trainwright.plan.parallel.rerun_modules import runs_of
-from trainwright.plan.parallel.strategies.registry import Exchange
+from trainwright.plan.parallel.model_arrays import ModelArrays
+from trainwright.plan.parallel.rerun_modules import paths_run_again
+from trainwright.plan.parallel.strategies.strategy import Exchange
 
-__all__ = ["choices_of", "exchanges_again", "kept_bytes", "layers_again", "modules_of"]
+__all__ = ["choices_of", "exchanges_again", "layers_again", "modules_of", "saved_bytes"]
 
 
-def choices_of(work: Work) -> tuple[str, ...]:
+def choices_of(arrays: ModelArrays) -> tuple[str, ...]:
     """Return those of `RECOMPUTE` that mean something for a model, and that a search tries."""
-    there = {"none": True, "selective": bool(work.rerun.any()), "full": bool(work.again.any())}
-    return tuple(name for name, means in there.items() if means)
+    possible = {"none": True, "selective": bool(arrays.rerun.any()), "full": bool(arrays.again.any())}
+    return tuple(name for name, some in possible.items() if some)
 
 
-def modules_of(work: Work) -> tuple[str, ...]:
+def modules_of(arrays: ModelArrays) -> tuple[str, ...]:
     """Return the paths of the modules that a full recomputation runs again, () where the profile does not say them."""
-    return runs_of(work.blocks, work.again.tolist()) if work.profile.origin != "described" else ()
+    return paths_run_again(arrays.blocks, arrays.again.tolist()) if arrays.profile.origin != "described" else ()
 
 
-def kept_bytes(work: Work, mesh: Mesh, kept: Floats, recompute: str, *, share: Floats) -> Floats:
+def saved_bytes(arrays: ModelArrays, mesh: Mesh, saved: Floats, recompute: str, *, share: Floats) -> Floats:
     """Return (ways, blocks): bytes that a run of each block keeps, where its layers keep `kept` if nothing is rerun.
 
     `share` of a layer's output is made by one device.
     """
-    whole = work.per_block(kept)
+    whole = arrays.per_block(saved)
     if recompute == "none":
         return whole
     if recompute == "selective":
-        return work.per_block(kept * (1 - work.rerun))
+        return arrays.per_block(saved * (1 - arrays.rerun))
     parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
-    outputs = mesh.micro[:, None] * np.array([work.scaled(block.output_bytes) for block in work.blocks])
+    outputs = mesh.micro[:, None] * np.array([arrays.scaled(block.output_bytes) for block in arrays.blocks])
     ends = outputs / parts[:, None]
     if recompute == "operators":
-        made = np.where(_kept_products(work), work.outputs * work.precision.element_bytes, 0.0)
-        ends = ends + work.per_block(mesh.micro[:, None] * share * made)
-    return np.where(work.again, np.minimum(whole, ends), whole)
+        products = np.where(_kept_products(arrays), arrays.outputs * arrays.precision.element_bytes, 0.0)
+        ends = ends + arrays.per_block(mesh.micro[:, None] * share * products)
+    return np.where(arrays.again, np.minimum(whole, ends), whole)
 
 
-def layers_again(work: Work, recompute: str) -> Bools:
+def layers_again(arrays: ModelArrays, recompute: str) -> Bools:
     """Return which layers run a second time.
 
     Of a block that is run again not its end, of which nothing is kept: the last product's output is only handed on,
     unless what follows (dropout) keeps something. Torch stops before it.
     """
     if recompute == "none":
-        return np.zeros(len(work.layers), dtype=np.bool_)
+        return np.zeros(len(arrays.layers), dtype=np.bool_)
     if recompute == "selective":
-        return work.rerun > 0
-    found = work.again[work.block] & ~_ends(work)
-    return found & ~_kept_products(work) if recompute == "operators" else found
+        return arrays.rerun > 0
+    found = arrays.again[arrays.block] & ~_ends(arrays)
+    return found & ~_kept_products(arrays) if recompute == "operators" else found
 
 
-def exchanges_again(work: Work, exchanges: Sequence[Exchange], recompute: str) -> list[int]:
+def exchanges_again(arrays: ModelArrays, exchanges: Sequence[Exchange], recompute: str) -> list[int]:
     """Return the places of the exchanges of a forward pass that are made a second time.
 
     By operators what was reduced is kept, what was gathered is not.
     """
     if recompute in {"none", "selective"}:
         return []
-    ends = {(int(work.block[place]), work.layers[place].name) for place in np.flatnonzero(_ends(work))}
+    ends = {(int(arrays.block[place]), arrays.layers[place].name) for place in np.flatnonzero(_ends(arrays))}
     return [
         place
         for place, exchange in enumerate(exchanges)
         if exchange.block is not None
-        and work.again[exchange.block]
+        and arrays.again[exchange.block]
         and (exchange.block, exchange.layer) not in ends
         and (recompute == "full" or exchange.operation == "all_gather")
     ]
 
 
-def _ends(work: Work) -> Bools:
+def _ends(arrays: ModelArrays) -> Bools:
     """Return which layers are the last product of their block, or after it, and keep nothing of its output."""
-    found = np.zeros(len(work.layers), dtype=np.bool_)
-    for block in range(len(work.blocks)):
-        for place in np.flatnonzero(work.block == block)[::-1]:
-            layer = work.layers[place]
-            if layer.kind != "pointwise" or work.saved[place]:
-                found[place:][work.block[place:] == block] = layer.kind in {"linear", "conv"}
+    found = np.zeros(len(arrays.layers), dtype=np.bool_)
+    for block in range(len(arrays.blocks)):
+        for place in np.flatnonzero(arrays.block == block)[::-1]:
+            layer = arrays.layers[place]
+            if layer.kind != "pointwise" or arrays.saved[place]:
+                found[place:][arrays.block[place:] == block] = layer.kind in {"linear", "conv"}
                 break
     return found
 
 
-def _kept_products(work: Work) -> Bools:
+def _kept_products(arrays: ModelArrays) -> Bools:
     """Return which layers' outputs stay with recomputation by operators: attention, and every second product."""
     found, before = [], 0
-    for layer, block, previous in zip(work.layers, work.block, [-1, *work.block[:-1]], strict=True):
+    for layer, block, previous in zip(arrays.layers, arrays.block, [-1, *arrays.block[:-1]], strict=True):
         before = before if block == previous else 0
         product = layer.kind in {"linear", "conv"}
         found.append(layer.kind == "attention" or (product and before % 2 == 0))

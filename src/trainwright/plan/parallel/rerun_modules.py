@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from trainwright.model.layer import Block
 
-__all__ = ["run_again", "runs_of"]
+__all__ = ["blocks_run_again", "paths_run_again"]
 
 
-def run_again(blocks: Sequence[Block]) -> tuple[bool, ...]:
+def blocks_run_again(blocks: Sequence[Block]) -> tuple[bool, ...]:
     """Return which blocks a full recomputation runs again.
 
     They are the transformer blocks; in a model without any, those that are a module of several layers.
@@ -18,7 +18,7 @@ def run_again(blocks: Sequence[Block]) -> tuple[bool, ...]:
     return tuple(len(block.layers) > 1 and _whole(block, paths) for block in blocks)
 
 
-def runs_of(blocks: Sequence[Block], again: Sequence[bool]) -> tuple[str, ...]:
+def paths_run_again(blocks: Sequence[Block], again: Sequence[bool]) -> tuple[str, ...]:
     """Return the paths of the modules that are run again, () where some block is none."""
     paths = [tuple(layer.name.split(".")) for block in blocks for layer in block.layers]
     chosen = [block for block, runs in zip(blocks, again, strict=True) if runs]
@@ -32,11 +32,11 @@ def _whole(block: Block, paths: Sequence[tuple[str, ...]]) -> bool:
 
     `paths` are those of all layers, of repeated blocks those of the first run.
     """
-    own = [tuple(layer.name.split(".")) for layer in block.layers]
+    block_paths = [tuple(layer.name.split(".")) for layer in block.layers]
     first, *others = [tuple(name.split(".")) for name in _names(block)]
-    inside = sum(path[: len(first)] == first for path in own)
+    inside = sum(path[: len(first)] == first for path in block_paths)
     return (
-        inside == len(own) == sum(path[: len(first)] == first for path in paths)
+        inside == len(block_paths) == sum(path[: len(first)] == first for path in paths)
         and not any(path[: len(other)] == other for other in others for path in paths)
     )  # fmt: skip
 

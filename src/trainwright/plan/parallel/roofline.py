@@ -8,7 +8,7 @@ from trainwright.errors import InputError
 from trainwright.model.layer import Layer
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.mesh import Floats
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.model_arrays import ModelArrays
 
 __all__ = ["device_flops", "framework_seconds", "launch_seconds", "layer_seconds"]
 
@@ -17,9 +17,9 @@ _CAST_BYTES = 5
 """An element of an operand: read in two bytes for its greatest value, read again, and written in one."""
 
 
-def device_flops(cluster: Cluster, work: Work) -> float:
+def device_flops(cluster: Cluster, arrays: ModelArrays) -> float:
     """Return the device's peak operations a second at the plan's precision; raises `InputError` if it is not known."""
-    return _peak(cluster, work.precision.flops)
+    return _peak(cluster, arrays.precision.flops)
 
 
 def _peak(cluster: Cluster, wanted: str) -> float:
@@ -39,32 +39,32 @@ def _peak(cluster: Cluster, wanted: str) -> float:
 
 
 def layer_seconds(
-    work: Work, cluster: Cluster, assumptions: Assumptions, *, samples: Floats, share: Floats, weights: Floats
+    arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions, *, samples: Floats, share: Floats, weights: Floats
 ) -> tuple[Floats, Floats]:
     """Return forward and backward seconds of `share` of each layer on `samples` samples: (candidates, layers).
 
     `weights` is the share of the layer's weights that is read. Times of a measured layer are read off those of the
     batches that were measured; the whole share of `Assumptions` stays.
     """
-    measured = np.array([layer.forward_seconds is not None for layer in work.layers])
-    forward = _roofline(work, cluster, assumptions, samples=samples, share=share, weights=weights, backward=False)
-    backward = _roofline(work, cluster, assumptions, samples=samples, share=share, weights=weights, backward=True)
+    measured = np.array([layer.forward_seconds is not None for layer in arrays.layers])
+    forward = _roofline(arrays, cluster, assumptions, samples=samples, share=share, weights=weights, backward=False)
+    backward = _roofline(arrays, cluster, assumptions, samples=samples, share=share, weights=weights, backward=True)
     if measured.any():
-        whole = np.array([assumptions.whole.get(layer.kind, 0.0) for layer in work.layers])
+        whole = np.array([assumptions.whole.get(layer.kind, 0.0) for layer in arrays.layers])
         part = np.where(share < 1, whole + (1 - whole) * share, 1.0)
-        batches = work.profile.smaller_batches
+        batches = arrays.profile.smaller_batches
         different, place = np.unique(samples, return_inverse=True)
         ahead, back = (
-            np.stack([_at(different, work.profile.batch, batches, *times) for times in both], axis=1)[place]
-            for both in zip(*(_times(layer) for layer in work.layers), strict=True)
+            np.stack([_at(different, arrays.profile.batch, batches, *times) for times in both], axis=1)[place]
+            for both in zip(*(_times(layer) for layer in arrays.layers), strict=True)
         )
         forward, backward = np.where(measured, part * ahead, forward), np.where(measured, part * back, backward)
     return forward, backward
 
 
-def framework_seconds(work: Work, samples: Floats) -> Floats:
+def framework_seconds(arrays: ModelArrays, samples: Floats) -> Floats:
     """Return the seconds beyond its layers' of a pass of the whole model over so many samples, and back."""
-    profile, whole = work.profile, work.profile.framework_seconds
+    profile, whole = arrays.profile, arrays.profile.framework_seconds
     if profile.smaller_batches:
         return _at(samples, profile.batch, profile.smaller_batches, whole, profile.smaller_framework_seconds)
     found: Floats = np.maximum(whole, whole * samples / profile.batch)  # launching takes as long for fewer samples
@@ -86,15 +86,15 @@ def _at(samples: Floats, batch: int, smaller: tuple[int, ...], seconds: float, l
     return found
 
 
-def launch_seconds(work: Work, cluster: Cluster) -> Floats:
+def launch_seconds(arrays: ModelArrays, cluster: Cluster) -> Floats:
     """Return the launches' fixed seconds in a forward pass of each layer; a backward pass has twice as many."""
-    unmeasured = np.array([layer.forward_seconds is None for layer in work.layers])
-    found: Floats = np.where(unmeasured, work.launches * cluster.device.launch_seconds, 0.0)
+    unmeasured = np.array([layer.forward_seconds is None for layer in arrays.layers])
+    found: Floats = np.where(unmeasured, arrays.launches * cluster.device.launch_seconds, 0.0)
     return found
 
 
 def _roofline(
-    work: Work,
+    arrays: ModelArrays,
     cluster: Cluster,
     assumptions: Assumptions,
     *,
@@ -104,20 +104,22 @@ def _roofline(
     backward: bool,
 ) -> Floats:
     device = cluster.device
-    kinds = [layer.kind for layer in work.layers]
+    kinds = [layer.kind for layer in arrays.layers]
     reached = np.array([device.efficiency.get(kind, assumptions.efficiency.get(kind, 0.5)) for kind in kinds])
     flops, moved, passes = (
-        (work.backward_flops, work.backward_bytes, 2) if backward else (work.forward_flops, work.forward_bytes, 1)
+        (arrays.backward_flops, arrays.backward_bytes, 2)
+        if backward
+        else (arrays.forward_flops, arrays.forward_bytes, 1)
     )
-    read = passes * weights * work.weights * work.precision.weight_bytes
-    rate, bandwidth = device_flops(cluster, work) * reached, device.memory_bandwidth * assumptions.bandwidth
-    fixed = passes * launch_seconds(work, cluster)
-    if work.precision.products:
-        cast = np.array([layer.kind == "linear" for layer in work.layers]) & work.inside
+    read = passes * weights * arrays.weights * arrays.precision.weight_bytes
+    rate, bandwidth = device_flops(cluster, arrays) * reached, device.memory_bandwidth * assumptions.bandwidth
+    fixed = passes * launch_seconds(arrays, cluster)
+    if arrays.precision.products:
+        cast = np.array([layer.kind == "linear" for layer in arrays.layers]) & arrays.inside
         quick = device.efficiency.get("fp8", assumptions.efficiency.get("fp8", 0.5))
-        rate = np.where(cast, _peak(cluster, work.precision.products) * quick, rate)
-        operands = work.inputs + (work.outputs if backward else 0)
-        elements = np.where(cast, samples[:, None] * share * operands + weights * work.weights, 0.0)
+        rate = np.where(cast, _peak(cluster, arrays.precision.products) * quick, rate)
+        operands = arrays.inputs + (arrays.outputs if backward else 0)
+        elements = np.where(cast, samples[:, None] * share * operands + weights * arrays.weights, 0.0)
         fixed = fixed + (elements * _CAST_BYTES / bandwidth if bandwidth else 0.0)
     return roofline_seconds(
         samples[:, None] * share * flops,

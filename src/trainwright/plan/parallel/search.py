@@ -12,9 +12,9 @@ import numpy as np
 
 from trainwright.plan.parallel.bounds import bounds_of
 from trainwright.plan.parallel.candidates import LEVELS, MODES, Shapes, choices_of
-from trainwright.plan.parallel.mesh import AXES, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
 from trainwright.plan.parallel.pricing import Pricer, Prices
-from trainwright.plan.plan_query import Request
+from trainwright.plan.plan_query import PlanQuery
 
 __all__ = ["Found", "search"]
 
@@ -61,40 +61,40 @@ class _Family:
         return choice, now[place]
 
 
-def search(pricer: Pricer, shapes: Shapes, request: Request) -> list[Found]:
+def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[Found]:
     """Return what was found for every strategy that some shape allows."""
     mesh = shapes.mesh
     bounds = bounds_of(pricer, mesh)
     divided = mesh.degrees > 1
-    data = divided[:, AXES.index("data")].copy()
-    divided[:, AXES.index("data")] = False
-    code = 2 * (divided @ (1 << np.arange(len(AXES)))) + data
+    data = divided[:, mesh.place("data")].copy()
+    divided[:, mesh.place("data")] = False
+    code = 2 * (divided @ (1 << np.arange(len(mesh.axes)))) + data
     order = np.argsort(code, kind="stable")
     names, starts = np.unique(code[order], return_index=True)
     strategies = list(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
     families = []
-    score = request.score(mesh, bounds.seconds, np.zeros(mesh.rows))
+    score = query.score(mesh, bounds.seconds, np.zeros(mesh.rows))
     for mode in MODES:
-        made, fits = choices_of(mesh, mode, request.cluster.devices_per_node)
-        sizes = bounds.sizes(LEVELS[mode], made.shard)
-        possible = fits & (sizes <= request.memory_bytes)
+        candidates, fits = choices_of(mesh, mode, query.cluster.devices_per_node)
+        sizes = bounds.sizes(LEVELS[mode], candidates.shard)
+        possible = fits & (sizes <= query.memory_bytes)
         left_out = np.where(possible, np.inf, sizes).min(axis=0)
-        if request.goal == "memory":
-            score = request.score(mesh, bounds.seconds, sizes)
+        if query.goal == "memory":
+            score = query.score(mesh, bounds.seconds, sizes)
         bound = np.where(possible, score, np.inf)
         best = bound.min(axis=0)
         for name, rows in strategies:
             with_data = name % 2 == 1
-            if mode not in request.allowed if with_data else mode != "data":
+            if mode not in query.allowed if with_data else mode != "data":
                 continue
             some = rows[fits[rows]]
             if len(some):
-                axes = tuple(axis for place, axis in enumerate(AXES) if name // 2 >> place & 1)
+                axes = tuple(axis.name for place, axis in enumerate(mesh.axes) if name // 2 >> place & 1)
                 found = Found(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
                 families.append(_Family(found, some, best, bound))
     width = _FIRST_ROUND
     while any(len(each.left) for each in families):
-        _round(pricer, mesh, families, request, choices=bounds.choices, width=width)
+        _round(pricer, mesh, families, query, choices=bounds.choices, width=width)
         width *= 4
     return [each.found for each in families]
 
@@ -103,7 +103,7 @@ def _round(
     pricer: Pricer,
     mesh: Mesh,
     families: list[_Family],
-    request: Request,
+    query: PlanQuery,
     *,
     choices: tuple[tuple[bool, int], ...],
     width: int,
@@ -114,33 +114,33 @@ def _round(
     for number, family in enumerate(families):
         choice, rows = family.take(width)
         if len(rows):
-            some, _ = choices_of(mesh.take(rows), family.found.mode or "data", request.cluster.devices_per_node)
+            some, _ = choices_of(mesh.take(rows), family.found.mode or "data", query.cluster.devices_per_node)
             parts.append(replace(some, sequence=sequence[choice], recompute=recompute[choice]))
             owners.append(np.full(len(rows), number))
     if not parts:
         return
     every, owner = _joined(parts), np.concatenate(owners)
     prices = pricer.price(every)
-    total = request.score(every, prices.total, prices.memory.peak)
+    total = query.score(every, prices.total, prices.memory.peak)
     for number, family in enumerate(families):
         rows = np.flatnonzero(owner == number)
         if len(rows):
-            _settle(pricer, family.found, prices, bound=total, rows=rows, request=request)
+            _settle(pricer, family.found, prices, bound=total, rows=rows, query=query)
 
 
-def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows: Ints, request: Request) -> None:
+def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows: Ints, query: PlanQuery) -> None:
     """Follow the event list of candidates in the order of their bounds until the next bound is no better."""
     found.priced += len(rows)
     peak = prices.memory.peak[rows]
-    found.least_bytes = min(found.least_bytes, float(peak[peak > request.memory_bytes].min(initial=np.inf)))
-    rows = rows[peak <= request.memory_bytes]
+    found.least_bytes = min(found.least_bytes, float(peak[peak > query.memory_bytes].min(initial=np.inf)))
+    rows = rows[peak <= query.memory_bytes]
     for row in rows[np.argsort(bound[rows], kind="stable")]:
         if bound[row] > found.score:
             break
         exposed = pricer.exposed(prices, row)
         seconds = float(prices.total[row] - prices.exposed[row]) + exposed
         size = prices.memory.peak[row : row + 1]
-        score = float(request.score(prices.mesh.take(np.array([row])), np.array([seconds]), size)[0])
+        score = float(query.score(prices.mesh.take(np.array([row])), np.array([seconds]), size)[0])
         if score < found.score or (score == found.score and _order(prices, row) < found.order):
             found.score, found.exposed, found.prices, found.row = score, exposed, prices, int(row)
             found.order = _order(prices, row)
@@ -162,4 +162,4 @@ def _order(prices: Prices, row: int) -> tuple[int, ...]:
 def _joined(parts: list[Mesh]) -> Mesh:
     names = ("degrees", "micro", "zero", "shard", "sequence", "recompute", "schedule", "chunks")
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Mesh(batch=parts[0].batch, **columns)
+    return Mesh(batch=parts[0].batch, axes=parts[0].axes, **columns)

@@ -15,15 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.memory.execute.surroundings import Buffers, Seen
-from trainwright.model.trace.attention import attention_by
-from trainwright.plan import ParallelPlan
+from trainwright.model.trace.attention import replace_attention
+from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of
-from trainwright.train.parallel.pipeline.runner import cuts_of, uncut_of
+from trainwright.train.parallel.pipeline.cuts import cuts_of, uncut_of
 
 __all__ = ["run_again"]
 
 
-def run_again(model: nn.Module, plan: ParallelPlan) -> None:
+def run_again(model: nn.Module, plan: Layout) -> None:
     """Let a model keep as little as the plan says; its modules, their names and what they return stay as they are.
 
     Raises `UnsupportedPlan` if the model has not the modules that the plan runs again.
@@ -37,7 +37,7 @@ def run_again(model: nn.Module, plan: ParallelPlan) -> None:
             part.forward = _Attention(part, plan if whole else None)
 
 
-def _blocks(model: nn.Module, plan: ParallelPlan) -> list[nn.Module]:
+def _blocks(model: nn.Module, plan: Layout) -> list[nn.Module]:
     modules = dict(model.named_modules())
     missing = [path for path in plan.recomputed if path not in modules]
     if missing:
@@ -91,12 +91,12 @@ class _Scratch:
 class _Attention:
     """The forward pass of a model whose attention keeps queries, keys and values, and nothing that it makes of them."""
 
-    def __init__(self, module: nn.Module, plan: ParallelPlan | None) -> None:
+    def __init__(self, module: nn.Module, plan: Layout | None) -> None:
         self._forward, self._plan = module.forward, plan
         self._calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with attention_by(self._run):
+        with replace_attention(self._run):
             found = self._forward(*args, **kwargs)
         if self._plan is not None and not self._calls:
             raise UnsupportedPlan.of(

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.plan import Degrees, ParallelPlan
+from trainwright.plan import Degrees, Layout
 
 __all__ = ["data_place", "mesh_of"]
 
 
-def mesh_of(plan: ParallelPlan, device_type: str) -> DeviceMesh | None:
+def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
     """Return the mesh of all ranks, None of one alone.
 
     The data axis is "data", or "replica" and "shard" where state is divided over some of its ranks.
@@ -45,7 +45,7 @@ def data_place(degrees: Degrees) -> int:
     return dist.get_rank() // inner % degrees.data if degrees.devices > 1 else 0
 
 
-def _axes(plan: ParallelPlan) -> list[tuple[str, int]]:
+def _axes(plan: Layout) -> list[tuple[str, int]]:
     """Return the axes, slowest first."""
     found: list[tuple[str, int]] = []
     for degree in reversed(fields(plan.degrees)):

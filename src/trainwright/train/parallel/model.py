@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.plan import ParallelPlan
+from trainwright.plan import Layout
 from trainwright.train.parallel.mesh import data_place
 
 __all__ = ["Loss", "Parallel", "Setup"]
@@ -41,7 +41,7 @@ class Parallel(nn.Module):
     After `backward()` every parameter has the gradient of the mean over the whole batch, or this rank's part of it.
     """
 
-    def __init__(self, setup: Setup, plan: ParallelPlan, mesh: DeviceMesh | None) -> None:
+    def __init__(self, setup: Setup, plan: Layout, mesh: DeviceMesh | None) -> None:
         super().__init__()
         self.module = setup.module
         self.plan = plan

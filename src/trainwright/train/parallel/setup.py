@@ -1,4 +1,4 @@
-"""Which strategies are set up, and how: one function each."""
+"""Setting up a model and its optimizer for a layout: one function for each strategy that can be trained."""
 
 import re
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.errors import UnsupportedPlan
-from trainwright.plan import ParallelPlan
+from trainwright.errors import TrialError, UnsupportedPlan
+from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import refuse_hooks
 from trainwright.train.parallel.checkpointed_modules import run_again
 from trainwright.train.parallel.convolution.channel import ChannelParallel
@@ -29,10 +29,34 @@ from trainwright.train.parallel.strategies.fully_sharded import shard, shard_eac
 from trainwright.train.parallel.strategies.gradient_averaging import Averaging
 from trainwright.train.parallel.strategies.tensor import divide_blocks
 
-__all__ = ["set_up"]
+__all__ = ["set_up", "set_up_model"]
 
 
-def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Parallel:
+def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, sync_bn: bool = False) -> Parallel:
+    """Return the model as the ranks of `plan` train it; the optimizer steps what this rank has of its parameters.
+
+    Raises `UnsupportedPlan`, and `TrialError` for an optimizer that has stepped, or of other parameters.
+    """
+    if optimizer.state:
+        raise TrialError("prepare: with a plan the optimizer is to be new; it has stepped already")
+    names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    foreign = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in names]
+    if foreign:
+        raise TrialError(
+            f"prepare: the optimizer has {len(foreign)} parameters that are not the model's; with a plan it needs the "
+            "model's own"
+        )
+    parallel = set_up_model(model, plan, sync_bn=sync_bn)
+    # The groups of the optimizer keep their settings; their parameters become those that this rank has now.
+    now = dict(parallel.module.named_parameters(remove_duplicate=False))
+    for group in optimizer.param_groups:
+        group["params"] = [now[name] for each in group["params"] if (name := names[id(each)]) in now]
+        if len({type(each) for each in group["params"]}) > 1:  # torch's grouped kernels take one kind of tensor
+            group |= {name: False for name in ("foreach", "fused") if name in group}
+    return parallel
+
+
+def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Parallel:
     """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`."""
     inner = _checked(plan)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
@@ -54,7 +78,7 @@ def set_up(model: nn.Module, plan: ParallelPlan, *, sync_bn: bool = False) -> Pa
     return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
 
 
-def _checked(plan: ParallelPlan) -> str:
+def _checked(plan: Layout) -> str:
     """Return the degree that says how a plan is set up: that beside data, of pipelines "pipeline", else "data"."""
     inner = [name for each in fields(plan.degrees) if (name := each.name) != "data" and getattr(plan.degrees, name) > 1]
     if len(inner) > 1 and set(inner) not in ({"tensor", "pipeline"}, {"tensor", "context"}):
@@ -91,7 +115,7 @@ def _checked(plan: ParallelPlan) -> str:
     return name
 
 
-def _cast(setup: Setup, plan: ParallelPlan, device_type: str) -> Setup:
+def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
     """Return a setup whose forward pass runs in the plan's precision."""
     kind = _AUTOCAST[plan.precision]
     if kind is None:
@@ -109,7 +133,7 @@ def _cast(setup: Setup, plan: ParallelPlan, device_type: str) -> Setup:
     return replace(setup, call=call, backward=None if setup.backward is None else backward)
 
 
-def _refuse_marked(model: nn.Module, plan: ParallelPlan) -> None:
+def _refuse_marked(model: nn.Module, plan: Layout) -> None:
     """Refuse hooks of parameters where others are put in the place of all of these."""
     found = next((name for name, each in model.named_parameters() if marked(each)), None)
     if found is not None and (plan.zero or plan.degrees.tensor > 1):
@@ -126,7 +150,7 @@ def _equalise(model: nn.Module) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
-def _synchronise(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
+def _synchronise(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
     """Take batch statistics over all ranks that have other samples, or other rows of them."""
     if plan.degrees.data * plan.degrees.spatial == plan.devices:
         group: Any = dist.group.WORLD
@@ -139,13 +163,13 @@ def _synchronise(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None
             each.forward = SynchronisedNorm(each, group, copies=plan.degrees.spatial)
 
 
-def _data(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+def _data(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     if plan.zero:
         return shard(model, mesh, zero=plan.zero)
     return _replicated(model, model, plan)
 
 
-def _replicated(model: nn.Module, called: nn.Module, plan: ParallelPlan) -> Setup:
+def _replicated(model: nn.Module, called: nn.Module, plan: Layout) -> Setup:
     """Return a model whose gradients torch's DDP averages; `called` is the model, or what calls it."""
     replicated = DistributedDataParallel(called, gradient_as_bucket_view=True)
 
@@ -166,7 +190,7 @@ def _replicated(model: nn.Module, called: nn.Module, plan: ParallelPlan) -> Setu
     return Setup(module=model, call=call, alone=replicated.no_sync)
 
 
-def _filter(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+def _filter(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     world, layers = plan.degrees.filter, _divisible(model)
     new: dict[nn.Module, nn.Module] = {}
     for each in model.modules():
@@ -179,7 +203,7 @@ def _filter(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     return _divided(model, new, plan, mesh, "whose filters it divides")
 
 
-def _channel(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+def _channel(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     world = plan.degrees.channel
     new = {
         each: ChannelParallel(each, mesh["channel"], axis="channel")
@@ -189,7 +213,7 @@ def _channel(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     return _divided(model, new, plan, mesh, "but the first whose input channels it divides")
 
 
-def _divided(model: nn.Module, new: "dict[nn.Module, Any]", plan: ParallelPlan, mesh: DeviceMesh, which: str) -> Setup:
+def _divided(model: nn.Module, new: "dict[nn.Module, Any]", plan: Layout, mesh: DeviceMesh, which: str) -> Setup:
     if not new:
         raise UnsupportedPlan.of(
             plan.strategy,
@@ -206,11 +230,11 @@ def _divided(model: nn.Module, new: "dict[nn.Module, Any]", plan: ParallelPlan, 
     return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)), alone=averaging.off)
 
 
-def _spatial(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+def _spatial(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     return _replicated(model, SpatialParallel(model, mesh.get_group("spatial")), plan)
 
 
-def _context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+def _context(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     copies = mesh["data", "context"]._flatten() if plan.degrees.data > 1 else mesh["context"]  # noqa: SLF001
     if plan.zero and plan.shard > plan.degrees.data:
         return shard(model, copies, zero=plan.zero)
@@ -225,7 +249,7 @@ def _context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     return _replicated(model, model, plan)
 
 
-def _tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+def _tensor(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
     if plan.degrees.data == 1:
         return Setup(module=model, call=model)
@@ -236,7 +260,7 @@ def _tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
     return Setup(module=model, call=model, alone=averaging.off)
 
 
-def _pipeline(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Setup:
+def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     if plan.degrees.tensor > 1:
         divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
     stages = Pipeline(model, plan, mesh)
@@ -272,7 +296,7 @@ def _divisible(model: nn.Module) -> list[nn.Module]:
     return [each for each in layers if each not in tied]
 
 
-_SETUPS: dict[str, Callable[[nn.Module, ParallelPlan, DeviceMesh], Setup]] = {
+_SETUPS: dict[str, Callable[[nn.Module, Layout, DeviceMesh], Setup]] = {
     "data": _data,
     "filter": _filter,
     "channel": _channel,

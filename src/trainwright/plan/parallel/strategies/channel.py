@@ -6,8 +6,8 @@ completes forward; backward the slices of the gradient of the input are gathered
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.filter import divisible
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, largest_part
 
@@ -17,46 +17,48 @@ __all__ = ["Channel"]
 class Channel:
     """Divide input channels into `channel` parts, the largest of which counts; the first layer is not divided."""
 
-    axis = "channel"
+    axis = Axis(name="channel", order=40, exclusive="layers")
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest input channels of a layer after the first."""
-        if work.hidden:
+        if arrays.hidden:
             return Limit(most=1, by="tensor parallelism divides transformer blocks")
-        found = [(work.layers[place].channels, work.layers[place].name) for place in divisible(work)[1:]]
+        found = [(arrays.layers[place].channels, arrays.layers[place].name) for place in divisible(arrays)[1:]]
         if not found:
             return Limit(most=1, by="no convolution or matrix after the first")
         most, name = min(found, key=lambda each: each[0])
         return Limit(most=most, by=f"the {most} channels of {name}")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
         """Accept any degree within the limit."""
         return degrees >= 1
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return, of a layer that is divided, the part with most channels."""
-        return _largest_part(work, mesh)
+        return _largest_part(arrays, mesh)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide weights and the inputs that are kept for them."""
-        share = _largest_part(work, mesh)
+        share = _largest_part(arrays, mesh)
         return share, share
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return an all-reduce of each output, and an all-gather of the gradient of each input."""
         if load is not None:
             return []
         ranks, stride = mesh.group(("channel",))
         once = np.where(ranks > 1, 1.0, 0.0)
-        unit = mesh.micro * float(work.precision.element_bytes)
+        unit = mesh.micro * float(arrays.precision.element_bytes)
         found = []
-        for place in divisible(work)[1:]:
-            where, name = int(work.block[place]), work.layers[place].name
-            outputs, inputs = unit * work.outputs[place], unit * work.inputs[place]
+        for place in divisible(arrays)[1:]:
+            where, name = int(arrays.block[place]), arrays.layers[place].name
+            outputs, inputs = unit * arrays.outputs[place], unit * arrays.inputs[place]
             found.append(Exchange("all_reduce", "channel", ranks, stride, outputs, once, "forward", where, name))
             found.append(Exchange("all_gather", "channel", ranks, stride, inputs, once, "backward", where, name))
         return found
 
 
-def _largest_part(work: Work, mesh: Mesh) -> Floats:
-    return largest_part(work, mesh, "channel", {place: work.layers[place].channels for place in divisible(work)[1:]})
+def _largest_part(arrays: ModelArrays, mesh: Mesh) -> Floats:
+    return largest_part(
+        arrays, mesh, "channel", {place: arrays.layers[place].channels for place in divisible(arrays)[1:]}
+    )

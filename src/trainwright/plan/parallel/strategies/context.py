@@ -12,9 +12,9 @@ of the keys and values of s / c positions beside attention, and twice that backw
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
 __all__ = ["Context", "gathered_bytes"]
@@ -29,75 +29,75 @@ _AGAIN: tuple[Operation, Phase] = ("all_gather", "backward")
 class Context:
     """Divide the sequence of every sample into `context` parts."""
 
-    axis = "context"
+    axis = Axis(name="context", order=20, copies_weights=True)
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the length of the sequence."""
-        shapes = [block.transformer for block in work.blocks if block.transformer]
+        shapes = [block.transformer for block in arrays.blocks if block.transformer]
         if not shapes:
             return Limit(most=1, by="no transformer block was recognised")
         return Limit(most=min(shape.sequence for shape in shapes), by="the length of the sequence")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
         """Accept equal parts."""
         fits = np.ones(len(degrees), dtype=np.bool_)
-        for block in work.blocks:
+        for block in arrays.blocks:
             if block.transformer is not None:
                 fits &= block.transformer.sequence % degrees == 0
         return fits
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Divide the blocks; attention goes forward twice, with its backward pass it counts as one; a ring all."""
-        if work.ring:
-            return undivided(work, mesh) / mesh.axis("context")[:, None]
-        attention = np.array([layer.kind == "attention" for layer in work.layers])
-        forward, backward = work.forward_flops, work.backward_flops
+        if arrays.ring:
+            return undivided(arrays, mesh) / mesh.axis("context")[:, None]
+        attention = np.array([layer.kind == "attention" for layer in arrays.layers])
+        forward, backward = arrays.forward_flops, arrays.backward_flops
         twice = np.where(attention, 1 + forward / np.maximum(1.0, forward + backward), 1.0)
         degree = mesh.axis("context")[:, None]
-        return np.where(degree > 1, self._share(work, mesh) * np.where(work.inside, twice, 1.0), 1.0)
+        return np.where(degree > 1, self._share(arrays, mesh) * np.where(arrays.inside, twice, 1.0), 1.0)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide what blocks keep, but no weights."""
-        return undivided(work, mesh), self._share(work, mesh)
+        return undivided(arrays, mesh), self._share(arrays, mesh)
 
-    def _share(self, work: Work, mesh: Mesh) -> Floats:
-        return np.where(work.inside | work.ring, 1.0 / mesh.axis("context")[:, None], 1.0)
+    def _share(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
+        return np.where(arrays.inside | arrays.ring, 1.0 / mesh.axis("context")[:, None], 1.0)
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return the exchanges of keys and values in every block, and those of the sequence after the last."""
         if load is not None:
             return []
-        if work.ring:
-            return _round(work, mesh)
+        if arrays.ring:
+            return _round(arrays, mesh)
         ranks, stride = mesh.group(("context",))
-        there = (ranks > 1).astype(np.float64)
+        several = (ranks > 1).astype(np.float64)
         moved: list[tuple[int, str, Floats, float, tuple[tuple[Operation, Phase], ...]]] = []
-        for place, layer in enumerate(work.layers):
-            if layer.kind == "attention" and work.inside[place]:
-                number = int(work.block[place])
-                moved.append((number, layer.name, _keys_and_values(work, mesh, number), 1.0, (*_BOTH_WAYS, _AGAIN)))
-        last = max((number for number, block in enumerate(work.blocks) if block.transformer), default=None)
+        for place, layer in enumerate(arrays.layers):
+            if layer.kind == "attention" and arrays.inside[place]:
+                number = int(arrays.block[place])
+                moved.append((number, layer.name, _keys_and_values(arrays, mesh, number), 1.0, (*_BOTH_WAYS, _AGAIN)))
+        last = max((number for number, block in enumerate(arrays.blocks) if block.transformer), default=None)
         if last is not None:
-            size = mesh.micro * np.float64(work.scaled(work.blocks[last].output_bytes))
+            size = mesh.micro * np.float64(arrays.scaled(arrays.blocks[last].output_bytes))
             # Once a micro-batch: before what follows the blocks, or after as many runs as there are.
-            number = min(last + 1, len(work.blocks) - 1)
-            once = 1.0 if number > last else 1.0 / int(work.counts[last])
-            moved.append((number, work.blocks[last].name, size, once, _BOTH_WAYS))
+            number = min(last + 1, len(arrays.blocks) - 1)
+            once = 1.0 if number > last else 1.0 / int(arrays.counts[last])
+            moved.append((number, arrays.blocks[last].name, size, once, _BOTH_WAYS))
         return [
-            Exchange(operation, "context", ranks, stride, size, times * there, phase, number, name)
+            Exchange(operation, "context", ranks, stride, size, times * several, phase, number, name)
             for number, name, size, times, exchanges in moved
             for operation, phase in exchanges
         ]
 
 
-def _round(work: Work, mesh: Mesh) -> list[Exchange]:
+def _round(arrays: ModelArrays, mesh: Mesh) -> list[Exchange]:
     ranks, stride = mesh.group(("context",))
     directions: tuple[tuple[Phase, int], ...] = (("forward", 1), ("backward", 2))
     found = []
-    for place, layer in enumerate(work.layers):
-        if layer.kind == "attention" and work.inside[place]:
-            number = int(work.block[place])
-            size = _keys_and_values(work, mesh, number) / ranks
+    for place, layer in enumerate(arrays.layers):
+        if layer.kind == "attention" and arrays.inside[place]:
+            number = int(arrays.block[place])
+            size = _keys_and_values(arrays, mesh, number) / ranks
             for phase, times in directions:
                 count = (times * (ranks - 1)).astype(np.float64)
                 found.append(
@@ -106,24 +106,24 @@ def _round(work: Work, mesh: Mesh) -> list[Exchange]:
     return found
 
 
-def gathered_bytes(work: Work, mesh: Mesh) -> Floats:
+def gathered_bytes(arrays: ModelArrays, mesh: Mesh) -> Floats:
     """Return (ways, blocks): bytes that gathered keys and values take while a block's attention is at work.
 
     With them a mask of s / c by s, as a number and as a byte.
     """
-    found = np.zeros((mesh.rows, len(work.blocks)))
+    found = np.zeros((mesh.rows, len(arrays.blocks)))
     degree = mesh.axis("context")
-    for number, block in enumerate(work.blocks) if (degree > 1).any() and not work.ring else ():
+    for number, block in enumerate(arrays.blocks) if (degree > 1).any() and not arrays.ring else ():
         if block.transformer is not None:
-            mask = block.transformer.sequence**2 / degree * (1 + work.precision.element_bytes)
-            found[:, number] = np.where(degree > 1, _COPIES * _keys_and_values(work, mesh, number) + mask, 0.0)
+            mask = block.transformer.sequence**2 / degree * (1 + arrays.precision.element_bytes)
+            found[:, number] = np.where(degree > 1, _COPIES * _keys_and_values(arrays, mesh, number) + mask, 0.0)
     return found
 
 
-def _keys_and_values(work: Work, mesh: Mesh, block: int) -> Floats:
+def _keys_and_values(arrays: ModelArrays, mesh: Mesh, block: int) -> Floats:
     """Return the bytes of keys and values of all positions of a micro-batch, those of a tensor rank's heads."""
-    shape = work.blocks[block].transformer
+    shape = arrays.blocks[block].transformer
     assert shape is not None  # noqa: S101 -- those that ask have looked
     elements = 2 * shape.sequence * shape.hidden * (shape.kv_heads or shape.heads) / shape.heads
-    found: Floats = mesh.micro / mesh.axis("tensor") * (elements * work.precision.element_bytes)
+    found: Floats = mesh.micro / mesh.axis("tensor") * (elements * arrays.precision.element_bytes)
     return found

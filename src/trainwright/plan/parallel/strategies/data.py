@@ -10,9 +10,9 @@ of context, spatial and expert ranks are summed together with those of data rank
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
 __all__ = ["BUCKET_BYTES", "Data"]
@@ -20,56 +20,55 @@ __all__ = ["BUCKET_BYTES", "Data"]
 BUCKET_BYTES = 25 * 2**20
 """Of DistributedDataParallel, by default."""
 
-_COPIES = ("context", "spatial", "expert", "data")
-
 
 class Data:
     """Divide the batch into `data` parts; `Mesh.zero` says what else is divided, over `Mesh.shard` ranks."""
 
-    axis = "data"
+    axis = Axis(name="data", order=70, divides_samples=True, copies_weights=True, inside_stage=False)
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- any model
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- any model
         """Return the number of samples."""
         return Limit(most=batch, by="the samples of a batch")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:  # noqa: ARG002 -- any model
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- any model
         """Accept any degree; that it divides the batch is checked with the micro-batch."""
         return degrees >= 1
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Divide nothing: the micro-batch holds the device's own samples only."""
-        return undivided(work, mesh)
+        return undivided(arrays, mesh)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide nothing: what ZeRO divides is state, which `footprint` counts by level."""
-        return undivided(work, mesh), undivided(work, mesh)
+        return undivided(arrays, mesh), undivided(arrays, mesh)
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return the exchanges of gradients, and of weights where these are divided."""
         if load is None:
             return []
         common = (load.runs * (load.trained - load.trained_experts)).sum(axis=1)
         experts = (load.runs * load.trained_experts).sum(axis=1)
-        found = self._replicated(work, mesh, common, _COPIES)
+        copies = tuple(axis.name for axis in mesh.axes if axis.copies_weights)
+        found = self._replicated(arrays, mesh, common, copies)
         if experts.any():
-            found += self._replicated(work, mesh, experts, ("context", "spatial", "data"))
-        return found + self._divided(work, mesh, common + experts) + self._gathered(work, mesh, load)
+            found += self._replicated(arrays, mesh, experts, tuple(name for name in copies if name != "expert"))
+        return found + self._divided(arrays, mesh, common + experts) + self._gathered(arrays, mesh, load)
 
-    def _replicated(self, work: Work, mesh: Mesh, weights: Floats, axes: tuple[str, ...]) -> list[Exchange]:
+    def _replicated(self, arrays: ModelArrays, mesh: Mesh, weights: Floats, axes: tuple[str, ...]) -> list[Exchange]:
         ranks, stride = mesh.group(axes)
-        total = weights * work.precision.gradient_bytes
+        total = weights * arrays.precision.gradient_bytes
         buckets = np.maximum(1.0, np.ceil(total / BUCKET_BYTES))
         count = np.where((mesh.zero == 0) & (ranks > 1), buckets, 0.0)
         return [
             Exchange("all_reduce", _named(mesh, axes), ranks, stride, total / buckets, count, "gradient", overlaps=True)
         ]
 
-    def _divided(self, work: Work, mesh: Mesh, weights: Floats) -> list[Exchange]:
+    def _divided(self, arrays: ModelArrays, mesh: Mesh, weights: Floats) -> list[Exchange]:
         """Return what ZeRO-1 and -2 exchange: once an iteration, gradients of level 2 once a micro-batch."""
         ranks, stride, others = _shards(mesh)
         level = np.isin(mesh.zero, (1, 2)) & (ranks > 1)
         times = np.where(mesh.zero == 2, mesh.microbatches, 1)
-        gradients, halves = weights * work.precision.gradient_bytes, weights * work.precision.weight_bytes
+        gradients, halves = weights * arrays.precision.gradient_bytes, weights * arrays.precision.weight_bytes
         buckets = np.maximum(1.0, np.ceil(gradients / BUCKET_BYTES))
         count = np.where(level, buckets, 0.0)
         one = np.where(level, 1.0, 0.0)
@@ -81,16 +80,16 @@ class Data:
         ]
         return found + _summed(others, gradients / ranks, np.where(mesh.zero > 0, 1.0, 0.0))
 
-    def _gathered(self, work: Work, mesh: Mesh, load: Load) -> list[Exchange]:
+    def _gathered(self, arrays: ModelArrays, mesh: Mesh, load: Load) -> list[Exchange]:
         """Return what ZeRO-3 exchanges: for each run of a block, in every micro-batch."""
         ranks, stride, _ = _shards(mesh)
         level = (mesh.zero == 3) & (ranks > 1)
         if not level.any():
             return []
         found = []
-        for where, block in enumerate(work.blocks):
-            halves = load.weights[:, where] * work.precision.weight_bytes
-            gradients = load.trained[:, where] * work.precision.gradient_bytes
+        for where, block in enumerate(arrays.blocks):
+            halves = load.weights[:, where] * arrays.precision.weight_bytes
+            gradients = load.trained[:, where] * arrays.precision.gradient_bytes
             moves: tuple[tuple[Operation, Floats, Phase], ...] = (
                 ("all_gather", halves, "forward"),
                 ("all_gather", halves, "backward"),
@@ -114,9 +113,9 @@ def _shards(mesh: Mesh) -> tuple[Ints, Ints, list[tuple[str, Ints, Ints]]]:
     ranks, data = mesh.shard, mesh.axis("data")
     beyond = ranks > data  # over the context ranks too
     stride = np.where(beyond, mesh.group(("context", "data"))[1], mesh.group(("data",))[1])
-    inside, apart = mesh.group(("context", "spatial", "expert"))
+    inside, inner_stride = mesh.group(("context", "spatial", "expert"))
     others = [
-        ("context+spatial+expert", np.where(beyond, 1, inside), apart),
+        ("context+spatial+expert", np.where(beyond, 1, inside), inner_stride),
         ("data", np.where(beyond, 1, data // np.maximum(1, ranks)), stride * ranks),
     ]
     return ranks, stride, others

@@ -6,9 +6,9 @@ hidden vector, `top_k` times. The ranks work on different samples, as those of d
 
 import numpy as np
 
-from trainwright.plan.collective import Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.collective import Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
 __all__ = ["Expert"]
@@ -17,43 +17,45 @@ __all__ = ["Expert"]
 class Expert:
     """Divide the experts of every block into `expert` parts; tokens are taken to be spread evenly."""
 
-    axis = "expert"
+    axis = Axis(name="expert", order=60, divides_samples=True, copies_weights=True)
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- of the samples the data axis takes care
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- of the samples the data axis takes care
         """Return the number of experts."""
-        experts = [layer.experts for layer in work.layers if layer.experts]
+        experts = [layer.experts for layer in arrays.layers if layer.experts]
         if not experts:
             return Limit(most=1, by="the model has no experts")
         return Limit(most=min(experts), by="the experts of a block")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
         """Accept degrees by which every rank has equally many experts."""
         fits = np.ones(len(degrees), dtype=np.bool_)
-        for layer in work.layers:
+        for layer in arrays.layers:
             if layer.experts:
                 fits &= layer.experts % degrees == 0
         return fits
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Divide nothing: a rank sees as many tokens as without, its own samples' are spread, others' come."""
-        return undivided(work, mesh)
+        return undivided(arrays, mesh)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide the weights of experts."""
-        experts = np.array([layer.experts > 0 for layer in work.layers])
-        return np.where(experts, 1.0 / mesh.axis("expert")[:, None], 1.0), undivided(work, mesh)
+        experts = np.array([layer.experts > 0 for layer in arrays.layers])
+        return np.where(experts, 1.0 / mesh.axis("expert")[:, None], 1.0), undivided(arrays, mesh)
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return the two all-to-alls of each direction of a block with experts."""
         if load is not None:
             return []
         ranks, stride = mesh.group(("expert",))
         found = []
-        for where, block in enumerate(work.blocks):
-            experts = [place for place in np.flatnonzero(work.block == where) if work.layers[place].experts]
+        for where, block in enumerate(arrays.blocks):
+            experts = [place for place in np.flatnonzero(arrays.block == where) if arrays.layers[place].experts]
             if not experts:
                 continue
-            tokens = float(work.inputs[experts[0]]) * work.precision.element_bytes  # each as often as it has experts
+            tokens = (
+                float(arrays.inputs[experts[0]]) * arrays.precision.element_bytes
+            )  # each as often as it has experts
             divided = mesh.axis("context") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
             size = mesh.micro * tokens / divided * np.ones(mesh.rows)
             count = np.where(ranks > 1, 2.0, 0.0)

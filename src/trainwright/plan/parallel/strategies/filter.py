@@ -7,8 +7,8 @@ only a slice is wanted: a reduce-scatter in place of the paper's all-reduce.
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, largest_part, undivided
 
 __all__ = ["Filter", "divisible"]
@@ -17,61 +17,61 @@ __all__ = ["Filter", "divisible"]
 class Filter:
     """Divide output channels into `filter` parts, the largest of which counts."""
 
-    axis = "filter"
+    axis = Axis(name="filter", order=30, exclusive="layers")
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest output channels of a layer."""
-        if work.hidden:
+        if arrays.hidden:
             return Limit(most=1, by="tensor parallelism divides transformer blocks")
-        found = [(work.layers[place].filters, work.layers[place].name) for place in divisible(work)]
+        found = [(arrays.layers[place].filters, arrays.layers[place].name) for place in divisible(arrays)]
         if not found:
             return Limit(most=1, by="no convolution or matrix")
         most, name = min(found, key=lambda each: each[0])
         return Limit(most=most, by=f"the {most} filters of {name}")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
         """Accept any degree within the limit."""
         return degrees >= 1
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return, of a layer that is divided, the part with most channels."""
-        return _largest_part(work, mesh)
+        return _largest_part(arrays, mesh)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide weights; every rank keeps whole inputs."""
-        return _largest_part(work, mesh), undivided(work, mesh)
+        return _largest_part(arrays, mesh), undivided(arrays, mesh)
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return an all-gather of each output, and a reduce-scatter of the gradient of each input but the first."""
         if load is not None:
             return []
         ranks, stride = mesh.group(("filter",))
         once = np.where(ranks > 1, 1.0, 0.0)
-        unit = mesh.micro * float(work.precision.element_bytes)
+        unit = mesh.micro * float(arrays.precision.element_bytes)
         found = []
-        for order, place in enumerate(divisible(work)):
-            where, name = int(work.block[place]), work.layers[place].name
-            outputs, inputs = unit * work.outputs[place], unit * work.inputs[place]
+        for order, place in enumerate(divisible(arrays)):
+            where, name = int(arrays.block[place]), arrays.layers[place].name
+            outputs, inputs = unit * arrays.outputs[place], unit * arrays.inputs[place]
             found.append(Exchange("all_gather", "filter", ranks, stride, outputs, once, "forward", where, name))
             if order:
                 found.append(Exchange("reduce_scatter", "filter", ranks, stride, inputs, once, "backward", where, name))
         return found
 
 
-def divisible(work: Work) -> list[int]:
+def divisible(arrays: ModelArrays) -> list[int]:
     """Return the places of convolutions and matrices whose output channels can be divided: not of grouped ones."""
     return [
         place
-        for place, layer in enumerate(work.layers)
-        if layer.kind in {"conv", "linear"} and layer.filters > 1 and layer.groups == 1 and not _last(work, place)
+        for place, layer in enumerate(arrays.layers)
+        if layer.kind in {"conv", "linear"} and layer.filters > 1 and layer.groups == 1 and not _last(arrays, place)
     ]
 
 
-def _last(work: Work, place: int) -> bool:
+def _last(arrays: ModelArrays, place: int) -> bool:
     """Return whether a matrix is the classifier at the end, whose few outputs every rank needs whole."""
-    weighted = [other for other, layer in enumerate(work.layers) if layer.kind in {"conv", "linear"}]
-    return len(weighted) > 1 and place == weighted[-1] and work.layers[place].kind == "linear"
+    weighted = [other for other, layer in enumerate(arrays.layers) if layer.kind in {"conv", "linear"}]
+    return len(weighted) > 1 and place == weighted[-1] and arrays.layers[place].kind == "linear"
 
 
-def _largest_part(work: Work, mesh: Mesh) -> Floats:
-    return largest_part(work, mesh, "filter", {place: work.layers[place].filters for place in divisible(work)})
+def _largest_part(arrays: ModelArrays, mesh: Mesh) -> Floats:
+    return largest_part(arrays, mesh, "filter", {place: arrays.layers[place].filters for place in divisible(arrays)})

@@ -6,9 +6,9 @@ the bubble is (p - 1) / S of the ideal time, (p - 1) / (v S) with v chunks a sta
 
 import numpy as np
 
-from trainwright.plan.collective import Phase
-from trainwright.plan.parallel.mesh import SCHEDULES, Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.collective import Phase
+from trainwright.plan.parallel.mesh import SCHEDULES, Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
 __all__ = ["Pipeline", "bubble_slots", "in_flight", "most_in_flight"]
@@ -19,27 +19,27 @@ _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
 class Pipeline:
     """Divide the chain of blocks into `pipeline` stages (times `Mesh.chunks`)."""
 
-    axis = "pipeline"
+    axis = Axis(name="pipeline", order=80, inside_stage=False)
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- any batch; small ones have bubbles
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- any batch; small ones have bubbles
         """Return the number of blocks."""
-        return Limit(most=max(1, work.parts), by="the blocks of the model's chain")
+        return Limit(most=max(1, arrays.parts), by="the blocks of the model's chain")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:  # noqa: ARG002 -- stages need not be equal
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- stages need not be equal
         """Accept any degree within the limit."""
         return degrees >= 1
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Divide nothing of the layers that a stage has."""
-        return undivided(work, mesh)
+        return undivided(arrays, mesh)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide nothing of the layers that a stage has; `in_flight` says of how many micro-batches."""
-        return undivided(work, mesh), undivided(work, mesh)
+        return undivided(arrays, mesh), undivided(arrays, mesh)
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return what a stage in the middle sends in an iteration: outputs on, gradients back."""
-        if load is None or work.parts < 2:
+        if load is None or arrays.parts < 2:
             return []
         ranks, stride = mesh.group(("pipeline",))
         parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)

@@ -1,33 +1,41 @@
-"""The strategies of the oracle: one file, one class, one axis of `Degrees` each."""
+"""The strategies of the oracle: the modules of this folder that define one, and entry points of other distributions."""
 
-from trainwright.plan.parallel.mesh import AXES
-from trainwright.plan.parallel.strategies.channel import Channel
-from trainwright.plan.parallel.strategies.context import Context
-from trainwright.plan.parallel.strategies.data import Data
-from trainwright.plan.parallel.strategies.expert import Expert
-from trainwright.plan.parallel.strategies.filter import Filter
-from trainwright.plan.parallel.strategies.pipeline import Pipeline
-from trainwright.plan.parallel.strategies.spatial import Spatial
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, Strategy
-from trainwright.plan.parallel.strategies.tensor import Tensor
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
 
-__all__ = ["STRATEGIES", "Exchange", "Limit", "Load", "Strategy"]
+from trainwright.plan.parallel.strategies.strategy import Strategy
 
-STRATEGIES: tuple[Strategy, ...] = (
-    Tensor(),
-    Context(),
-    Filter(),
-    Channel(),
-    Spatial(),
-    Expert(),
-    Data(),
-    Pipeline(),
-)
-"""In the order of the axes of `Degrees`: the first changes fastest over the ranks."""
+__all__ = ["AXES", "STRATEGIES"]
 
-for _each in STRATEGIES:
-    if _each.axis not in AXES:
-        raise ImportError(
-            f"strategy {type(_each).__name__}: its axis {_each.axis!r} is no field of Degrees; allowed: "
-            f"{', '.join(AXES)}, or one more field there, {_each.axis}: int = 1"
-        )
+_GROUP = "trainwright.strategies"
+_METHODS = ("limit", "applies", "compute", "memory", "communication")
+
+
+def _find_strategies() -> tuple[Strategy, ...]:
+    """Return one of every strategy, in the order of their axes."""
+    found: list[Any] = []
+    for module in iter_modules([str(Path(__file__).parent)]):
+        if module.name not in {"registry", "strategy"}:
+            names = vars(import_module(f"{__package__}.{module.name}")).values()
+            found += [kind for kind in names if isinstance(kind, type) and _is_strategy(kind)]
+    found += [entry.load() for entry in entry_points(group=_GROUP)]
+    # A module may import the strategy of another: each class counts once.
+    strategies = sorted((kind() for kind in dict.fromkeys(found)), key=lambda one: (one.axis.order, one.axis.name))
+    names = [one.axis.name for one in strategies]
+    for name in names:
+        if names.count(name) > 1:
+            raise ImportError(f"strategies: the axis {name!r} is declared twice; allowed: a name of its own for each")
+    return tuple(strategies)
+
+
+def _is_strategy(kind: type) -> bool:
+    return hasattr(kind, "axis") and all(hasattr(kind, method) for method in _METHODS) and kind is not Strategy
+
+
+STRATEGIES: tuple[Strategy, ...] = _find_strategies()
+"""In the order of their axes: the first changes fastest over the ranks."""
+
+AXES = tuple(strategy.axis for strategy in STRATEGIES)

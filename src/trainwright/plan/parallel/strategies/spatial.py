@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 from trainwright.model.layer import Layer
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
 
 __all__ = ["Spatial", "grid", "halo_elements"]
@@ -20,25 +20,25 @@ __all__ = ["Spatial", "grid", "halo_elements"]
 class Spatial:
     """Divide the first spatial sizes into `spatial` parts; layers without spatial sizes are done by every rank."""
 
-    axis = "spatial"
+    axis = Axis(name="spatial", order=50, copies_weights=True, exclusive="layers")
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest places of a layer that has any."""
-        found = [(math.prod(_sizes(layer)), layer.name) for layer in _spatial(work)]
+        found = [(math.prod(_sizes(layer)), layer.name) for layer in _spatial(arrays)]
         if not found:
             return Limit(most=1, by="no layer has spatial sizes")
         most, name = min(found, key=lambda each: each[0])
         return Limit(most=most, by=f"the {most} places of {name}")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
         """Accept parts in a grid that fits into the smallest of the sizes, if no halo reaches beyond a neighbour."""
-        return np.array([self._fits(work, int(degree)) for degree in degrees], dtype=np.bool_)
+        return np.array([self._fits(arrays, int(degree)) for degree in degrees], dtype=np.bool_)
 
-    def _fits(self, work: Work, degree: int) -> bool:
-        parts = grid(work, degree)
+    def _fits(self, arrays: ModelArrays, degree: int) -> bool:
+        parts = grid(arrays, degree)
         if parts is None:
-            return not _spatial(work)
-        for layer in _spatial(work):
+            return not _spatial(arrays)
+        for layer in _spatial(arrays):
             if any(part > size for part, size in zip(parts, _sizes(layer), strict=False)):
                 return False
             for dimension, part in enumerate(parts):
@@ -47,51 +47,51 @@ class Spatial:
                     return False
         return True
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return, of a layer with spatial sizes, the largest part."""
-        return _largest_part(work, mesh)
+        return _largest_part(arrays, mesh)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide what is kept, but no weights."""
-        return undivided(work, mesh), _largest_part(work, mesh)
+        return undivided(arrays, mesh), _largest_part(arrays, mesh)
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return the halo of each layer in both directions and phases, and the gather where spatial sizes end."""
         if load is not None:
             return []
         ranks, stride = mesh.group(("spatial",))
-        unit = mesh.micro.astype(np.float64) * work.precision.element_bytes
+        unit = mesh.micro.astype(np.float64) * arrays.precision.element_bytes
         degrees, of_rank = np.unique(ranks, return_inverse=True)
-        grids = [grid(work, int(degree)) or () for degree in degrees]
+        grids = [grid(arrays, int(degree)) or () for degree in degrees]
         found = []
-        for place, layer in enumerate(work.layers):
+        for place, layer in enumerate(arrays.layers):
             if not _splits(layer):
                 continue
-            halos = np.array([_halo(layer, parts, work.profile.batch) for parts in grids], dtype=np.float64)
+            halos = np.array([_halo(layer, parts, arrays.profile.batch) for parts in grids], dtype=np.float64)
             for side in range(2):
                 size: Floats = unit * halos[of_rank, side]
                 count = np.where(size > 0, 1.0, 0.0)
                 if count.any():
-                    where = int(work.block[place])
+                    where = int(arrays.block[place])
                     found += [
                         Exchange("send", "spatial", ranks, stride, size, count, phase, where, layer.name)
                         for phase in ("forward", "backward")
                     ]
-        last = max((place for place, layer in enumerate(work.layers) if _splits(layer)), default=None)
-        if last is not None and last + 1 < len(work.layers):
-            where, name, once = int(work.block[last]), work.layers[last].name, np.where(ranks > 1, 1.0, 0.0)
-            gathered: Floats = unit * work.outputs[last]
+        last = max((place for place, layer in enumerate(arrays.layers) if _splits(layer)), default=None)
+        if last is not None and last + 1 < len(arrays.layers):
+            where, name, once = int(arrays.block[last]), arrays.layers[last].name, np.where(ranks > 1, 1.0, 0.0)
+            gathered: Floats = unit * arrays.outputs[last]
             found.append(Exchange("all_gather", "spatial", ranks, stride, gathered, once, "forward", where, name))
             found.append(Exchange("reduce_scatter", "spatial", ranks, stride, gathered, once, "backward", where, name))
         return found
 
 
-def grid(work: Work, degree: int) -> tuple[int, ...] | None:
+def grid(arrays: ModelArrays, degree: int) -> tuple[int, ...] | None:
     """Return into how many parts each of the first two sizes is divided, None if they do not allow it.
 
     Height alone, as long as every layer has the rows.
     """
-    layers = _spatial(work)
+    layers = _spatial(arrays)
     if not layers:
         return None
     sizes = [(*_sizes(layer), 1)[:2] for layer in layers]
@@ -100,9 +100,9 @@ def grid(work: Work, degree: int) -> tuple[int, ...] | None:
     return (down, degree // down) if degree // down <= columns else None
 
 
-def halo_elements(work: Work, layer: Layer, degree: int) -> tuple[int, int]:
+def halo_elements(arrays: ModelArrays, layer: Layer, degree: int) -> tuple[int, int]:
     """Return the elements of a sample that a part receives from (before, after) it, over all divided dimensions."""
-    return _halo(layer, grid(work, degree) or (), work.profile.batch)
+    return _halo(layer, grid(arrays, degree) or (), arrays.profile.batch)
 
 
 def _halo(layer: Layer, parts: tuple[int, ...], batch: int) -> tuple[int, int]:
@@ -138,16 +138,16 @@ def _sizes(layer: Layer) -> tuple[int, ...]:
     return tuple(min(pair) for pair in zip(layer.input_size, layer.output_size, strict=False))
 
 
-def _spatial(work: Work) -> list[Layer]:
-    return [layer for layer in work.layers if _splits(layer)]
+def _spatial(arrays: ModelArrays) -> list[Layer]:
+    return [layer for layer in arrays.layers if _splits(layer)]
 
 
-def _largest_part(work: Work, mesh: Mesh) -> Floats:
+def _largest_part(arrays: ModelArrays, mesh: Mesh) -> Floats:
     degrees, of_row = np.unique(mesh.axis("spatial"), return_inverse=True)
-    share = np.ones((len(degrees), len(work.layers)))
+    share = np.ones((len(degrees), len(arrays.layers)))
     for number, degree in enumerate(degrees):
-        parts = grid(work, int(degree)) or ()
-        for place, layer in enumerate(work.layers):
+        parts = grid(arrays, int(degree)) or ()
+        for place, layer in enumerate(arrays.layers):
             if _splits(layer):
                 pairs = zip(_sizes(layer), parts, strict=False)
                 share[number, place] = math.prod(-(-size // part) / size for size, part in pairs)

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 
 __all__ = ["Exchange", "Limit", "Load", "Strategy", "largest_part", "undivided"]
 
@@ -72,34 +72,34 @@ class Strategy(Protocol):
     """
 
     @property
-    def axis(self) -> str:
-        """The degree that says into how many parts."""
+    def axis(self) -> Axis:
+        """The axis along which it divides, which becomes a field of `Degrees`."""
 
-    def limit(self, work: Work, batch: int) -> Limit:
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:
         """Return the most devices, 1 if it cannot be used for this model, and why no more."""
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
         """Return for which degrees within the limit the model can be divided."""
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return the share of a layer's work that one device does: (candidates, layers)."""
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Return the shares of a layer's weights and of what it keeps that one device holds: (candidates, layers)."""
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return what is exchanged; `load` is None while blocks are priced, and given for the exchanges of stages."""
 
 
-def largest_part(work: Work, mesh: Mesh, axis: str, widths: Mapping[int, int]) -> Floats:
+def largest_part(arrays: ModelArrays, mesh: Mesh, axis: str, widths: Mapping[int, int]) -> Floats:
     """Return shares of one, but of layers with a width in `widths`, cut along `axis`, the largest part."""
-    share = undivided(work, mesh)
+    share = undivided(arrays, mesh)
     degree = mesh.axis(axis)
     for place, width in widths.items():
         share[:, place] = -(-width // degree) / width
     return share
 
 
-def undivided(work: Work, mesh: Mesh) -> Floats:
+def undivided(arrays: ModelArrays, mesh: Mesh) -> Floats:
     """Return a share of one for every layer."""
-    return np.ones((mesh.rows, len(work.layers)))
+    return np.ones((mesh.rows, len(arrays.layers)))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainwright.plan.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh
-from trainwright.plan.parallel.model_arrays import Work
+from trainwright.plan.parallel.collective import Operation, Phase
+from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load
 
 __all__ = ["Tensor", "falls_evenly"]
@@ -21,71 +21,71 @@ __all__ = ["Tensor", "falls_evenly"]
 class Tensor:
     """Divide matrices, attention heads and vocabulary into `tensor` parts."""
 
-    axis = "tensor"
+    axis = Axis(name="tensor", order=10)
 
-    def limit(self, work: Work, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
+    def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the number of key-value heads or of heads, whatever is divided."""
-        shapes = [block.transformer for block in work.blocks if block.transformer]
+        shapes = [block.transformer for block in arrays.blocks if block.transformer]
         if not shapes:
             return Limit(most=1, by="no transformer block was recognised")
         return Limit(most=min(shape.heads for shape in shapes), by="the attention heads")
 
-    def applies(self, work: Work, degrees: Ints) -> Bools:
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
         """Accept degrees that divide heads and feed-forward width, and keys, unless each of these is repeated."""
         fits = np.ones(len(degrees), dtype=np.bool_)
-        for shape in (block.transformer for block in work.blocks):
+        for shape in (block.transformer for block in arrays.blocks):
             if shape is not None:
                 keys, inner = shape.kv_heads or shape.heads, shape.feedforward or 4 * shape.hidden
                 fits &= (shape.heads % degrees == 0) & (inner % degrees == 0)
                 fits &= (keys % degrees == 0) | (degrees % keys == 0)
         return fits
 
-    def compute(self, work: Work, mesh: Mesh) -> Floats:
+    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Divide matrices and what lies between; the rest only along the sequence."""
-        return self._share(work, mesh, kept=False)
+        return self._share(arrays, mesh, saved=False)
 
-    def memory(self, work: Work, mesh: Mesh) -> tuple[Floats, Floats]:
+    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide as the work is; a column keeps its whole input unless that is divided along the sequence."""
         degree = mesh.axis("tensor")[:, None]
-        divided = np.array([role != "" for role in work.roles])
-        return np.where(divided, 1.0 / degree, 1.0), self._share(work, mesh, kept=True)
+        divided = np.array([role != "" for role in arrays.roles])
+        return np.where(divided, 1.0 / degree, 1.0), self._share(arrays, mesh, saved=True)
 
-    def _share(self, work: Work, mesh: Mesh, *, kept: bool) -> Floats:
+    def _share(self, arrays: ModelArrays, mesh: Mesh, *, saved: bool) -> Floats:
         degree = mesh.axis("tensor")[:, None]
         # The embedding is a row, whose input (indices) is not divided.
         inside = np.array(
             [
-                role in ({"inside", "row"} if kept else {"inside", "row", "column"}) and layer.kind != "embedding"
-                for role, layer in zip(work.roles, work.layers, strict=True)
+                role in ({"inside", "row"} if saved else {"inside", "row", "column"}) and layer.kind != "embedding"
+                for role, layer in zip(arrays.roles, arrays.layers, strict=True)
             ]
         )
         return np.where(inside | mesh.sequence[:, None], 1.0 / degree, 1.0)
 
-    def communication(self, work: Work, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
         """Return one exchange of batch * sequence * hidden elements an end of each divided stretch, and direction."""
         if load is not None:
             return []
         ranks, stride = mesh.group(("tensor",))
         found = []
-        for place, role in enumerate(work.roles):
+        for place, role in enumerate(arrays.roles):
             if role not in {"column", "row"}:
                 continue
-            layer = work.layers[place]
-            elements = work.outputs[place] if role == "row" else work.inputs[place]
-            positions = mesh.axis("context") if work.inside[place] else 1
-            size = mesh.micro / positions * elements * work.precision.element_bytes
+            layer = arrays.layers[place]
+            elements = arrays.outputs[place] if role == "row" else arrays.inputs[place]
+            positions = mesh.axis("context") if arrays.inside[place] else 1
+            size = mesh.micro / positions * elements * arrays.precision.element_bytes
             for operation, phase, on in _at(role, mesh.sequence):
                 count = (on & (ranks > 1)).astype(np.float64)
                 if count.any():
-                    block = int(work.block[place])
+                    block = int(arrays.block[place])
                     found.append(Exchange(operation, "tensor", ranks, stride, size, count, phase, block, layer.name))
         return found
 
 
-def falls_evenly(work: Work, mesh: Mesh) -> Bools:
+def falls_evenly(arrays: ModelArrays, mesh: Mesh) -> Bools:
     """Return for which candidates the sequence falls into equal parts, as sequence parallelism wants it."""
     parts = mesh.axis("tensor") * mesh.axis("context")
-    lengths = {block.transformer.sequence for block in work.blocks if block.transformer}
+    lengths = {block.transformer.sequence for block in arrays.blocks if block.transformer}
     return np.all([length % parts == 0 for length in lengths], axis=0) if lengths else parts >= 1
 
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor import Shard
 from torch.func import functional_call
 
 from trainwright.train.parallel.collectives import copy, narrow
-from trainwright.train.parallel.convolution.part import Division, Part, whole
+from trainwright.train.parallel.convolution.division import Division
+from trainwright.train.parallel.convolution.part import Part, whole
 from trainwright.train.parallel.layers import NORMS, divided, emptied, group_of, is_plain
 
 __all__ = ["FilterNorm", "FilterParallel"]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from trainwright.train.parallel.convolution.division import is_divided
 from trainwright.train.parallel.convolution.halo import Bounds, bounds_of, windows
-from trainwright.train.parallel.convolution.part import Division, Part
 
 __all__ = ["operation_of"]
 
@@ -36,7 +36,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
 ) -> Any:
     """Convolve this rank's rows and their halo (Dryden et al., arXiv 1903.06681)."""
     dims = weight.ndim - 2
-    if not isinstance(input, Part) or isinstance(weight, Part) or input.ndim != dims + 2:
+    if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
         return NotImplemented
     kernel, at = tuple(weight.shape[2:]), input.division.dim - 2
     strides, dilations = _each(stride, dims), _each(dilation, dims)
@@ -52,7 +52,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     if flat != other:  # "same" with an even kernel
         local = functional.pad(local, _pad(other, flat))
     done = func(local, weight, bias, strides, flat, dilations, groups)
-    return _part(done, input.division, out)
+    return _part(done, input, out)
 
 
 def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
@@ -68,7 +68,7 @@ def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
 ) -> Any:
     """Grow this rank's rows, where no two of them reach the same row of the output."""
     dims = weight.ndim - 2
-    if not isinstance(input, Part) or isinstance(weight, Part) or input.ndim != dims + 2:
+    if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
         return NotImplemented
     at = input.division.dim - 2
     step = _each(stride, dims)[at]
@@ -76,7 +76,7 @@ def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
     if step != weight.shape[2 + at] or others != (0, 0, 1):
         return NotImplemented
     done = func(input.local, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _part(done, input.division, tuple(step * bound for bound in input.division.bounds))
+    return _part(done, input, tuple(step * bound for bound in input.division.bounds))
 
 
 def _max_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
@@ -136,11 +136,11 @@ def _pooled(
     local = _read(part, out, kernel=kernel[at], stride=strides[at], dilation=spread[at], before=pads[at], fill=fill)
     flat = tuple(0 if dim == at else pad for dim, pad in enumerate(pads))
     done = func(local, kernel, strides, flat, *(() if dilation is None else (spread,)))
-    return _part(done, part.division, out)
+    return _part(done, part, out)
 
 
 def _read(
-    part: Part, out: Bounds, *, kernel: int, stride: int, dilation: int, before: int, fill: float = 0.0
+    part: Any, out: Bounds, *, kernel: int, stride: int, dilation: int, before: int, fill: float = 0.0
 ) -> torch.Tensor:
     """Return the rows for this rank's part `out` of the output, and the padding that lies before or after them."""
     division = part.division
@@ -157,40 +157,41 @@ def _read(
 
 def _local_norm(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
     """Normalise by the statistics of this rank's rows."""
-    return Part.of(func(input.local, *args, **kwargs), input.division)
+    return input.of(func(input.local, *args, **kwargs), input.division)
 
 
 def _kept(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
     """Do to each channel what does not look at the others."""
-    if not isinstance(input, Part) or input.division.dim != 1 or input.ndim < 3:
+    if not is_divided(input) or input.division.dim != 1 or input.ndim < 3:
         return NotImplemented
     found = func(input.local, *args, **kwargs)
-    return Part.of(found, input.division) if isinstance(found, torch.Tensor) else NotImplemented
+    return input.of(found, input.division) if isinstance(found, torch.Tensor) else NotImplemented
 
 
 def _flat(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:  # noqa: A002
     """Flatten channels and what lies behind them: each rank's stay together."""
-    if not isinstance(input, Part) or input.division.dim != 1 or start_dim != 1:
+    if not is_divided(input) or input.division.dim != 1 or start_dim != 1:
         return NotImplemented
     local = input.local
     last = end_dim % local.ndim
     each = prod(local.shape[2 : last + 1])
     bounds = tuple(bound * each for bound in input.division.bounds)
-    return _part(func(local, start_dim, end_dim), input.division, bounds)
+    return _part(func(local, start_dim, end_dim), input, bounds)
 
 
 def _joined(func: Callable[..., Any], tensors: Any, dim: int = 0) -> Any:
     """Join equal parts along another dimension than theirs."""
-    if not all(isinstance(each, Part) for each in tensors):
+    if not all(is_divided(each) for each in tensors):
         return NotImplemented
     division, ndim = tensors[0].division, tensors[0].ndim
     if dim % ndim == division.dim or any(each.division != division or each.ndim != ndim for each in tensors):
         return NotImplemented
-    return Part.of(func([each.local for each in tensors], dim), division)
+    return tensors[0].of(func([each.local for each in tensors], dim), division)
 
 
-def _part(done: torch.Tensor, division: Division, bounds: Bounds) -> Part:
-    return Part.of(done, replace(division, bounds=bounds))
+def _part(done: torch.Tensor, like: Any, bounds: Bounds) -> Any:
+    """Return what an operation made of the part `like` as a part with other bounds."""
+    return like.of(done, replace(like.division, bounds=bounds))
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:

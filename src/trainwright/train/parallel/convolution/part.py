@@ -6,50 +6,18 @@ So a model needs no change, and what is divided ends by itself where an operatio
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 
 from trainwright.train.parallel.collectives import copy, gather, narrow
-from trainwright.train.parallel.convolution.halo import Bounds, Window, fetch
+from trainwright.train.parallel.convolution.division import Division
+from trainwright.train.parallel.convolution.halo import Window, fetch
+from trainwright.train.parallel.convolution.operations import operation_of
 from trainwright.train.parallel.convolution.pointwise import POINTWISE
 
-__all__ = ["Division", "Part", "whole", "wholes"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Division:
-    """How a tensor is divided: along `dim`, rank r of `group` holding bounds[r] to bounds[r + 1]."""
-
-    dim: int
-    bounds: Bounds
-    group: dist.ProcessGroup
-    spatial: bool
-    """Whether `dim` is a size of an image or a volume; else it is its channels, of which the gradients are whole."""
-
-    @property
-    def size(self) -> int:
-        """Length of the whole tensor along `dim`."""
-        return self.bounds[-1]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Lengths of all parts."""
-        return tuple(stop - start for start, stop in pairwise(self.bounds))
-
-    @property
-    def world(self) -> int:
-        """How many ranks have a part."""
-        return len(self.bounds) - 1
-
-    @property
-    def own(self) -> tuple[int, int]:
-        """Begin and end of this rank's part."""
-        rank = dist.get_rank(self.group)
-        return self.bounds[rank], self.bounds[rank + 1]
+__all__ = ["Part", "whole", "wholes"]
 
 
 class Part(torch.Tensor):
@@ -85,8 +53,6 @@ class Part(torch.Tensor):
             return _about(func, name, args, kwargs)
         if name in POINTWISE:
             return _pointwise(func, args, kwargs)
-        from trainwright.train.parallel.convolution.operations import operation_of
-
         operation = operation_of(name, spatial=_first(args, kwargs).division.spatial)
         found = NotImplemented if operation is None else operation(func, *args, **kwargs)
         if found is not NotImplemented:

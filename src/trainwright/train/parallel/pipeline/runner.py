@@ -6,7 +6,6 @@ Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,15 +14,13 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from trainwright.errors import UnsupportedModel, UnsupportedPlan
+from trainwright.errors import UnsupportedPlan
 from trainwright.memory.execute.measure import untouched
-from trainwright.memory.execute.stages import cut_at
-from trainwright.memory.execute.tracing import above
-from trainwright.plan import ParallelPlan
+from trainwright.plan import Layout
 from trainwright.train.batch_slicing import cut, samples_in
-from trainwright.train.parallel.blocks import blocks_of, chain_of
+from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
 
-__all__ = ["Pipeline", "cuts_of", "uncut_of"]
+__all__ = ["Pipeline"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -35,7 +32,7 @@ class Pipeline(nn.Module):
     dimension are samples. Of a parameter that several stages use each of their ranks has all of the gradient.
     """
 
-    def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
+    def __init__(self, model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
         super().__init__()
         self._plan = plan
         self._group = mesh.get_group("pipeline")
@@ -45,12 +42,12 @@ class Pipeline(nn.Module):
         self._count = len(cuts) + 1
         self._mine = range(self._rank, self._count, self._ranks)
         modes = {each: each.training for each in model.modules()}
-        stages = {mode: _stages(model.train(mode), plan, cuts) for mode in (True, False)}
+        stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
         for each, mode in modes.items():  # such as norms that keep their statistics
             each.training = mode
         self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
-        self._tied = _tied(model, stages[True], self._ranks)
-        _forget(model, list(self._pieces[True].values()))
+        self._tied = tied_parameters(model, stages[True], self._ranks)
+        drop_unused(model, list(self._pieces[True].values()))
         self.module = model
         """The model, without the parameters and buffers that only other ranks' stages use."""
         self._schedules: dict[Any, Any] = {}  # by what goes in: of each what is sent between stages is known
@@ -204,91 +201,6 @@ class Pipeline(nn.Module):
         """Return the user's loss of a micro-batch whose output is there already."""
         assert self._loss is not None  # noqa: S101 -- `backward` has set it
         return self._loss(_Given(output), self._parts[int(place)])
-
-
-def cuts_of(model: nn.Module, plan: ParallelPlan) -> tuple[str, ...]:
-    """Return the paths of the modules that the stages but the first begin with.
-
-    A plan that names none counts the modules of an `nn.Sequential`, or leaves it to us: equal parts of the sequence, or
-    of the model's blocks. Raises `UnsupportedPlan` where that does not fit the model.
-    """
-    count = plan.degrees.pipeline * (plan.chunks if plan.schedule == "interleaved" else 1)
-    if plan.cuts:
-        if len(plan.cuts) != count - 1:
-            raise UnsupportedPlan.of(plan.strategy, f"it names {len(plan.cuts)} cuts for {count} stages")
-        return plan.cuts
-    if isinstance(model, nn.Sequential):
-        chain = [path for path, _ in chain_of(model)]
-    elif not plan.stages:
-        paths = {module: path for path, module in model.named_modules()}
-        chain = [paths[block] for block in blocks_of(model)]
-    else:
-        raise UnsupportedPlan.of(
-            plan.strategy,
-            f"{type(model).__name__} is no nn.Sequential, whose modules its stages {plan.stages} could count; plan it "
-            "with a profile of the model, which names them",
-        )
-    sizes = plan.stages or tuple(len(range(each, len(chain), count)) for each in range(count))
-    if len(sizes) != count or sum(sizes) != len(chain) or min(sizes) < 1:
-        raise UnsupportedPlan.of(
-            plan.strategy,
-            f"its stages {sizes} are for {count} stages of {sum(sizes)} modules; the model has {len(chain)}, one after "
-            "the other",
-        )
-    return tuple(chain[end] for end in accumulate(sizes[:-1]))
-
-
-def uncut_of(model: nn.Module, cuts: tuple[str, ...]) -> list[nn.Module]:
-    """Return the outermost modules that no stage begins within: those that are called as they are."""
-    looked_into = {"", *above(cuts)}
-    return [
-        each
-        for path, each in model.named_modules()
-        if path not in looked_into and path.rpartition(".")[0] in looked_into
-    ]
-
-
-def _stages(model: nn.Module, plan: ParallelPlan, cuts: tuple[str, ...]) -> list[nn.Module]:
-    try:
-        stages = cut_at(model, cuts)
-    except UnsupportedModel as error:
-        raise UnsupportedPlan.of(plan.strategy, str(error)) from error
-    last = stages[-1]
-    output = next(iter(reversed(last.graph.nodes))).args[0] if isinstance(last, fx.GraphModule) else None
-    if isinstance(output, tuple | list | dict):  # said by every rank, and not by the last while the others wait for it
-        raise UnsupportedPlan.of(
-            plan.strategy, f"{type(model).__name__} returns a {type(output).__name__}; allowed: one tensor"
-        )
-    return stages
-
-
-def _tied(model: nn.Module, stages: list[nn.Module], ranks: int) -> list[tuple[nn.Parameter, list[int]]]:
-    """Return the parameters that stages of several ranks use, with these ranks; in the model's order."""
-    users: dict[nn.Parameter, set[int]] = {}
-    for index, stage in enumerate(stages):
-        for parameter in stage.parameters():
-            users.setdefault(parameter, set()).add(index % ranks)
-    return [
-        (each, sorted(users[each]))
-        for each in model.parameters()
-        if each.requires_grad and len(users.get(each, ())) > 1
-    ]
-
-
-def _forget(model: nn.Module, stages: list[nn.Module]) -> None:
-    """Drop the parameters and buffers of a model that these stages do not use, with the modules that have no others."""
-    used = {id(each) for stage in stages for each in _held(stage)}
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if _held(child) and not any(id(each) in used for each in _held(child)):
-                setattr(module, name, nn.Identity())
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if id(tensor) not in used:
-                setattr(module, name, None)
-
-
-def _held(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+"""What others do beside torch's checkpointing: Chen's square roots and bytes, revolve.
+
+All are lists of operations for the same simulator, so that plans are compared on the same terms.
+"""
+
+import math
+
+from trainwright.memory.chain import Chain
+from trainwright.memory.checkpointing import checkpointing_plans, segments, sequential
+from trainwright.memory.operations import Operation
+from trainwright.memory.persistent import solve_persistent
+from trainwright.memory.simulate import simulate
+
+__all__ = ["best_baseline", "chen_begins", "chen_bytes", "revolve", "suite"]
+
+Operations = tuple[Operation, ...]
+
+
+def chen_bytes(chain: Chain, threshold_bytes: float) -> Operations:
+    """Close a segment where its saved bytes exceed a threshold (Chen et al., arXiv 1604.06174)."""
+    return segments(chain, chen_begins(chain, threshold_bytes))
+
+
+def chen_begins(chain: Chain, threshold_bytes: float) -> list[int]:
+    """Return where the segments of `chen_bytes` begin."""
+    begins, running = [1], 0
+    for stage, step in enumerate(chain.stages, start=1):
+        running += step.saved_bytes
+        if running > threshold_bytes and stage < len(chain.stages):
+            begins.append(stage + 1)
+            running = 0
+    return begins
+
+
+def revolve(chain: Chain, budget_bytes: int, *, slots: int = 500) -> Operations | None:
+    """Return the best plan that saves values only right before their backward (revolve, for unequal stages)."""
+    solved = solve_persistent(chain, budget_bytes, slots=slots, leaves_only=True)
+    return None if solved is None else solved.operations
+
+
+def suite(chain: Chain) -> dict[str, Operations]:
+    """Return all baselines that need no budget, by name."""
+    length = len(chain.stages)
+    total = sum(step.saved_bytes for step in chain.stages)
+    found = checkpointing_plans(chain)
+    found["Chen sqrt(L)"] = sequential(chain, math.ceil(math.sqrt(length)))
+    found |= {f"Chen bytes / {part}": chen_bytes(chain, total / part) for part in range(2, min(length, 40) + 1)}
+    return found
+
+
+def best_baseline(chain: Chain, budget_bytes: int) -> tuple[str, float]:
+    """Return the fastest baseline within a budget, and its seconds; ("", inf) if none fits."""
+    best = ("", math.inf)
+    for name, operations in suite(chain).items():
+        simulation = simulate(chain, operations, budget_bytes=budget_bytes)
+        if simulation.fits and simulation.seconds < best[1]:
+            best = (name, simulation.seconds)
+    operations_or_none = revolve(chain, budget_bytes)
+    if operations_or_none is not None:
+        simulation = simulate(chain, operations_or_none, budget_bytes=budget_bytes)
+        if simulation.fits and simulation.seconds < best[1]:
+            best = ("revolve", simulation.seconds)
+    return best

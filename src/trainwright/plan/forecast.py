@@ -1,0 +1,141 @@
+"""Forecast: what a layout should cost in seconds and bytes, with its interval, and what limits it."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, overload
+
+from trainwright.plan.layout import Layout, read_plan, read_record, write_plan
+from trainwright.plan.parallel.collective import Collective
+
+__all__ = ["Bottleneck", "Breakdown", "Forecast", "Ranking", "Rejection"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Breakdown:
+    """Seconds of an iteration by what they go to; they add up to the total."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    """Exposed: not hidden behind computation."""
+    bubble: float = 0.0
+    input: float = 0.0
+    """Exposed."""
+    update: float = 0.0
+    """Of the weights, and adding up the gradients of micro-batches."""
+    checkpoint: float = 0.0
+    framework: float = 0.0
+    """What takes time beyond layers and exchanges, as it was measured."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of an iteration."""
+        return math.fsum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bottleneck:
+    """What limits a plan, in one sentence with the two numbers that prove it, and what to try."""
+
+    id: str
+    sentence: str
+    share: float
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejection:
+    """A strategy that cannot be used, and why."""
+
+    strategy: str
+    reason: str
+    value: str
+    allowed: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast(Layout):
+    """A layout with its predicted time and memory per device; wherever a layout is wanted, it can be given."""
+
+    optimizer: str = "adamw"
+    breakdown: Breakdown = field(default_factory=Breakdown)
+    interval: tuple[float, float] = (0.0, 0.0)
+    """Low and high end of seconds_per_iteration, 5 to 95 %."""
+    within_error_of_best: bool = False
+    """Whether more than half of the interval is shared with that of the best plan."""
+    peak_bytes: int = 0
+    """Allocated, per device."""
+    reserved_bytes: int = 0
+    state_bytes: int = 0
+    """Weights, gradients and optimizer state: part of the peak."""
+    activation_bytes: int = 0
+    """What micro-batches in flight save for their backward passes, on the stage that saves most of them."""
+    most_devices: int = 0
+    """How many devices this strategy can use at most."""
+    inflation: float = 1.0
+    """How many times as long as its iterations a job takes, with what failures lose."""
+    caveat: str = ""
+    """Why the figures may err by more than the interval says, in a sentence; "" if nothing is known."""
+    collectives: tuple[Collective, ...] = ()
+    bottlenecks: tuple[Bottleneck, ...] = ()
+
+    @property
+    def seconds_per_iteration(self) -> float:
+        """Predicted seconds of an iteration."""
+        return self.breakdown.total
+
+    def device_hours(self, samples: int) -> float:
+        """Return the device-hours of so many samples, those of an epoch for instance."""
+        return math.ceil(samples / self.batch) * self.seconds_per_iteration * self.devices / 3600
+
+    def seconds_to_solution(self, samples: int) -> float:
+        """Return the seconds until so many samples have been trained on, with checkpoints and failures."""
+        seconds = self.seconds_per_iteration - self.breakdown.checkpoint
+        return math.ceil(samples / self.batch) * seconds * self.inflation
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file: training reads its layout with `Layout.load`, a report all of it with `Forecast.load`."""
+        costs = asdict(self)
+        write_plan(
+            path, self, {name: costs[name] for name in costs if name not in {each.name for each in fields(Layout)}}
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the forecast of a file that `save` wrote. Raises `InputError` for others."""
+        layout, costs = read_plan(path)
+        where = f"plan {str(path)!r}, forecast"
+        values: dict[str, Any] = {**costs, "breakdown": read_record(Breakdown, costs.get("breakdown", {}), where)}
+        for name, kind in (("collectives", Collective), ("bottlenecks", Bottleneck)):
+            values[name] = tuple(_read_records(kind, costs.get(name, ()), f"{where}, {name}"))
+        values["interval"] = tuple(costs.get("interval", (0.0, 0.0)))
+        return read_record(cls, {**layout, **values}, where)
+
+
+def _read_records(kind: type[Any], rows: Sequence[Mapping[str, Any]], where: str) -> Iterator[Any]:
+    for place, row in enumerate(rows):
+        yield read_record(kind, row, f"{where}, {place}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking(Sequence[Forecast]):
+    """The best forecast of every strategy, best first, with the strategies that cannot be used."""
+
+    plans: tuple[Forecast, ...]
+    rejected: tuple[Rejection, ...]
+    priced: int = 0
+    """Candidates whose times were computed."""
+
+    @overload
+    def __getitem__(self, place: int) -> Forecast: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Forecast, ...]: ...
+    def __getitem__(self, place: int | slice) -> Forecast | tuple[Forecast, ...]:
+        return self.plans[place]
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __iter__(self) -> Iterator[Forecast]:
+        return iter(self.plans)
