@@ -12,7 +12,7 @@ from trainwright.cli.formatting import print_table
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
-    from trainwright.cluster.calibration.ranks import Place
+    from trainwright.cluster.calibration.ranks import RankPlace
 
 __all__ = ["add", "calibrate"]
 
@@ -82,7 +82,7 @@ def calibrate(
         })  # fmt: skip
 
 
-def _notes(cluster: "Cluster", here: "Place") -> list[str]:
+def _notes(cluster: "Cluster", here: "RankPlace") -> list[str]:
     notes = []
     if here.world == 1:
         notes.append(
