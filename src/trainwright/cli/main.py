@@ -78,6 +78,7 @@ def _root(
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     for number in LAUNCHER_SIGNALS:
+        # A handler that is not the default was set on purpose, or ignores the signal as nohup does.
         if signal.getsignal(number) == signal.SIG_DFL:  # Python itself handles SIGINT, if it is not ignored
             signal.signal(number, raise_interrupt)  # a batch system's warning is handled like Ctrl-C
     # A word that is no command, or none, needs them all: for the help, or to name the nearest.

@@ -54,6 +54,7 @@ def run(
         if json:
             print_json(content)
         return
+    # Before any stage: a file of another study must not change anything in this folder.
     if work.study_exists:
         job.open_study().close()  # refuses a file of another study before anything is done
     stages = Stages(work.folder)
@@ -81,6 +82,7 @@ def run(
 def _done(stage: "WorkflowStage", work: "StageRun", stages: Any, *, force: bool, quiet: bool, titled: bool) -> bool:
     """Run a stage unless it is unchanged, and show what came out; return whether it ran."""
     inputs = stage.inputs(work)
+    # Unknown inputs mean that the stage cannot be skipped.
     why = "" if inputs is None else stages.changed(stage.name, inputs)
     record = stages.read(stage.name)
     if why is None and not force:

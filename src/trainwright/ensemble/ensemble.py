@@ -113,6 +113,7 @@ class Ensemble:
         "test" rows are read here and in `report`, and nowhere else: no choice is made on them.
         """
         chosen = find_metric(metric, self.output)
+        # A linear rule needs only the true class's column, which was kept before rounding to float16.
         untouched = self.calibration is None or self.calibration.applied == 1.0
         if chosen.of_true is not None and self.rule.linear and untouched:  # from unrounded probabilities
             true = (member.true(split).clip(SMALLEST)[:, None] for member in self.members)
@@ -132,6 +133,7 @@ class Ensemble:
         The epistemic uncertainty that 95 % of those rows stay below becomes the `threshold`. Values without variances
         have nothing to calibrate.
         """
+        # The threshold is found before calibration, as is the uncertainty that it is compared with.
         targets = self.members[0].targets(split)
         spread = decompose_uncertainty(self.member_predictions(split), self.weights, self.output).per_row().epistemic
         return replace(
@@ -179,6 +181,7 @@ class Ensemble:
         needed to load them. The folder appears whole or not at all, and must not exist; with `replace` an ensemble that
         was saved there gives way. Returns it.
         """
+        # A loaded ensemble has no kept predictions; it passes on the report that it was saved with.
         splits = self.members[0].splits
         report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.saved_report)
         return write_export(

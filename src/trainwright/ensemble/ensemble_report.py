@@ -72,6 +72,7 @@ def make_report(
     first = members[0]
     metric = METRICS[default_metric(first.output)]
     targets = {name: first.targets(name) for name in predictions}
+    # Each split is combined once; all figures below are of these arrays.
     pooled = {name: combine(rule, item, weights) for name, item in predictions.items()}
     content = pooled if calibration is None else {name: calibration.apply(item) for name, item in pooled.items()}
     before = _measures(first.output, pooled.get(split), targets.get(split), predictions.get(split), weights)
@@ -120,6 +121,7 @@ def _risks(
 
     The loss is the cross-entropy, or the squared error.
     """
+    # The most uncertain rows are refused first; a useful uncertainty makes the rest lose less.
     metric = METRICS["cross_entropy" if output == "classes" else "squared_error"]
     losses = metric.per_row(pooled, targets)
     unsure = decompose_uncertainty(members, weights, output).per_row()
@@ -183,6 +185,7 @@ def _table(
         return float(metric.loss(metric.per_row(found, targets).mean()))
 
     every = list(range(len(members)))
+    # A member's gain is what the ensemble loses without it, its weight given to the others.
     whole = loss(every, rule)
     rows = []
     for place, member in enumerate(members):
@@ -212,6 +215,7 @@ def _errors(predictions: Sequence[Array], targets: Array) -> Array:
 
 def _disagreement(predictions: Sequence[Array], output: str) -> list[list[float]]:
     if output == "classes":
+        # Pairs of members at once: [K, 1, N] against [1, K, N].
         answers = np.stack([item.argmax(axis=1) for item in predictions])
         difference = (answers[:, None, :] != answers[None, :, :]).mean(axis=2)
     else:
@@ -234,6 +238,7 @@ def _correlation(one: Array, two: Array) -> float | None:
 
 
 def _yule(one: Array, two: Array) -> float | None:
+    # Yule's Q (Kuncheva and Whitaker, 2003): 1 for members wrong on the same rows, 0 for independent ones.
     both, neither = float((one * two).sum()), float(((1 - one) * (1 - two)).sum())
     left, right = float((one * (1 - two)).sum()), float(((1 - one) * two).sum())
     total = both * neither + left * right

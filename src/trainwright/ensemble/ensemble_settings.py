@@ -108,10 +108,12 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
 
     def choose(self, library: Library) -> ChosenEnsemble:
         """Return the ensemble that these settings choose from a library: top, select, pick, combine, calibrate."""
+        # What the library was before it is cut, for the report.
         models, dropped = len(library.members), dict(library.dropped_rows)
         strategy = BudgetedGreedy(
             max_members=self.max_members, budget_seconds=self.budget_seconds, budget_bytes=self.budget_bytes
         )
+        # Selection reads the best models alone: its cost grows with their number.
         library = library.top(self.library_top, self.metric, self.split)
         front = library.select(strategy, self.metric, self.split)
         cost = front.single_best.cost_seconds
@@ -119,6 +121,7 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         chosen = front.pick(self.pick, max_seconds=limit)
         if self.rule is not None:
             chosen = chosen.with_rule(self.rule, self.split)
+        # Calibration changes no choice above: it reads rows of its own.
         if "calibration" in chosen.members[0].splits:
             chosen = chosen.calibrated()
         if self.decide_by is not None:

@@ -54,9 +54,11 @@ class FinishedTrials:
 
     def news(self) -> list[TrialState]:
         """Return the trials that ended since the last call."""
+        # In the order of numbers, so that an export repeated from the start is the same.
         ended = [number for number, trial in self.state.trials.items() if trial.status in self._statuses]
         new = sorted(set(ended) - self._reported)
         self._reported.update(new)
+        # `last` cuts the first batch only; later trials are all new.
         chosen, self._last = new[-self._last if self._last else 0 :], None
         return [self.state.trials[number] for number in chosen]
 

@@ -48,8 +48,10 @@ def _facts(overview: Overview) -> list[tuple[str, str, str]]:
     elif best is not None:
         facts.append(("on the front", f"{len(overview.front):,}", f"of {count(len(overview.results), 'result')}"))
     if overview.limits and len(overview.results):
-        stored = int(overview.within[overview.results].sum())
-        facts.append(("feasible", f"{stored:,}" if stored else "none", f"of {count(len(overview.results), 'result')}"))
+        feasible = int(overview.within[overview.results].sum())
+        facts.append(
+            ("feasible", f"{feasible:,}" if feasible else "none", f"of {count(len(overview.results), 'result')}")
+        )
     facts.append(("trials", f"{len(overview.trials):,}", f"{overview.state.results:,} with a result"))
     epochs = sum(len(trial.reports) for trial in overview.trials)
     if epochs:

@@ -54,6 +54,7 @@ def render(
     name = name or (directory.resolve().name if directory is not None else "study")
     sections: list[Section] = [("best", "Best trials", tables.best_trials(overview))]
     figures: list[Figure] = []
+    # One source for all groups: the importance of parameters orders the parallel coordinates.
     source = FigureSource(overview, directory)
     for group_name, group in GROUPS.items():
         drawn = group.draw(source)

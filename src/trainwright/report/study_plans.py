@@ -43,6 +43,7 @@ def plans_of(directory: Path) -> Plans:
     """
     found = _Found()
     try:
+        # The study's own folder only: checkpoints below hold thousands of files.
         files = sorted(path for path in directory.glob("*.json") if path.is_file() and path.name != "summary.json")
     except OSError:
         files = []

@@ -35,12 +35,12 @@ def best_trials(overview: Overview) -> str:
         return '<p class="card soft">There is no trial yet.</p>'
     states, reasons = [overview.word(trial) for trial in trials], [_sentence(trial) for trial in trials]
     metrics = list(dict.fromkeys(outcome.metric for outcome in overview.state.outcomes))
-    stored = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
+    feasible = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     columns = [
         _Column("trial", [str(trial.number) for trial in trials], right=True),
         *(_Column(name, aligned([final_metrics(t).get(name) for t in trials]), right=True) for name in metrics),
-        *([_Column("feasible", [_FEASIBLE[item] for item in stored])] if overview.limits else []),
+        *([_Column("feasible", [_FEASIBLE[item] for item in feasible])] if overview.limits else []),
         _Column("epochs", [f"{trial.epoch:,}" for trial in trials], right=True),
         _Column("state", states, classes=[f"state {state}" for state in states]),
         *([_Column("failure", reasons, classes=["long"] * len(trials))] if any(reasons) else []),

@@ -73,6 +73,7 @@ class FigureViews:
             if overview.state.space is None or not results:
                 return _as_view(DrawnGroup())
             key = (self.follower.study_id, int(np.log(results) / np.log(_GROWTH)))
+            # Current already: skip copying the state, which takes longer than the answer.
             if self._is_current("importance", key):
                 return self._draw_in_background("importance", key, dict)
             numbers = sorted(overview.trials[at].number for at in overview.results)
@@ -111,6 +112,8 @@ class FigureViews:
                     with self._lock:
                         cached.view, cached.key, cached.working = view, key, None
 
+                # The request returns at once with the earlier view; the page asks again while one is
+                # pending.
                 cached.working = threading.Thread(target=work, name=f"draw {name}", daemon=True)
                 cached.working.start()
             view = cached.view or _as_view(DrawnGroup())

@@ -49,6 +49,7 @@ class StudyRegistry:
             if now - self._looked >= _LOOK_SECONDS:
                 self._looked = now
                 for name, place in self._places():
+                    # Addresses use a digest of the path, which may have any characters.
                     key = hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()
                     if key not in self._followers:
                         self._followers[key] = StudyFollower(place, name)
@@ -79,6 +80,7 @@ class StudyRegistry:
             depth = len(here.relative_to(root).parts)
             if _is_study(here):
                 found.append((str(here.relative_to(root)), here))
+                # A study has no studies in its folders.
                 names.clear()
             elif depth >= _DEPTH:
                 names.clear()

@@ -61,6 +61,7 @@ class EnsembleStage:
         chosen = choice.ensemble
         page = write_ensemble_page(choice, folder / _PAGE)
         StoredSettings(settings=self.settings, by_run=True).write(folder)
+        # An export needs weights of every member; without them the choice itself is still reported.
         without = [member.trial for member in chosen.members if not member.predicts]
         exported = None if without else chosen.save(folder / EXPORT, replace=True, self_contained=self.self_contained)
         split = self.settings.test_split

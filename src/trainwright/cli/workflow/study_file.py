@@ -39,6 +39,7 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
     read_text(path, "study file", allowed=_ALLOWED)
     if path.suffix not in {".toml", ".py"}:
         raise InputError(f"study file {str(path)!r}: it ends in {path.suffix or 'nothing'!r}; allowed: {_ALLOWED}")
+    # Modules beside the file are found, whatever the current folder is.
     sys.path.insert(0, str(path.resolve().parent))  # where its modules are
     if path.suffix == ".toml":
         return _of_toml(path, directory, workers)
@@ -49,6 +50,7 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
 
 def _of_python(path: Path, workers: int | None) -> StudyJob:
     module = load_module(path.stem, "run")
+    # A file called like an installed module would silently load that module.
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != path.resolve():
         raise InputError(f"run: {path} has the name of another module ({found or 'built in'}); rename the file")

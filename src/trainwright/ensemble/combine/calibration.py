@@ -85,11 +85,14 @@ def calibrate(prediction: Array, targets: Array) -> Calibration:
     if len(targets) < _FEWEST:
         raise EnsembleError(f"calibrate: got {len(targets)} rows; allowed: at least {_FEWEST}, better hundreds")
     moments = prediction.ndim == 3
+    # One number either way: with so few degrees of freedom some hundred rows are enough.
     fit = _variance_factor if moments else _temperature
     losses_of = normal_nll if moments else cross_entropy
     fitted = fit(prediction, targets)
     losses = losses_of(prediction, targets)
+    # Wilks' theorem: without anything to correct this is chi-square with one degree of freedom.
     statistic = 2.0 * float((losses - losses_of(_corrected(prediction, fitted), targets)).sum())
+    # Cross-fitting: the gain is measured on rows that the number was not fitted on.
     folds = np.arange(len(targets)) % _FOLDS
     gains = np.zeros(len(targets))
     for fold in np.unique(folds):
@@ -97,6 +100,7 @@ def calibrate(prediction: Array, targets: Array) -> Calibration:
         other = fit(prediction[rest], targets[rest])
         gains[held_out] = losses[held_out] - losses_of(_corrected(prediction[held_out], other), targets[held_out])
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains)))
+    # Both must hold: a large statistic alone can come from a few outliers.
     sure = statistic > _CERTAIN and gain > error
     return Calibration(
         kind="variance" if moments else "temperature",
@@ -115,6 +119,7 @@ def _corrected(prediction: Array, by: float) -> Array:
 
 
 def _variance_factor(prediction: Array, targets: Array) -> float:
+    # The maximum-likelihood factor of a normal distribution has this closed form.
     return max(float(((targets - prediction[..., 0]) ** 2 / prediction[..., 1]).mean()), _SMALLEST_FACTOR)
 
 
@@ -133,6 +138,7 @@ class ProbabilityScores:
 
 def score_probabilities(prediction: Array, targets: Array, seed: int = 0) -> ProbabilityScores:
     """Return accuracy, negative log-likelihood, Brier score and calibration error of probabilities [N, C]."""
+    # The interval is of the error itself, whose estimate is biased upwards on few rows.
     confidence, right = _top(prediction, targets)
     draws = rng(seed, "calibration error", 0).integers(0, len(right), (_DRAWS, len(right)))
     low, high = np.quantile([_ece(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975])
@@ -180,6 +186,7 @@ def _top(prediction: Array, targets: Array) -> tuple[Array, Array]:
 
 
 def _binned(confidence: Array, bins: int) -> list[Array]:
+    # Equal mass: bins of equal width would be nearly empty but for the last.
     order = confidence.argsort(kind="stable")
     return [part for part in np.array_split(order, bins) if len(part)]
 
@@ -198,6 +205,7 @@ def _tempered(prediction: Array, temperature: float) -> Array:
 def _temperature(prediction: Array, targets: Array) -> float:
     from scipy.optimize import minimize_scalar
 
+    # The loss is convex in 1 / T, so one bounded search over log T finds the minimum.
     found = minimize_scalar(
         lambda log: float(cross_entropy(_tempered(prediction, math.exp(log)), targets).mean()),
         bounds=(math.log(_LEAST), math.log(_MOST)),

@@ -69,12 +69,15 @@ def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy"
         raise EnsembleError(f"decide: got {len(targets)} rows of one class; allowed: rows of both classes")
     order = prediction[:, 1].argsort(kind="stable")
     chance, truth = prediction[order, 1].astype(np.float64), targets[order] == 1
+    # Only between two different probabilities does a threshold change any label.
     cuts = np.flatnonzero(np.diff(chance)) + 1  # rows from there on are called 1
     cuts = np.concatenate([[0], cuts, [len(chance)]])
     edges = np.concatenate([[0.0], chance, [1.0]])
     thresholds = (edges[cuts] + edges[cuts + 1]) / 2
+    # Counts of all thresholds at once, by cumulated sums over the sorted rows.
     below = np.concatenate([[0], truth.cumsum()])[cuts]  # rows of class 1 that are called 0
     scores = of(truth.sum() - below, (len(chance) - cuts) - (truth.sum() - below), below, cuts - below)
+    # Of thresholds that are equally good the one nearest to one half.
     best = np.lexsort((np.abs(thresholds - _HALF), -scores.round(12)))[0]
     fitted = float(thresholds[best])
     gain, error = _gain(prediction, targets, fitted, of, seed)
@@ -92,6 +95,7 @@ def _gain(
     prediction: Array, targets: Array, threshold: float, of: Callable[..., Array], seed: int
 ) -> tuple[float, float]:
     """Return how much the measure rises from one half to a threshold, and the bootstrap's standard error of that."""
+    # Rows differ only in truth and the two labels: eight kinds.
     kinds = 4 * (targets == 1) + 2 * _labels(prediction, _HALF) + _labels(prediction, threshold)
     counts = np.bincount(kinds, minlength=8)
     # Drawing rows anew is drawing how many there are of each of the eight kinds.

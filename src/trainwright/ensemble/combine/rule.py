@@ -122,6 +122,7 @@ class PredictionSlots:
         """Return the combination of the predictions that have arrived, reduced in member order."""
         if not self._arrived:
             raise EnsembleError("PredictionSlots.combined: got no prediction; allowed: at least one member's")
+        # A fitted rule may have no meaning for fewer members; it then names the rule that takes its place.
         rule = self.rule.without(frozenset(self.missing)) if self.missing else self.rule
         members = tuple(sorted(self._arrived))
         return Combined(

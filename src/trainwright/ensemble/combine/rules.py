@@ -53,6 +53,7 @@ class WeightedMean(CombinationRule):
 
     def add(self, state: WeightedSum, member: int, prediction: Array, weight: float) -> WeightedSum:  # noqa: ARG002
         """Return the state with one member's prediction [N, C] folded in."""
+        # float64 throughout: sums of many float16 predictions must not depend on their order.
         term = self._term(prediction.astype(np.float64))
         return WeightedSum(total=state.total + weight * term, weight=state.weight + weight)
 
@@ -89,6 +90,7 @@ class GeometricMean(WeightedMean):
 
     def finish(self, state: WeightedSum) -> Array:
         """Return the combined probabilities [N, C]."""
+        # Subtracting the row's maximum keeps exp from overflowing, and cancels in the shares.
         logs = state.total / state.weight
         odds = np.exp(logs - logs.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
@@ -127,6 +129,7 @@ class MedianRule(AllMembersRule):
 
     def combine_all(self, predictions: Array, weights: Array) -> Array:
         """Return the combined probabilities [N, C] of predictions [K, N, C]."""
+        # Sorted per row and class, the weighted median is where the cumulated weights pass one half.
         order = predictions.argsort(axis=0, kind="stable")
         ordered = np.take_along_axis(predictions, order, axis=0)
         # Half of the weight to within rounding, so that 0.1 + 0.2 against 0.3 is a tie.
@@ -135,6 +138,7 @@ class MedianRule(AllMembersRule):
         high = np.minimum(high, len(predictions) - 1)
         ends = [np.take_along_axis(ordered, at[None], axis=0)[0] for at in (low, high)]
         middle = (ends[0] + ends[1]) / 2
+        # Medians of the classes need not sum to 1, and may all be 0 where members disagree.
         sums = middle.sum(axis=1, keepdims=True)
         mean = np.tensordot(weights / weights.sum(), predictions, axes=1)
         return np.where(sums > 0, middle / np.where(sums > 0, sums, 1.0), mean)

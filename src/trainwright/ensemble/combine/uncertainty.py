@@ -66,6 +66,7 @@ def decompose_uncertainty(
 
 def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure: str) -> Uncertainty:
     of = _entropy if measure == "entropy" else _doubt
+    # One pass over the members: only the mean prediction and the mean of their own uncertainties are kept.
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     mean, inner = np.zeros(()), np.zeros(())
     for weight, prediction in zip(share, predictions, strict=True):
@@ -80,6 +81,7 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure:
             f"uncertainty: row {row} has a mutual information of {between[row]:.3g}; allowed: none below 0; give class "
             "probabilities"
         )
+    # Rounding may leave a difference slightly below 0 where all members agree.
     epistemic = np.maximum(between, 0.0)
     return Uncertainty(measure=measure, total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
 
@@ -87,6 +89,7 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure:
 def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
     rule, state = NormalMixture(), None
     for member, (weight, prediction) in enumerate(zip(weights, predictions, strict=True)):
+        # Values without variances are a mixture of points: all its variance is disagreement.
         pair = prediction if output == "moments" else np.stack([prediction, np.zeros_like(prediction)], axis=-1)
         state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
     if state is None:

@@ -48,6 +48,7 @@ def write_export(
 
     With `replace` it takes the place of an earlier export there.
     """
+    # Only a folder that is an export may be replaced: --out may name any other by mistake.
     if directory.exists() and not (replace and (directory / MANIFEST_FILE).is_file()):
         what = "is no exported ensemble" if replace else "exists already"
         raise ExportError(f"{directory}: {what}; allowed: a new folder; give another name or remove it")
@@ -98,6 +99,7 @@ def _members(directory: Path, path: Path, listed: Any, *, trust: bool) -> tuple[
     members = []
     for one in listed:
         folder = directory / one["folder"]
+        # A manifest from elsewhere must not name folders outside of its own.
         if not folder.resolve().is_relative_to(directory.resolve()):
             raise ExportError(
                 f"{path}: got the folder {one['folder']!r} of trial {one['trial']}, which lies outside of {directory}; "

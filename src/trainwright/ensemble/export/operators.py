@@ -115,17 +115,20 @@ def find_operator(target: str) -> Callable[..., Any]:
     """
     import torch
 
+    # Sizes computed from sizes stay bounded, so that no later shape can exhaust memory.
     if target in _OF_NUMBERS:
         return _bounded(_OF_NUMBERS[target])
     if target in _OF_SHAPES:
         return _OF_SHAPES[target]
     refuse_target(target)
     spelled = target.split(".")[-2:]
+    # The overload decides which arguments are written to, so it is looked up too.
     packet = getattr(torch.ops.aten, spelled[0], None)
     if packet is None or spelled[1] not in packet.overloads():
         raise NeedsTrust(f"uses {target!r}, which torch {torch.__version__} does not have")
     found: Callable[..., Any] = getattr(packet, spelled[1])
     schema = found._schema  # type: ignore[attr-defined]  # noqa: SLF001 - its only name
+    # Only the first argument of an in-place operator may be written to.
     written = [at for at, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write]
     in_place = spelled[0].endswith("_") and written == [0]
     if any(str(one.type) not in {"Tensor", "List[Tensor]"} for one in schema.returns) or (written and not in_place):
@@ -172,6 +175,7 @@ def _check_recurrent(gates: int) -> Callable[..., None]:
         fits = x.dim() == 3 and layers >= 1 and len(weights) == layers * directions * item and len(states) > 0
         fits = fits and max(x.shape[:2]) <= _PIECES
         _refuse(unless=fits and weights[1].dim() == 2, what="a recurrent layer")
+        # The kernel reads weights by these sizes without checking them.
         hidden, width, rows = weights[1].shape[1], x.shape[2], x.shape[0 if batch_first else 1]
         shape = (layers * directions, rows, hidden)
         _refuse(unless=all(tuple(one.shape) == shape for one in states), what="a recurrent layer")

@@ -33,6 +33,7 @@ def export_network(network: "torch.nn.Module", sample: object | Callable[[], obj
     """
     import torch
 
+    # A data-parallel wrapper would be traced with its communication.
     network = unwrap(network)
     first = next(network.parameters(), None)
     rows = make_batch(sample, torch.device("cpu"), torch.get_default_dtype() if first is None else first.dtype)
@@ -41,12 +42,15 @@ def export_network(network: "torch.nn.Module", sample: object | Callable[[], obj
             network = deepcopy(network).cpu()  # devices are written into the graph
         with evaluation_mode(network), torch.no_grad(), torch.random.fork_rng([]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # The number of rows stays free: serving batches rows as they come.
             dynamic = ({0: torch.export.Dim("rows", min=1)},)
             program = torch.export.export(network, (rows,), dynamic_shapes=dynamic)
             program.example_inputs = None  # which would be a pickle
             buffer = io.BytesIO()
             torch.export.save(program, buffer)
             content = buffer.getvalue()
+            # The program is compared with the network at once: a difference found while serving is too
+            # late.
             again = load_network(content, whose=whose, trust=True)  # it is ours; who loads it is told what it needs
             difference = max(_apart(network(rows[:count]), again(rows[:count])) for count in _ROWS)
     except ExportError:
@@ -77,6 +81,7 @@ def load_network(content: bytes, *, whose: str, trust: bool = False) -> "torch.n
         with _explained(whose):
             return ProgramNetwork(read_archive(content))
     except ExportError:
+        # What our reader refuses may still be honest, such as an operator that is not on the list.
         if not trust:
             raise
     return _loaded(content, whose)
@@ -88,6 +93,7 @@ def refuse_unknown(content: bytes, *, whose: str) -> None:
     torch is not needed for that. `load_network` looks more closely, when the network is needed.
     """
     with _explained(whose):
+        # Names of operators alone, without torch: an export can be refused before any network is built.
         _, program = read_text(content)
         for node in program["graph_module"]["graph"]["nodes"]:
             refuse_target(node["target"])

@@ -71,6 +71,7 @@ def read_text(content: bytes) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         _check_entries(archive.infolist(), len(content))
         files = {entry.filename.removeprefix("archive/"): archive.read(entry) for entry in archive.infolist()}
+    # A pickle may run any code when it is read; ours has none.
     if files.get("data/sample_inputs/model.pt"):
         raise NeedsTrust("holds data/sample_inputs/model.pt as a pickle")
     if files.get("byteorder", b"little") != b"little":
@@ -86,6 +87,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
     seen = set()
     for entry in entries:
         name = entry.filename
+        # Names are a fixed list of patterns, so that no entry can leave the archive's folder.
         if _ENTRY.fullmatch(name) is None:
             text = f"holds {name[:100]!r}, which is no part of a graph and its weights"
             # Compiled libraries and extra files are honest uses of the format, beyond what is read here.
@@ -97,6 +99,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
             raise ExportError(f"holds {name!r} as a link or encrypted; allowed: plain entries")
         if entry.compress_type != zipfile.ZIP_STORED:
             raise ExportError(f"holds {name!r} compressed; allowed: entries as they are, as torch.export writes them")
+    # Overlapping entries are how a small file unpacks into a huge one.
     if sum(entry.file_size for entry in entries) > size:
         raise ExportError("has entries that are larger than the file; allowed: entries that do not overlap")
 

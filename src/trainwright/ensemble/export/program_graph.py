@@ -64,6 +64,7 @@ class ProgramNetwork(torch.nn.Module):
                 self.register_buffer(name, weight.tensor)
             self._weight_names[place] = name
         self._text = reader.text
+        # Shapes are computed on the meta device: it allocates nothing, however large the graph claims to be.
         self._try(reader.row_shape, reader.row_dtype)
         self.eval()
 
@@ -92,6 +93,8 @@ class ProgramNetwork(torch.nn.Module):
             if most_bytes is not None and _bytes(found) > most_bytes:
                 size = f"{_bytes(found) >> 20:,} MiB"
                 raise ExportError(f"computes {size} at once for one row; allowed: {most_bytes >> 20:,} MiB")
+            # Values that no later step reads are dropped at once, which bounds memory as in the original
+            # network.
             for place in step.frees:
                 values.pop(place, None)
         answer: torch.Tensor = values[self._answer]
@@ -131,6 +134,7 @@ class _Reader:
                 self.weights[place] = stored[spec[key]] if spec[key] in stored else fallback[spec[key]]
             else:
                 raise NeedsTrust(f"takes an input that is {kind!r}")
+        # All other inputs are weights, buffers and constants from the archive.
         if len(users) != 1:
             raise ExportError(f"takes {len(users)} inputs; allowed: one")
         user, self.input = users[0]
@@ -141,8 +145,10 @@ class _Reader:
         nodes = graph["nodes"]
         if len(nodes) > _NODES:
             raise ExportError(f"has {len(nodes):,} nodes; allowed: {_NODES:,}")
+        # Each node is checked as it is read; nothing has run so far.
         steps = [self._step(node) for node in nodes]
         self.answer = self.places[graph["outputs"][0]["as_tensor"]["name"]]
+        # Equal graphs print alike, which is how serving finds members that can share one `vmap`.
         digest = hashlib.blake2b(digest_size=16)
         digest.update(repr([(item.target, item.args, item.kwargs, item.puts) for item in steps]).encode())
         self.text = f"graph={digest.hexdigest()}, steps={len(steps)}"
@@ -167,6 +173,8 @@ class _Reader:
             if len(options) != len(node["inputs"]) or not set(options) <= set(known):
                 raise ExportError(f"gives {target!r} arguments that it does not have")
             arguments_of(target, options)
+            # An operator that makes a tensor makes it on the device of the input, not where the program
+            # was exported.
             makes = "device" in known and not any("Tensor" in str(one.type) for one in schema.arguments)
             if makes:
                 options["device"] = _Device
@@ -276,6 +284,7 @@ def _row_of(meta: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
 
 def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:
     """Return the steps, each with the places that it is the last to use."""
+    # Backwards: the first use that is met is the last one of the run.
     done, seen = [], set(stay)
     for step in reversed(steps):
         used = set(_places((step.args, tuple(step.kwargs.values()))))

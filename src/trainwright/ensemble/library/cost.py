@@ -122,14 +122,17 @@ def _time(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device
     def call() -> float:
         started = time.perf_counter()
         model(batch)
+        # Kernels run asynchronously on accelerators; without this only their launch would be timed.
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         return time.perf_counter() - started
 
+    # Dropout or sampling layers may draw numbers; the trial's own random state is put back.
     forked = [device] if device.type == "cuda" else []
     with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(forked):  # must not shift the trial's own draws
         for _ in range(_WARM_UP):
             call()
+        # At least 7 calls, then until 0.2 s are measured: fast networks get more repeats.
         seconds: list[float] = []
         while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
             seconds.append(call())

@@ -42,6 +42,7 @@ class Library:
                 "Library: got no member; allowed: at least one trial that left its predictions; call tw.ensemble.leave "
                 f"in the training function{f' (left out: {len(self.excluded)}, {reason})' if reason else ''}"
             )
+        # Before the check for equal rows: this is what makes different rows equal.
         if common_rows:
             self.members, self.dropped_rows = align_rows(self.members)
         _refuse_mixed(self.members)
@@ -59,6 +60,7 @@ class Library:
     @classmethod
     def of(cls, state: State, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
         """Return the library of a study's state: of each trial the entry of the highest lease's latest epoch."""
+        # A damaged entry costs its trial, not the library.
         members: list[Member] = []
         excluded: dict[int, str] = {}
         for number, trial in sorted(state.trials.items()):
@@ -117,6 +119,7 @@ class Library:
         Trials named in `pinned`, such as the members of an ensemble in use, stay. Do it when no trial is running.
         """
         known = self._standings(metric, split)
+        # Decide first, delete then: an error while reading must not leave half of a decision.
         gone_trials = {one.trial for one in known} - policy.keep(known, pinned)
         gone = [member for member in self.members if member.trial in gone_trials]
         for member in gone:
@@ -133,6 +136,7 @@ class Library:
         """
         metric = metric or default_metric(self.output)
         chosen = find_metric(metric, self.output)
+        # Reads predictions once for all runs of the strategy.
         candidates, excluded = self.candidates(chosen, split)
         scorer = make_scorer(candidates, chosen)
         return Front(
@@ -171,6 +175,7 @@ class Library:
         true: list[Array] = []
         excluded: dict[int, str] = {}
         measure_member = any(member.seconds_per_row is not None for member in self.members)
+        # A cost that only some members know cannot be compared, so those without it are left out.
         sized = any(member.weight_bytes is not None for member in self.members)
         for member in self.members:
             if (measure_member and member.seconds_per_row is None) or (sized and member.weight_bytes is None):

@@ -173,6 +173,7 @@ def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) ->
     to, so it stays and the new one gets the next free name: `name-2`, `name-3`.
     """
     make_folder(parent)
+    # An existing folder may be what the ledger points to: never replace it.
     target, copy = parent / name, 1
     while target.exists():
         copy += 1
@@ -225,6 +226,7 @@ def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: i
             f"{path}: got schema {table['schema']}; allowed: up to {SCHEMA}; install a newer Trainwright"
         )
     for name, size in table["files"].items():
+        # A description from elsewhere must not reach files outside of its folder.
         if name != Path(name).name:
             raise ValueError(f"a file named {name!r}")
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
@@ -235,6 +237,7 @@ def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: i
     shape = tuple(cost[0]["input_shape"]) if cost and cost[0].get("input_shape") else None
     if shape is not None and not all(isinstance(size, int) and size > 0 for size in shape):
         raise ValueError(f"an input of shape {shape}")
+    # An honest input row is far smaller; this would exhaust memory when a batch is made.
     if shape is not None and math.prod(shape) > _ROW_NUMBERS:
         raise ValueError(f"an input of {math.prod(shape)} numbers")
     return Member(

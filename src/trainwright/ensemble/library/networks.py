@@ -28,6 +28,7 @@ def predict_member(
     if x.ndim == 0 or len(x) == 0:
         raise EnsembleError(f"Ensemble.predict: got shape {tuple(x.shape)}; allowed: a batch of at least one row")
     batch = torch.as_tensor(x)
+    # numpy's default float64 is rarely the network's type.
     first = next(network.parameters(), None)
     if batch.is_floating_point() and first is not None:
         batch = batch.to(first.dtype)  # numpy's float64 is hardly ever the network's
@@ -51,6 +52,7 @@ def shape_outputs(found: Array, output: str) -> Array:
 
 def check_outputs(found: Array, member: Member) -> Array:
     """Return a member's predictions, probabilities summing to 1, or raise EnsembleError naming the first bad row."""
+    # The same checks as for kept predictions, so that a network cannot predict what `leave` would refuse.
     wrong = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
     why = "is not finite"
     if member.output == "moments" and not wrong.any():

@@ -47,8 +47,10 @@ class SplitRows:
         metric = METRICS[default_metric(self.output)]
         exact = metric.score(self.predictions.astype(np.float64), self.targets)
         retained = normalise_rows(rounded) if self.output == "classes" else rounded.astype(np.float64)
+        # A variance may round to 0, which gives an infinite loss and so float32.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a variance may round to 0: refused too
             drift = abs(metric.score(retained, self.targets) - exact)
+        # float16 halves the library where it changes the loss by less than 1e-4 relative.
         if drift <= _FLOAT16_DRIFT * max(abs(exact), SMALLEST):
             return "f16", rounded
         return "f32", self.predictions.astype("<f4")
@@ -158,6 +160,7 @@ def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple
 
 
 def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[Array, Array]:
+    # One axis of 2 more than the targets means pairs of mean and variance.
     paired = values.shape == (*truth.shape, 2)  # mean and variance
     values, truth = (
         values[:, None] if values.ndim == 1 + paired else values,

@@ -40,11 +40,14 @@ class LibraryRetention(Settings, error=EnsembleError):
         if not members:
             return set()
         axes = np.array([[one.loss, one.seconds, one.bytes] for one in members])
+        # Whatever their loss, members that are cheapest for it may be picked under a budget.
         always = {one.trial for one, best in zip(members, non_dominated(axes).tolist(), strict=True) if best}
         wanted: list[Standing] = []
         full = max(one.epoch for one in members)
         for epoch in sorted({one.epoch for one in members}):
             rung = sorted((one for one in members if one.epoch == epoch), key=_rank)
+            # Trials that were stopped early are cheap candidates for diversity, but only the best of each
+            # rung.
             wanted += rung if epoch == full else rung[: int(np.ceil(self.rung_share * len(rung)))]
         best = {one.trial for one in sorted(wanted, key=_rank)[: self.library_top]}
         return best | always | {one.trial for one in members if one.trial in set(pinned)}

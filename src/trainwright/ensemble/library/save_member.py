@@ -91,6 +91,7 @@ def leave(
         raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
     if sample is not None and model is None:
         raise EnsembleError("leave, sample: got a batch but no model; allowed: both; pass the model as second argument")
+    # All checks come before anything is measured or written.
     splits = _checked(predictions, targets, rows or {})
     output = splits[0].output
     link = link or ("softmax" if output == "classes" else "identity")
@@ -104,6 +105,7 @@ def leave(
             "leave, export: got no model or no sample; allowed: both; the sample shows the input's shape"
         )
     builder = None if factory is None else factory_name(factory)
+    # Measured once per trial: the network does not change between epochs, only its weights.
     cost = _cost(trial, model, sample)
     epoch = trial.next_epoch
     files, described = _files(splits, data)
@@ -122,7 +124,9 @@ def leave(
         "factory": builder,
         "link": link,
     }
+    # All ranks of a trial know where the entry lies; rank 0 alone writes it.
     parent, name = trial.library_directory(), f"epoch-{epoch:06d}"
+    # Other ranks have the same predictions.
     if trial.rank:
         return parent / name
     if builder is not None or export:
@@ -135,6 +139,7 @@ def leave(
     member["files"] = sizes
     text = json.dumps(member, indent=1, allow_nan=False).encode()
     folder, digests = write_folder(parent, name, {**files, MEMBER_FILE: text})
+    # The ledger's record is what makes the entry visible: a crash before it leaves the earlier entry in force.
     trial.offer(folder, digests, epoch=epoch)
     for other in parent.iterdir():  # only now: until the offer the ledger points to the epoch before
         if other != folder:
@@ -162,6 +167,7 @@ def _checked(predictions: Mapping[str, Any], targets: Mapping[str, Any], rows: M
                 f"leave, predictions: got {columns} columns ({kind}) for {first.name!r} and {other} ({other_kind}) for "
                 f"{split.name!r}; allowed: equal columns in all splits"
             )
+        # A row in two splits would let selection see what is to judge it.
         for earlier in splits[:index]:
             _refuse_overlap(earlier, split)
     return splits

@@ -38,6 +38,7 @@ def serialise_weights(model: object) -> bytes:
 
 def factory_name(factory: str | Callable[..., Any]) -> str:
     """Return "module:function", refusing what another process could not import."""
+    # A name is checked in form only: it is imported where the ensemble is loaded.
     if isinstance(factory, str):
         if factory.count(":") != 1 or not all(factory.split(":")):
             raise EnsembleError(f"leave, factory: got {factory!r}; allowed: 'module:function', or a function")
@@ -60,6 +61,7 @@ def factory_name(factory: str | Callable[..., Any]) -> str:
 
 def build_network(member: Member) -> "torch.nn.Module":
     """Return a member's network with its weights, in evaluation mode, on the CPU; from its program if it has one."""
+    # A program needs no code of the user's, so it goes first.
     program = member.program()
     if program is not None:
         return load_network(program, whose=f"trial {member.trial}", trust=member.trust)
@@ -90,6 +92,7 @@ def _imported(factory: str) -> Callable[..., Any]:
             f"factory {factory!r} cannot be imported ({error}); allowed: a function that Python finds; put its file's "
             "folder on PYTHONPATH"
         ) from error
+    # The name comes from a file that somebody else may have written.
     if not callable(found):
         raise ExportError(f"factory {factory!r} is {type(found).__name__}; allowed: a function of the parameters")
     # A name alone must not reach the tools that run programs, such as subprocess:run.

@@ -50,6 +50,7 @@ class Candidates:
         target and its second moment, so that sums of them are those of the mixture, and nothing cancels far from 0.
         """
         block = stored[start:stop] if self.chosen is None else stored[self.chosen[start:stop]]
+        # Kept probabilities were rounded to float16, so each row is divided by its sum again.
         if self.targets.dtype.kind in "iu":
             return normalise_rows(block)
         wide = block.astype(np.float64)
@@ -88,9 +89,11 @@ class Scorer(ABC):
 
     def losses(self, picks: Picks, wanted: Indices) -> Array:
         """Return the float64 losses of `picks` with each wanted candidate added."""
+        # Losses are cached by the picks so far, since runs under other prices repeat the same first steps.
         stored = self._losses.get(picks)
         if stored is None:
             stored = self._losses[picks] = np.full(len(self.candidates), np.nan)
+        # Only candidates that no earlier run asked for are computed.
         missing = wanted[np.isnan(stored[wanted])]
         if len(missing):
             stored[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
@@ -146,6 +149,7 @@ class RowScorer(Scorer):
 
     def _compute(self, total: Array, count: int, wanted: Indices) -> Array:
         rows = len(total)
+        # Rows go in blocks that fit a core's cache: the temporary mean of a block is used while it is there.
         height = max(1, _BLOCK_BYTES // (8 * (total.size // rows)))
         scores = np.empty((len(wanted), rows))
         for position, index in enumerate(wanted):
@@ -191,6 +195,7 @@ class TrueClassScorer(Scorer):
 
 def make_scorer(candidates: Candidates, metric: Metric) -> Scorer:
     """Return the fastest scorer of this metric for these candidates."""
+    # Cross-entropy needs one column of each prediction, so its scorer reads C times less.
     if metric.of_true is not None and candidates.true is not None:
         return TrueClassScorer(candidates, metric)
     return RowScorer(candidates, metric)
@@ -200,9 +205,11 @@ def prior_loss(candidates: Candidates, metric: Metric) -> float:
     """Return the loss of a predictor that knows only the targets' distribution: class shares, or mean and variance."""
     targets = candidates.targets
     if targets.dtype.kind in "iu":
+        # Classes: every row gets the share of each class as its probability.
         shares = np.bincount(targets) / len(targets)
         found = np.broadcast_to(shares, (len(targets), len(shares)))
     else:
+        # Values: every row gets the mean, and where variances are predicted the variance of the targets.
         mean = np.broadcast_to(targets.mean(axis=0, dtype=np.float64), targets.shape)
         variance = np.broadcast_to(targets.var(axis=0, dtype=np.float64) + SMALLEST, targets.shape)
         found = np.stack([mean, variance], axis=-1) if len(candidates.shape) == 3 else mean

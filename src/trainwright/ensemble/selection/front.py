@@ -83,8 +83,10 @@ class Front:
         """
         if how not in PICKS:
             raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(PICKS)}{closest(how, PICKS)}")
+        # Without limits the cross-validation is the cached one.
         if how == "fallback" and max_seconds is None and max_bytes is None:
             return self._fallback(self.protection)
+        # Limits are checked against the cheapest point first, so that the error can name what is possible.
         points = self.points
         for what, limit, costs in (
             ("seconds", max_seconds, [point.seconds_per_row for point in points]),
@@ -136,6 +138,7 @@ class Front:
         seed: int = 0,
     ) -> Protection:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
+        # The strategy gets the same limits, so that every fold chooses under them too.
         strategy, candidates = self._source()
         limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
         return protect(
@@ -205,6 +208,7 @@ _ROOM = 1.0 + 1e-9  # for sums in another order
 
 def make_point(candidates: Candidates, picks: Picks, loss: float) -> FrontPoint:
     """Return picks as a point; a member picked more often weighs more and costs the same."""
+    # Repeats become weights; costs count each member once.
     counts = sorted(Counter(picks).items())
     indices = [index for index, _ in counts]
     seconds, sizes = candidates.seconds, candidates.sizes
@@ -219,12 +223,14 @@ def make_point(candidates: Candidates, picks: Picks, loss: float) -> FrontPoint:
 
 def find_front(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> tuple[FrontPoint, ...]:
     """Return the non-dominated points of a pool by rising loss; of equal ones the first."""
+    # The same members with the same weights come from many runs; the first is kept.
     points: dict[tuple[tuple[int, ...], tuple[float, ...]], FrontPoint] = {}
     for picks, loss in pool:
         point = make_point(candidates, picks, loss)
         points.setdefault((point.members, point.weights), point)
     found = list(points.values())
     axes = np.array([_axes(point) for point in found]).reshape(len(found), 3)
+    # Dominance is judged on loss, seconds and bytes together.
     front = np.flatnonzero(non_dominated(axes))
     _, firsts = np.unique(axes[front], axis=0, return_index=True)
     return tuple(found[index] for index in front[firsts])

@@ -13,6 +13,7 @@ def scale_axes(axes: Array, reference: Array) -> tuple[Array, Array]:
 
     An axis on which no point is better than the reference, or which is unknown, plays no part.
     """
+    # An axis without any improvement over the reference would give a box of no width.
     best = axes.min(axis=0)
     known = reference > best
     return (axes[:, known] - best[known]) / (reference - best)[known], np.ones(int(known.sum()))
@@ -27,11 +28,14 @@ def choose_subset(axes: Array, reference: Array, most: int) -> list[int]:
     if len(axes) <= most:
         return list(range(len(axes)))
     rows, corner = scale_axes(axes, reference)
+    # The first row has the least loss and always stays.
     chosen = [0]
     volume = hypervolume(rows[chosen], corner)
     gains = np.full(len(rows), np.inf)
     gains[0] = -np.inf
     while len(chosen) < most:
+        # Lazy greedy: gains only fall, so a candidate whose recomputed gain is still the greatest is the best
+        # of all.
         fresh: set[int] = set()
         while True:
             best = int(gains.argmax())

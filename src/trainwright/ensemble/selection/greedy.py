@@ -92,6 +92,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
     def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
         """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
         self.check(candidates)
+        # Costs count once per different member, so a repeat is free.
         seconds, sizes = cost_columns(candidates)
         objective_of = self.objective(candidates, scorer)
         steps: list[GreedyStep] = []
@@ -100,13 +101,18 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         spent, weight = 0.0, 0.0
         alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start else np.empty(0)
         while len(steps) < self.max_additions and not self._stalled(steps):
+            # What the ensemble would cost with each candidate: a member already in it adds nothing.
             cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
             wanted = np.flatnonzero(self._allowed(inside, cost, size))
             if len(wanted) == 0:
                 break
+            # The sorted start takes the best single members first, as Caruana et al. propose against
+            # overfitting.
             fresh = wanted[~inside[wanted]]
             starting = len(steps) < self.sorted_start and len(fresh) > 0
             wanted = fresh if starting else wanted
+            # The loss of the mean of all picks so far and one candidate more, for every candidate that
+            # the limits allow.
             losses = scorer.losses(picks, wanted)
             objective = objective_of(losses, cost[wanted], size[wanted])
             by = alone[wanted] if starting else objective
@@ -136,6 +142,8 @@ class BudgetedGreedy(Settings, error=EnsembleError):
 
         A loss that may be negative is scaled by how far the best single member is below the prior's.
         """
+        # The scale makes prices comparable over libraries: a weight of 1 lets the loss of the best single
+        # member double for its seconds.
         if self.cost_weight == 0 and self.bytes_weight == 0:
             # Without a price the raw loss is compared: a division could turn a tie into a win by rounding.
             return lambda losses, _seconds, _sizes: losses
@@ -164,12 +172,14 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         All of them keep this strategy's own budgets and `max_members`.
         """
         self.check(candidates)
+        # First what needs no search: single members and the k best, which greedy runs under budgets may miss.
         order = rank_members(candidates, scorer)
         singles = scorer.losses((), np.arange(len(candidates)))
         yield from (((int(index),), float(singles[index])) for index in order if self.admits(candidates, (int(index),)))
         for picks, loss in top(candidates, scorer, self.max_members):
             if self.admits(candidates, picks):
                 yield picks, loss
+        # Every prefix of every run is an ensemble of its own: short prefixes are cheap, long ones lose less.
         for variant in self._variants(candidates, int(order[0])):
             steps = variant.run(candidates, scorer).steps
             picks = tuple(step.index for step in steps)
@@ -212,6 +222,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         """Say whether the last `patience` steps have not lowered the objective by more than the tolerance."""
         if self.patience is None or len(steps) <= self.patience:
             return False
+        # Rounded, so that a fall by rounding alone does not count as progress.
         values = [round(step.objective, 12) for step in steps]
         return min(values[-self.patience :]) >= min(values[: -self.patience]) - self.tolerance
 
@@ -226,6 +237,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         return np.asarray(allowed if self.replacement else allowed & ~inside)
 
     def _variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
+        # Prices and budgets that span the front: from free to ten times the best single member's cost.
         prices = [(self.cost_weight, self.bytes_weight), (0.0, 0.0)]
         budgets = [self.budget_seconds]
         if candidates.seconds is not None:
@@ -243,6 +255,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
 def rank_members(candidates: Candidates, scorer: Scorer) -> Indices:
     """Return the candidates by rising loss alone; ties: cheaper, then lower trial number."""
     losses = scorer.losses((), np.arange(len(candidates))).round(12)
+    # lexsort takes its last key first: loss, then seconds, then trial number.
     return np.lexsort((candidates.trials, cost_columns(candidates)[0], losses))
 
 
@@ -264,12 +277,14 @@ def find_baselines(
     """
     for picks, loss in top(candidates, scorer, most):
         yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
+    # Greedy selection as published: no budget, no price, no limit on members.
     free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)
     yield "caruana", free.picks, free.steps[free.length - 1].loss
     count = min(most, len(candidates))
     order = np.argsort(candidates.trials)  # a draw is of trials, however the library is sorted
     drawn = [order[rng(seed, "random members", draw).permutation(len(order))[:count]] for draw in range(_DRAWS)]
     losses = [scorer.loss(tuple(picks.tolist())) for picks in drawn]
+    # The median draw stands for all: one draw alone would be luck.
     middle = sorted(range(_DRAWS), key=losses.__getitem__)[_DRAWS // 2]
     yield f"random-{count}", tuple(drawn[middle].tolist()), losses[middle]
 

@@ -65,9 +65,11 @@ def protect(
     `admits` keeps all three to the same limits. With fewer than 50 rows a fold, or a class that a fold may lack, the
     greedy procedure is left out of the choice.
     """
+    # From simple to complex: the first within one standard error of the best is chosen.
     single, uniform = _best_of_top(1, admits), _best_of_top(max_members, admits)
     procedures: dict[str, Procedure] = {"single best": single, "top-k": uniform, "greedy": procedure}
     warnings = _warnings(candidates, folds)
+    # With so few rows a fold the estimate for greedy selection says nothing.
     if len(warnings) > 1 or len(candidates.targets) // folds < _FEWEST_PER_FOLD:
         del procedures["greedy"]
     scorer = make_scorer(candidates, metric)
@@ -76,6 +78,7 @@ def protect(
         name: cross_validated(candidates, metric, found, folds=folds, repeats=repeats, seed=seed)
         for name, found in procedures.items()
     }
+    # Differences are taken row by row: the same hard rows cost every procedure, which cancels.
     least = min(outside, key=lambda name: float(outside[name][0].mean()))
     checked = {}
     for name, (rows, optimism) in outside.items():
@@ -86,6 +89,7 @@ def protect(
             behind=float(behind.mean()),
             standard_error=float(behind.std(ddof=1) / math.sqrt(len(behind))) if len(behind) > 1 else 0.0,
         )
+    # The one-standard-error rule (Breiman et al., 1984).
     chosen = next(name for name, one in checked.items() if one.behind <= one.standard_error)
     content = checked[chosen]
     reason = (
@@ -110,12 +114,14 @@ def cross_validated(
     for repeat in range(repeats):
         fold = _folds(candidates.targets, folds, seed, repeat)
         for one in range(folds):
+            # The whole procedure is repeated on the inner rows, its choice included.
             inner, outer = np.flatnonzero(fold != one), np.flatnonzero(fold == one)
             if not len(outer) or not len(inner):
                 continue
             inside = candidates.subset(inner)
             scorer = make_scorer(inside, metric)
             picks = procedure(inside, scorer)
+            # The rows left out played no part in the choice, so their loss is unbiased.
             left = make_scorer(candidates.subset(outer), metric).per_row(picks)
             lost[outer] += left / repeats
             gaps.append(float(left.mean()) - scorer.loss(picks))
@@ -136,6 +142,7 @@ def _best_of_top(largest: int, admits: Callable[[Candidates, Picks], bool]) -> P
 def _folds(targets: Array, folds: int, seed: int, repeat: int) -> Array:
     order = rng(seed, "selection folds", repeat).permutation(len(targets))
     if targets.dtype.kind in "iu":
+        # A stable sort keeps the random order within each class.
         order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the folds in turn
     fold = np.empty(len(targets), dtype=np.int64)
     fold[order] = np.arange(len(targets)) % folds

@@ -42,14 +42,17 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
     """
     if len(overview.results) < 2:
         return None
+    # Thinned along the ranking, so that good and bad results keep their proportion.
     lines = overview.ranking[thinned(len(overview.ranking), _MOST_LINES)].tolist()
+    # Unit coordinates: logarithmic parameters are spread as the search saw them.
     rows = np.array([space.encode(overview.trials[at].params) for at in lines])
     wanted = [column.name for column in space.columns]
     if len(wanted) > _MOST_AXES:
-        stored = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
-        wanted = [name for name in wanted if name in stored]
+        shown_names = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
+        wanted = [name for name in wanted if name in shown_names]
     axes = [_parameter(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
     axes += [_result(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
+    # Strength of a line by rank: the best are drawn strong and last, on top of the others.
     rank = np.empty(len(overview.trials))
     rank[overview.ranking] = (np.arange(len(overview.ranking)) + 0.5) / len(overview.ranking)
     drawn = (
