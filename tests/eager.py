@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from trainwright.schedule import Desk, Seat
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule.policies.resizing import Resizing
 
 
 @dataclass(frozen=True, kw_only=True)

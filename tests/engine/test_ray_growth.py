@@ -8,9 +8,9 @@ import pytest
 
 import trainwright as tw
 from eager import Eager
-from trainwright.engine.ray import Ray
+from trainwright.engine.ray.engine import Ray
 from trainwright.schedule import Seat
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule.policies.resizing import Resizing
 
 pytestmark = [
     pytest.mark.slow,

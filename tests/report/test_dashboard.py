@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.report import FinishedTrials, export_optuna_journal
+from trainwright.integrations.optuna.journal import export_optuna_journal
+from trainwright.report import FinishedTrials
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is absent; pip install optuna-dashboard")
 

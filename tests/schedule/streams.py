@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from trainwright.schedule import Reported, Started, TrialView, View
-from trainwright.schedule.conformance import play
+from trainwright.testing.rule import play
 
 __all__ = ["VIEW", "judge", "played", "streams", "views"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule import Desk, MarginalGain, Move, Start, Work
-from trainwright.schedule._filling import Rows, fill
+from trainwright.schedule.policies.filling import Rows, fill
 
 times = st.integers(1, 30).map(float)
 

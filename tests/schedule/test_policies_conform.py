@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.schedule import Doubling, DoublingAsPublished, Fixed, MarginalGain, Nodes, Tiles
-from trainwright.schedule.policy_conformance import PolicyConformance
+from trainwright.testing.policy import PolicyConformance
 
 
 class TestFixed(PolicyConformance):

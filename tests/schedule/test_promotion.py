@@ -34,7 +34,7 @@ from trainwright.schedule import (
     TrialView,
     View,
 )
-from trainwright.schedule.ladder import ladder
+from trainwright.schedule.rungs.ladder import ladder
 
 
 class Sorted:

@@ -6,8 +6,8 @@ import pytest
 
 import trainwright as tw
 from trainwright.search import DefaultSearcher, ForestSearcher, GaussianProcessSearcher, QuasiRandomSearcher, View
-from trainwright.search.conformance import SearcherConformance, play
 from trainwright.space import Float, Space
+from trainwright.testing.searcher import SearcherConformance, play
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search import ForestSearcher, View
-from trainwright.search._dominance import Dominance, dominated_shares
+from trainwright.search.bayes.dominance import Dominance, dominated_shares
 from trainwright.space import Float, Space
 
 CELLS = st.lists(st.tuples(*[st.integers(0, 3)] * 3, st.booleans()), min_size=1, max_size=14)

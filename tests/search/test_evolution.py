@@ -7,8 +7,8 @@ import pytest
 
 from trainwright.errors import SearchError
 from trainwright.search import EvolutionSearcher, QuasiRandomSearcher, View
-from trainwright.search.conformance import SearcherConformance, bowl, play
 from trainwright.space import Choice, Float, Int, Space, equals
+from trainwright.testing.searcher import SearcherConformance, bowl, play
 
 
 class TestEvolution(SearcherConformance):

@@ -11,10 +11,10 @@ from scipy.special import ndtri
 
 from trainwright.errors import SearchError, SpaceExhausted, TrialError
 from trainwright.search import ForestSearcher, RandomSearcher, View
-from trainwright.search._acquire import ei, pi, ucb
-from trainwright.search._candidates import Moves
-from trainwright.search.conformance import SearcherConformance, bowl, play
+from trainwright.search.bayes.acquisition import ei, pi, ucb
+from trainwright.search.bayes.candidates import Moves
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
+from trainwright.testing.searcher import SearcherConformance, bowl, play
 
 
 class TestForest(SearcherConformance):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trainwright.errors import SpaceExhausted
+from trainwright.integrations.optuna.searcher import OptunaSearcher
 from trainwright.randomness import rng
 from trainwright.search import (
     DefaultSearcher,
@@ -17,14 +18,13 @@ from trainwright.search import (
     ForestSearcher,
     GaussianProcessSearcher,
     GridSearcher,
-    OptunaSearcher,
     QuasiRandomSearcher,
     RandomSearcher,
     View,
 )
-from trainwright.search._legal_spaces import random_space
-from trainwright.search.conformance import bowl
 from trainwright.space import Choice, Float, Int, Space, equals, greater, less
+from trainwright.testing.legal_spaces import random_space
+from trainwright.testing.searcher import bowl
 
 TRIALS = 15
 SEARCHERS = {

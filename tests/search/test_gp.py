@@ -8,9 +8,9 @@ import pytest
 
 from trainwright.errors import SearchError
 from trainwright.search import GaussianProcessSearcher, QuasiRandomSearcher, View
-from trainwright.search.conformance import SearcherConformance, play
-from trainwright.search.gp import _fitted_sizes, _standardised, _thinned
+from trainwright.search.bayes.gp_searcher import _fitted_sizes, _standardised, _thinned
 from trainwright.space import Choice, Float, Int, Space, equals, require
+from trainwright.testing.searcher import SearcherConformance, play
 
 
 class TestGaussianProcess(SearcherConformance):

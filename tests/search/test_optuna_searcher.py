@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from trainwright.errors import MissingExtra, SearchError
-from trainwright.search import OptunaSearcher, View
-from trainwright.search.conformance import SearcherConformance, bowl, play
+from trainwright.integrations.optuna.searcher import OptunaSearcher
+from trainwright.search import View
 from trainwright.space import Choice, Float, Int, Space, equals, require
+from trainwright.testing.searcher import SearcherConformance, bowl, play
 
 optuna = pytest.importorskip("optuna")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from trainwright.search import ForestSearcher, GaussianProcessSearcher, View
-from trainwright.search.conformance import play
 from trainwright.space import Beta, Choice, Float, Normal, Space
+from trainwright.testing.searcher import play
 
 BEST = {"a": 0.9, "b": 0.1, "c": 0.9}
 

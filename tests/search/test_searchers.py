@@ -7,9 +7,9 @@ import pytest
 
 from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.search import GridSearcher, QuasiRandomSearcher, RandomSearcher, View
-from trainwright.search._legal_spaces import PARENTS, parent_space
-from trainwright.search.conformance import SearcherConformance, bowl, play
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
+from trainwright.testing.legal_spaces import PARENTS, parent_space
+from trainwright.testing.searcher import SearcherConformance, bowl, play
 
 
 class TestRandom(SearcherConformance):

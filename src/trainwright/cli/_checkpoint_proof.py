@@ -11,7 +11,7 @@ import typer
 from trainwright.checkpoint.proof import Proof
 from trainwright.checkpoint.proof import verify_resume as prove
 from trainwright.cli._json import print_json
-from trainwright.engine.proof import verify_trial
+from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
 
 __all__ = ["verify_resume"]

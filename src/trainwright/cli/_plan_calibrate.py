@@ -41,10 +41,10 @@ def calibrate(
 ) -> None:
     """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
     from trainwright.cluster.calibration.calibrate import calibrate as measure
-    from trainwright.cluster.calibration.ranks import place
+    from trainwright.cluster.calibration.ranks import find_rank_place
     from trainwright.errors import InputError
 
-    here = place(launch)
+    here = find_rank_place(launch)
     folder = storage if storage is not None else out.parent
     if not folder.is_dir():
         raise InputError(f"{'--storage' if storage else '--out'}: got {folder}, which is no folder; make it first")

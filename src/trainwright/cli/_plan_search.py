@@ -13,7 +13,7 @@ from trainwright.errors import InputError
 from trainwright.plan import Oracle
 from trainwright.report.formatting import duration
 from trainwright.schedule import Scheduler
-from trainwright.study.search_cost import search_cost
+from trainwright.study.forecast.search_cost import search_cost
 
 __all__ = ["add", "search"]
 

@@ -9,7 +9,8 @@ import typer
 
 from trainwright import __version__
 from trainwright.cli._json import print_json
-from trainwright.engine.checkup import Examination, Finding, State, examine
+from trainwright.engine.doctor.examination import examine
+from trainwright.engine.doctor.finding import Examination, Finding, Grade
 
 __all__ = ["doctor"]
 
@@ -57,7 +58,7 @@ def _show(finding: "Finding") -> None:
 
 
 def _verdict(found: "Examination") -> str:
-    broken, poor = found.of(State.BROKEN), found.of(State.POOR)
+    broken, poor = found.of(Grade.BROKEN), found.of(Grade.POOR)
     content = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"
         for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))

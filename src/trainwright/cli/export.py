@@ -7,10 +7,10 @@ import typer
 
 from trainwright.cli._json import print_json
 from trainwright.errors import InputError
+from trainwright.integrations.optuna.journal import OptunaJournal
 from trainwright.report import (
     Growing,
     MLflowRuns,
-    OptunaJournal,
     TensorBoardLog,
     export_csv,
     export_importance,

@@ -14,13 +14,13 @@ from trainwright.memory import Chain, CompiledPlan, fit
 from trainwright.memory import curve as trade_offs
 from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
-from trainwright.memory.budget import read_size, readable
-from trainwright.memory.compiled_plan import read_plan
-from trainwright.memory.explain import explain as explained
-from trainwright.memory.lowest import lowest_with_copies
-from trainwright.memory.picture import draw
-from trainwright.memory.planning import full_bytes, minimal_bytes
-from trainwright.memory.subject import as_chain
+from trainwright.memory.chain_files import as_chain
+from trainwright.plan.memory.budget import read_size, readable
+from trainwright.plan.memory.compiled_plan import read_plan
+from trainwright.plan.memory.explain import explain as explained
+from trainwright.plan.memory.memory_timeline import draw
+from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 __all__ = ["app"]
 

@@ -12,7 +12,7 @@ from trainwright.cli.workflow.stages import StageRun, WorkflowStage, choose_stag
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError
 from trainwright.report import write_report, write_summary
-from trainwright.study.stages import Stages
+from trainwright.study.stages import StageRecords
 
 __all__ = ["run"]
 
@@ -57,8 +57,8 @@ def run(
     # Before any stage: a file of another study must not change anything in this folder.
     if work.study_exists:
         job.open_study().close()  # refuses a file of another study before anything is done
-    stages = Stages(work.folder)
-    ran = [_done(item, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for item in wanted]
+    stages = StageRecords(work.folder)
+    ran = [_done(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
     summary: dict[str, Any] = {}
     report = work.folder / "report.html"
     if work.study_exists:

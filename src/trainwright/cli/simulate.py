@@ -14,7 +14,7 @@ from trainwright.engine.devices import cores
 from trainwright.plugins import describe
 from trainwright.report.gantt import check_gantt, write_gantt
 from trainwright.study import Forecast, Spread
-from trainwright.study.forecast import forecasts
+from trainwright.study.forecast.forecast import forecasts
 
 __all__ = ["simulate"]
 

@@ -11,7 +11,7 @@ from trainwright.cli.workflow.study_file import read_job
 from trainwright.engine import Local
 from trainwright.engine.devices import visible_gpus
 from trainwright.study import Study, Worker
-from trainwright.study.budget import Budget
+from trainwright.study.driver.budget import Budget
 
 __all__ = ["worker"]
 

@@ -7,8 +7,8 @@ has seen, so that a resumed study and its workers choose alike.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.search.forest import ForestSearcher
-from trainwright.search.gp import GaussianProcessSearcher
+from trainwright.search.bayes.forest_searcher import ForestSearcher
+from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
 from trainwright.search.view import View
 from trainwright.space import Configuration
 

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search._candidates import fill_gaps, make_legal
-from trainwright.search._searcher import draw_new, opening, propose
+from trainwright.search.bayes.candidates import fill_gaps, make_legal
 from trainwright.search.quasirandom import spread
+from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import View
 from trainwright.space import Configuration
 

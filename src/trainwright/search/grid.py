@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import SearchError, SpaceExhausted
-from trainwright.search._searcher import propose
+from trainwright.search.searcher import propose
 from trainwright.search.view import View
 from trainwright.space import Configuration
 from trainwright.space.parameters import Varying

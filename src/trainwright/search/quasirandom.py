@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search._searcher import draw_new, opening, propose
+from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import View
 from trainwright.space import Configuration
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.search._searcher import draw_new, opening, propose
+from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import View
 from trainwright.space import Configuration
 

@@ -1,6 +1,9 @@
-"""Conformance kits: tests that a plug-in of a kind inherits, one module a kind.
+"""Conformance kits: the tests that every plug-in of a kind has to pass."""
 
-Some need a test library such as hypothesis, so a kit is imported by its module's name and nothing else imports it.
-"""
+from trainwright.testing.combination import CombinationConformance
+from trainwright.testing.engine import EngineConformance
+from trainwright.testing.policy import PolicyConformance
+from trainwright.testing.rule import RuleConformance
+from trainwright.testing.searcher import SearcherConformance
 
-__all__: list[str] = []
+__all__ = ["CombinationConformance", "EngineConformance", "PolicyConformance", "RuleConformance", "SearcherConformance"]

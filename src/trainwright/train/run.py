@@ -18,10 +18,10 @@ from trainwright.train.slots import Slots
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.memory import Plan as MemoryPlan
-    from trainwright.memory.execute.budgeted import Budgeted
     from trainwright.plan import Layout
+    from trainwright.plan.memory.plan_record import Plan as MemoryPlan
     from trainwright.train.parallel.model import Parallel
+    from trainwright.train.parallel.recompute.budgeted import Budgeted
     from trainwright.train.trial import Trial
 
 __all__ = ["Run"]
@@ -255,7 +255,7 @@ class Run:
         """Return the model with a memory budget, which the optimizer and the buckets of DDP are part of."""
         from torch.optim import Optimizer
 
-        from trainwright.memory.execute.budgeted import Budgeted
+        from trainwright.train.parallel.recompute.budgeted import Budgeted
 
         trained = sum(each.nbytes for each in self._bare.parameters() if each.requires_grad)
         return Budgeted(

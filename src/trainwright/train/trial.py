@@ -28,8 +28,8 @@ from trainwright.train.trial_checkpoints import TrialCheckpoints
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.memory import Plan as MemoryPlan
     from trainwright.plan import Layout
+    from trainwright.plan.memory.plan_record import Plan as MemoryPlan
 
 __all__ = ["Trial", "as_number"]
 

@@ -86,7 +86,7 @@ class DeploymentStage:
                 "difference": difference,
                 "start_seconds": started - begun,
                 "answer_ms": 1e3 * (ended - started),
-                "processes": len(plan.instances),
+                "processes": 0 if plan.in_process else len(plan.instances),
             }
         )
 

@@ -10,11 +10,11 @@ from trainwright.cli.formatting import size
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source, read_text_of, refuse_unknown
 from trainwright.engine import load_function
 from trainwright.errors import InputError, TrainwrightError
-from trainwright.memory.budget import read_size
 from trainwright.plan import Oracle
+from trainwright.plan.memory.budget import read_size
 from trainwright.report.formatting import duration
 from trainwright.schedule import Scheduler
-from trainwright.study.search_plan import plan_search
+from trainwright.study.forecast.search_plan import plan_search
 
 __all__ = ["PlanStage"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source
-from trainwright.study.stages import Stages, digest_of
+from trainwright.study.stages import StageRecords, digest_of
 
 __all__ = ["SearchStage"]
 
@@ -55,7 +55,7 @@ class SearchStage:
         return StageOutcome(content=content, inputs=self.inputs(work))
 
     def _earlier_code(self, work: StageRun) -> bool:
-        record, inputs = Stages(work.folder).read(self.name), self.inputs(work)
+        record, inputs = StageRecords(work.folder).read(self.name), self.inputs(work)
         return record is not None and inputs is not None and record.inputs.get(_CODE) != digest_of(inputs[_CODE])
 
     def show(self, content: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
         pair = prediction if output == "moments" else np.stack([prediction, np.zeros_like(prediction)], axis=-1)
         state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
     if state is None:
-        raise ValueError("uncertainty_of needs at least one prediction")
+        raise ValueError("decompose_uncertainty needs at least one prediction")
     epistemic, noise = state.spread / state.weight, state.noise / state.weight
     if output == "values":
         return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)

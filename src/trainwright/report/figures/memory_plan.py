@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainwright.memory import Plan
-from trainwright.memory.budget import readable
+from trainwright.plan.memory.budget import readable
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
 from trainwright.report.formatting import duration, escape
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainwright.memory.budget import readable
+from trainwright.plan.memory.budget import readable
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
 from trainwright.report.formatting import count, escape, number
 

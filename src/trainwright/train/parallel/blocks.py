@@ -5,7 +5,7 @@ from collections import Counter
 from torch import nn
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.memory.execute.tracing import hooked
+from trainwright.train.parallel.recompute.tracing import hooked
 
 __all__ = ["blocks_of", "chain_of", "refuse_hooks", "units_of"]
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from trainwright.memory.execute.tracing import hooked
+from trainwright.train.parallel.recompute.tracing import hooked
 
 __all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "is_plain", "marked", "replace_layers"]
 

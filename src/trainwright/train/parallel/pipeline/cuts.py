@@ -6,10 +6,10 @@ import torch
 from torch import fx, nn
 
 from trainwright.errors import UnsupportedModel, UnsupportedPlan
-from trainwright.memory.execute.stages import cut_at
-from trainwright.memory.execute.tracing import above
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of, chain_of
+from trainwright.train.parallel.recompute.stages import cut_at
+from trainwright.train.parallel.recompute.tracing import above
 
 __all__ = ["cut_model", "cuts_of", "drop_unused", "tied_parameters", "uncut_of"]
 

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.memory.execute.measure import untouched
 from trainwright.plan import Layout
 from trainwright.train.batch_slicing import cut, samples_in
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
+from trainwright.train.parallel.recompute.measure import untouched
 
 __all__ = ["Pipeline"]
 
