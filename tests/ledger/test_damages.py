@@ -162,7 +162,7 @@ def test_zeros_are_damage_once_nothing_can_come(ledger, monkeypatch, how):
         now += 180.0
     elif how == "another's time":
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 200))
-        reader.beat()
+        reader.heartbeat()
     elif how == "snapshot":
         os.utime(path, (1e9, 1e9))
         ledger.compact()

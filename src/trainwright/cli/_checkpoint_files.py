@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.checkpoint.convert import convert as write
-from trainwright.checkpoint.diff import Diff
-from trainwright.checkpoint.diff import diff as compare
-from trainwright.checkpoint.inspect import Inspected, Inspection
-from trainwright.checkpoint.inspect import inspect as look
-from trainwright.checkpoint.verify import verify as check
+from trainwright.checkpoint.tools.convert import convert as write
+from trainwright.checkpoint.tools.diff import Diff
+from trainwright.checkpoint.tools.diff import diff as compare
+from trainwright.checkpoint.tools.inspect import Inspected, Inspection
+from trainwright.checkpoint.tools.inspect import inspect as look
+from trainwright.checkpoint.tools.verify import verify as check
 from trainwright.cli._json import print_json
 from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError
@@ -95,7 +95,7 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
     target: Annotated[Path, typer.Argument(help="Where to write; nothing may be there.")],
     *,
-    to: Annotated[str, typer.Option("--to", help="torch, safetensors, dcp, hdf5 or npz.")],
+    to: Annotated[str, typer.Option("--to", help="torch, safetensors or dcp.")],
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Let a pickle in a torch file execute its code.")] = False,
     json: _Json = False,

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.checkpoint.proof import Proof
-from trainwright.checkpoint.proof import verify_resume as prove
+from trainwright.checkpoint.tools.proof import Proof
+from trainwright.checkpoint.tools.proof import verify_resume as prove
 from trainwright.cli._json import print_json
 from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError

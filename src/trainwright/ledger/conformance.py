@@ -23,7 +23,8 @@ from trainwright.ledger.record import Record
 
 __all__ = ["LedgerConformance", "bodies", "known_records", "records", "values_of"]
 
-_text = st.text(max_size=8)  # all of Unicode, NUL, line ends and unpaired surrogates
+# All of Unicode, NUL, line ends and unpaired surrogates.
+_text = st.text(max_size=8)
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | _text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
@@ -209,37 +210,37 @@ class LedgerConformance:
         """Counts of beats go up one by one, are seen by others, and are 0 for the unknown."""
         first = self.make()
         second = self.another(first)
-        assert first.beats([first.writer, "nobody"]) == {first.writer: 0, "nobody": 0}
-        first.beat()
-        first.beat()
-        second.beat()
+        assert first.heartbeats([first.writer, "nobody"]) == {first.writer: 0, "nobody": 0}
+        first.heartbeat()
+        first.heartbeat()
+        second.heartbeat()
         for ledger in (first, second, self.another(first)):
-            assert ledger.beats([first.writer, second.writer]) == {first.writer: 2, second.writer: 1}
-        assert first.beats([]) == {}
+            assert ledger.heartbeats([first.writer, second.writer]) == {first.writer: 2, second.writer: 1}
+        assert first.heartbeats([]) == {}
         assert first.read(None)[0] == []
 
     def test_silences(self) -> None:
-        """A writer that has just beaten was not silent for long; one that never has was silent for ever."""
+        """A writer that has just sent a heartbeat was not silent for long; one that never has was silent for ever."""
         ledger = self.make()
-        ledger.beat()
+        ledger.heartbeat()
         silences = self.another(ledger).silences([ledger.writer, "nobody"])
         assert 0.0 <= silences[ledger.writer] < ledger.lease_seconds
         assert silences["nobody"] == math.inf
         assert ledger.silences([]) == {}
 
-    def test_beats_beside_appends(self) -> None:
-        """A thread may beat while another appends: none is lost, and the writer stays who it is."""
+    def test_heartbeats_during_appends(self) -> None:
+        """A thread may send heartbeats while another appends: none is lost, and the writer stays who it is."""
         ledger = self.make()
 
-        def beat() -> None:
+        def heartbeat() -> None:
             for _ in range(50):
-                ledger.beat()
+                ledger.heartbeat()
 
-        thread = threading.Thread(target=beat)
+        thread = threading.Thread(target=heartbeat)
         thread.start()
         stamped = [record for _ in range(50) for record in ledger.append([Record(kind="a"), Record(kind="b")])]
         thread.join()
-        assert ledger.beats([ledger.writer]) == {ledger.writer: 50}
+        assert ledger.heartbeats([ledger.writer]) == {ledger.writer: 50}
         assert [(record.writer, record.seq) for record in stamped] == [(ledger.writer, i) for i in range(100)]
         assert _lines(ledger.read(None)[0]) == _lines(stamped)
 
@@ -272,7 +273,7 @@ class _Party:
 
 
 class _Machine(RuleBasedStateMachine):
-    """The model: what each writer appended, the first token of each key, how often each writer beat."""
+    """The model: what each writer appended, the first token of each key, how many heartbeats each writer sent."""
 
     parties: Bundle[_Party] = Bundle("parties")
 
@@ -306,8 +307,8 @@ class _Machine(RuleBasedStateMachine):
         assert party.ledger.claim(key, token) == self.claims.setdefault(key, token)
 
     @rule(party=parties)
-    def beat(self, party: _Party) -> None:
-        party.ledger.beat()
+    def heartbeat(self, party: _Party) -> None:
+        party.ledger.heartbeat()
         self.beaten[party.ledger.writer] += 1
 
     @rule(party=parties)
@@ -319,7 +320,7 @@ class _Machine(RuleBasedStateMachine):
     @rule(party=parties)
     def read_all(self, party: _Party) -> None:
         assert _by_writer(party.ledger.read(None)[0]) == self.expected()
-        assert party.ledger.beats([*self.beaten, "nobody"]) == {**self.beaten, "nobody": 0}
+        assert party.ledger.heartbeats([*self.beaten, "nobody"]) == {**self.beaten, "nobody": 0}
 
     def expected(self) -> dict[str, list[bytes]]:
         return {writer: _lines(stream) for writer, stream in self.written.items() if stream}

@@ -1,4 +1,4 @@
-"""Ledgers by what a person writes: a study's directory, or the URL of a study in a Redis server."""
+"""Opens a ledger by its address: a study's directory, or the URL of a study in a Redis server."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is wrong with parameters that somebody wrote: every violation names the rule and the values."""
+"""Validates parameters that a user wrote: every violation names the rule and the values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class _ParamsReader:
             self._add_violation(name, f"{name}={value!r} differs from the constant {parameter.value!r}")
 
     def _check_activity(self, name: str, row: Array) -> None:
-        """Compare what is given with what is active, in the order in which conditions resolve."""
+        """Refuse values of inactive parameters and missing values of active ones."""
         index, when = self.layout.index[name], self.layout.varying[name].when
         # A refused parent leaves its children undecided: one mistake, one message.
         if self.doubtful.intersection(names_in(when)):

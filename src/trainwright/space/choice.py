@@ -36,7 +36,7 @@ UNSET = Unset()
 class Choice(Varying):
     """One of some values: JSON scalars or tuples of them; with `ordered=True` they are levels from low to high.
 
-    Values are told apart by their canonical JSON: 1, 1.0 and True are three values. `weights` make some values more
+    Values are distinguished by their canonical JSON: 1, 1.0 and True are three values. `weights` make some values more
     frequent in draws.
     """
 

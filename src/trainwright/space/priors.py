@@ -1,4 +1,4 @@
-"""Where good values are expected: priors on the unit column of a number, truncated to it.
+"""Priors: laws of the unit column of a number, truncated to it, where good values are expected.
 
 Both are laws of the unit u in [0, 1], after the log if the parameter has one: `Normal(0.5, 0.125)` on
 `Float(1e-5, 1e-1, log=True)` is centred on 1e-3 with a standard deviation of half a decade.

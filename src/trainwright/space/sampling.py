@@ -1,4 +1,4 @@
-"""Legal rows from the priors: rejection in rounds, then repair, then a sentence that says what nothing meets."""
+"""Draws legal rows from the priors: rejection in rounds, then repair, then an error that names the failing rules."""
 
 import math
 

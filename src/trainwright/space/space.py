@@ -1,4 +1,4 @@
-"""A space: named parameters, conditions and requirements; columns in, configurations out.
+"""A space of named parameters, conditions and requirements: draws rows, judges them, and decodes configurations.
 
 The searcher sees float64 matrices only: `sample` and `latent` draw them, `settle` and `legal` judge them,
 `model_matrix` and `row_keys` give the model's and the duplicates' view, `decode` makes parameters of them.

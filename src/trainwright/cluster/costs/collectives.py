@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.costs.contention import contention
-from trainwright.cluster.costs.hockney import Seconds, ring, send, tree
+from trainwright.cluster.costs.hockney import Seconds, ring_seconds, send_seconds, tree_seconds
 from trainwright.cluster.network import OPERATIONS, NetworkLevel, Operation
 from trainwright.cluster.placement import group_tier
 from trainwright.errors import InputError, closest
@@ -108,11 +108,11 @@ def _by_formula(
     tier = _level_of(cluster, ranks, stride)
     alpha, beta = tier.alpha, tier.beta * flows
     if operation == "send":
-        return {"direct": send(size, alpha, beta)}
+        return {"direct": send_seconds(size, alpha, beta)}
     if operation == "broadcast":
-        return {"tree": tree(size, ranks, alpha, beta)}
+        return {"tree": tree_seconds(size, ranks, alpha, beta)}
     if operation == "all_to_all":
-        return {"pairwise": ring(size, ranks, alpha, beta)}
+        return {"pairwise": ring_seconds(size, ranks, alpha, beta)}
     found = _price_flat(operation, size, ranks, alpha, beta)
     # With several ranks in each node, a reduction inside the node first lets one ring a device cross the network.
     inside = _ranks_per_node(cluster, ranks, stride)
@@ -122,15 +122,15 @@ def _by_formula(
         far = tier.beta * max(flows, contention(cluster, ranks=ranks // inside, stride=inside * stride))
         outer = _price_flat(operation, size / inside, ranks // inside, alpha, far)
         # Inside the node every byte goes round, outside only each device's share.
-        inner = _ring_passes(operation) * ring(size, inside, near.alpha, near.beta)
+        inner = _ring_passes(operation) * ring_seconds(size, inside, near.alpha, near.beta)
         found["hierarchical"] = inner + functools.reduce(np.minimum, outer.values())
     return found
 
 
 def _price_flat(operation: Operation, size: Seconds, ranks: int, alpha: float, beta: float) -> dict[str, Seconds]:
-    found = {"ring": _ring_passes(operation) * ring(size, ranks, alpha, beta)}
+    found = {"ring": _ring_passes(operation) * ring_seconds(size, ranks, alpha, beta)}
     if operation == "all_reduce":
-        found["tree"] = 2 * tree(size, ranks, alpha, beta)
+        found["tree"] = 2 * tree_seconds(size, ranks, alpha, beta)
     return found
 
 

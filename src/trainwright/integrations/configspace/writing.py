@@ -1,8 +1,8 @@
-"""A space as a `ConfigSpace.ConfigurationSpace` (github.com/automl/ConfigSpace, version 1): the way out.
+"""Writes a space as a `ConfigSpace.ConfigurationSpace` (github.com/automl/ConfigSpace, version 1).
 
-ConfigSpace knows no expressions and no steps. A stepped number leaves as an ordinal; a requirement is turned round into
-what it forbids, as comparisons, or as a list of value combinations where all its parameters have few values. What
-neither can say is refused. Nothing is written that ConfigSpace reads differently when a parameter is inactive.
+ConfigSpace has no expressions and no steps. A stepped number becomes an ordinal; a requirement becomes what it forbids,
+as comparisons, or as a list of value combinations where all its parameters have few values. Everything else is refused,
+and so is what ConfigSpace would read differently when a parameter is inactive.
 """
 
 import math

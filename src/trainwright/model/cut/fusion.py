@@ -1,8 +1,8 @@
-"""A recorded step as a compiler would run it: what lies between two products is one kernel in each direction.
+"""Rewrites a recorded step as a compiler would run it: between two products, one kernel in each direction.
 
-A kernel reads what comes from outside it and writes what others read; nothing inside reaches memory. What autograd kept
-of the inside is computed anew from the kernel's inputs, which are kept in its place: the choice of a compiler that
-keeps least (torch's own partitioner, for operations that are cheap to do again).
+A kernel reads what is made outside it and writes what others read; its intermediate values never reach memory. Where
+autograd saved an intermediate value, backward computes it again from the kernel's inputs, which are saved instead:
+the choice of torch's partitioner for operations that are cheap to repeat.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,13 +68,13 @@ def _outside_reads(
 def _rewrite_as_kernel(
     operations: list[TracedOperation], places: Sequence[int], inside: set[int], more: Mapping[int, TensorShape]
 ) -> None:
-    """Let the last of the operations read all that comes from outside, and each write only what others read."""
+    """Rewrite operations as one kernel: the last reads everything from outside, each writes only what others read."""
     places = [i for i in places if not operations[i].is_view]
     if not places:
         return
     made = inside | {number for i in places for number in operations[i].creates}
     outer = {**more, **_outside_reads(operations, places, made)}
-    # The last operation stands for the kernel: it reads everything, the others nothing.
+    # The last operation represents the kernel: it reads everything, the others nothing.
     for i in places:
         operation, last = operations[i], i == places[-1]
         results = [_empty_shape(shaped) if at in inside else shaped for at, shaped in _results_by_storage(operation)]

@@ -1,4 +1,4 @@
-"""Operations become layers: those of one module call, or of one stretch of a forward function, are one layer."""
+"""Groups operations into layers: those of one module call, or of one part of a forward function between calls."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ class LayerOperations:
 
 @dataclass(slots=True)
 class WeightCounter:
-    """Which storages are parameters, with their elements and those trained, and which of them a layer has counted."""
+    """Parameter storages with their elements and trained elements; each is counted at the first layer that reads it."""
 
     elements: Mapping[int, int]
     trained: Mapping[int, int]
@@ -37,7 +37,7 @@ class WeightCounter:
         return whole, whole - trained
 
     def rest(self) -> list[Layer]:
-        """Return a layer without work of those that none has counted, if there are any: nothing reads them."""
+        """Return a layer without work for the parameters that nothing reads, if there are any."""
         whole, frozen = self.take(self.elements.keys())
         unread = Layer(
             name="unread",

@@ -23,7 +23,7 @@ __all__ = ["StepRecorder", "StorageLife", "TensorShape", "TracedOperation"]
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """What a tensor argument was like."""
+    """Shape, strides and dtype of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -31,13 +31,13 @@ class TensorShape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorShape":
-        """Return what a tensor is like."""
+        """Return the shape, strides and dtype of a tensor."""
         strided = tensor.layout == torch.strided
         return cls(tuple(tensor.shape), tuple(tensor.stride()) if strided else (), tensor.dtype)
 
     @property
     def elements(self) -> int:
-        """Elements of the tensor, those that an expanded one repeats counted once."""
+        """Elements in memory: those that an expanded tensor repeats count once."""
         strides = self.stride or (1,) * len(self.shape)
         return math.prod(size for size, stride in zip(self.shape, strides, strict=True) if stride or not size)
 
@@ -49,7 +49,7 @@ class TensorShape:
 
 @dataclass(slots=True)
 class StorageLife:
-    """The life of a storage, in operations: it is there after operation `first`, up to and with operation `last`."""
+    """The life of a storage: alive after operation `first`, up to and including operation `last`."""
 
     bytes: int
     first: int
@@ -128,16 +128,16 @@ class _AutogradNodes:
 
 
 class StepRecorder(StorageTracker):
-    """A storage tracker that also keeps every operation in order, and the life of every storage."""
+    """A storage tracker that also records every operation in order, and the life of every storage."""
 
     def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
         super().__init__(granule_bytes=granule_bytes, device=device)
         self.operations: list[TracedOperation] = []
         self.storages: dict[int, StorageLife] = {}
         self.saved: dict[int, int] = {}
-        """Storages that autograd keeps, and the operation during or before which each was first kept."""
+        """Storages that autograd saves, and the operation during or before which each was first saved."""
         self.saved_until: dict[int, int] = {}
-        """The same storages, and the operation during or before which each was last kept once more."""
+        """The same storages, and the operation during or before which each was last saved."""
         self.attentions: set[int] = set()
         """Calls of torch's scaled_dot_product_attention, by number."""
         self.phase = "forward"
@@ -205,12 +205,12 @@ class StepRecorder(StorageTracker):
 
     @property
     def uncounted(self) -> list[str]:
-        """Operations that ran and whose work is not known."""
+        """Operations whose work is unknown."""
         return sorted(str(func) for func in self._funcs if not has_known_work(func))
 
     @contextlib.contextmanager
     def modules(self, model: nn.Module) -> Iterator[None]:
-        """Name the modules of a model, and its calls of torch's attention, while it runs inside."""
+        """Attribute the operations inside to the model's modules, and to its calls of torch's attention."""
         handles: list[Any] = []
 
         def attend(attention: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +241,7 @@ class StepRecorder(StorageTracker):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Note what autograd keeps for the backward pass of what runs inside."""
+        """Record what autograd saves for the backward pass of the operations inside."""
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             for held in self.see(tensor):
@@ -255,7 +255,7 @@ class StepRecorder(StorageTracker):
             yield
 
     def marks(self, tree: Any) -> set[int]:
-        """Return the numbers of the storages of tensors; what carries gradients from here on is said by them."""
+        """Return the numbers of the storages of tensors, and mark those that carry gradients."""
         found = set()
         for tensor in tensors_in(tree):
             for held in self.see(tensor):

@@ -1,4 +1,4 @@
-"""One training step of a copy of a model, on fake tensors or on real ones, watched by a storage tracker."""
+"""One training step of a copy of a model, on fake tensors or on real ones, in parts that a recorder can watch."""
 
 import contextlib
 import copy
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainwright.errors import ProfileError, closest
 from trainwright.model.trace.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call_model", "prepare_step"]
+__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "TrainingStep", "call_model", "prepare_step"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -35,22 +35,22 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 @dataclass
-class Step:
-    """A model, a sample and an optimizer made ready; `forward`, `backward` and `update` are the parts of a step.
+class TrainingStep:
+    """A prepared model, sample and optimizer; `forward`, `backward` and `update` are the parts of a step.
 
-    `result` is what the forward pass returned: the loss, or the outputs, which then all get gradients of one.
+    `result` is what the forward pass returned: the loss, or the outputs, each of which then gets gradients of one.
     """
 
     model: nn.Module
     sample: Any
     loss: Loss | None
     optimizers: list[torch.optim.Optimizer]
-    """One, or in a lean step several that update a few parameters each."""
+    """One; in a lean step several, each of which updates a few parameters."""
     precision: str
     device: torch.device
     fake: FakeTensorMode | None
     other_state: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """What the optimizer holds for parameters that its step leaves out, being like others; by identity of these."""
+    """State of the parameters that a lean step does not update, by the identity of the parameter."""
     result: Any = None
 
     @property
@@ -65,16 +65,16 @@ class Step:
         return [leaf for leaf in tree_leaves([*self.other_state.values(), state]) if isinstance(leaf, torch.Tensor)]
 
     def state_of(self, parameter: nn.Parameter) -> list[torch.Tensor]:
-        """Return those that it holds for one parameter."""
+        """Return the tensors that the optimizer holds for one parameter."""
         held = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
         found = [*self.other_state.get(id(parameter), ()), *tree_leaves(held)]
         return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """Parameters that get a gradient, as is known after the backward pass.
+        """Parameters that get a gradient, known after the backward pass.
 
-        What a real step has left out, as it depends on values, another may reach.
+        A real step may have skipped parameters because of its values; these count as trained.
         """
         # A fake step takes every path that does not depend on values, so a missing gradient is a fact.
         known = self.fake is not None
@@ -87,12 +87,12 @@ class Step:
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[None]:
-        """Let tensors made inside be fake, if the step is."""
+        """Make all tensors inside fake, if the step is."""
         with self.fake if self.fake is not None else contextlib.nullcontext():
             yield
 
     def watched(self, tracker: StorageTracker) -> None:
-        """Count what lives before a step: parameters, buffers, the state of the optimizer and the sample."""
+        """Count what is alive before a step: parameters, buffers, the optimizer's state and the sample."""
         tracker.watch(self.parameters, "parameters")
         tracker.watch(list(self.model.buffers()), "buffers")
         tracker.watch(self.state, "optimizer")
@@ -121,18 +121,18 @@ class Step:
         return True
 
     def update(self) -> None:
-        """Let the optimizer change the parameters."""
+        """Run the optimizer's step."""
         for optimizer in self.optimizers:
             optimizer.step()
 
     def finish(self) -> None:
-        """Drop what the step returned and the gradients, as zero_grad does."""
+        """Drop the result and the gradients, as zero_grad does."""
         self.result = None
         for parameter in self.parameters:
             parameter.grad = None
 
     def fill_state(self) -> None:
-        """Give the optimizer the state that it makes in the first step of a training, for gradients of zero."""
+        """Make the optimizer's state, as its first step does, by a step with gradients of zero."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -165,11 +165,11 @@ def prepare_step(
     device: torch.device | None = None,
     fake: bool = True,
     lean: bool = False,
-) -> Step:
-    """Copy a model and a sample to `device`, as fake tensors or as real ones; the model given stays as it is.
+) -> TrainingStep:
+    """Copy a model and a sample to `device`, as fake tensors or as real ones; the original model is not changed.
 
     Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
-    `lean` step leaves out those that are like earlier ones: their state is there, and the peak is the same.
+    `lean` step skips the update of parameters that repeat earlier ones: their state exists, and the peak is the same.
     """
     if precision not in PRECISIONS:
         allowed = ", ".join(PRECISIONS)
@@ -203,7 +203,7 @@ def prepare_step(
             state = {id(p): _make_state(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
         made = [make(run) for run in runs] if make is not None else []
-    return Step(
+    return TrainingStep(
         model=copied,
         sample=moved,
         loss=loss,
@@ -216,9 +216,9 @@ def prepare_step(
 
 
 def _distinct_runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the stretches of parameters that hold every pair of neighbouring shapes.
+    """Return runs of parameters that contain every pair of neighbouring shapes.
 
-    What an update of a parameter leaves behind is there until the next one's takes its place: pairs decide the peak.
+    Temporaries of one parameter's update live until those of the next replace them, so pairs decide the peak.
     """
     shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
     seen: set[Any] = set()
@@ -243,7 +243,7 @@ def _make_state(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
 
 
 class _Ones(torch.autograd.Function):
-    """A scalar of outputs whose gradients are ones, made when backward wants them and held by it alone."""
+    """A scalar whose backward gives each output a gradient of ones, made only when backward needs it."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
@@ -257,7 +257,7 @@ class _Ones(torch.autograd.Function):
 
 
 class _Copier:
-    """Copies tensors; those that share a storage share one afterwards too."""
+    """Copies tensors; tensors that share a storage share the copy."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype | None, *, fake: bool) -> None:
         self.device, self.dtype, self.fake = device, dtype, fake

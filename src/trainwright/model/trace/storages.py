@@ -1,7 +1,7 @@
-"""StorageTracker: the bytes that tensors hold, counted by storage while a step runs, on fake tensors or on real ones.
+"""Counts the bytes of live storages while a step runs, on fake tensors or on real ones.
 
-Storages, not tensors: views, results of in-place operations and tied weights share one and count once. A storage
-counts from the operation that first returns it (or from `watch`) until its last reference goes.
+Views, results of in-place operations and tied weights share a storage and count once. A storage counts from the
+operation that first returns it (or from `watch`) until its last reference is dropped.
 """
 
 import contextlib
@@ -69,12 +69,12 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def live_by_owner(self) -> dict[str, int]:
-        """Bytes that are held now, by owner."""
+        """Live bytes by owner."""
         return {owner: size for owner, size in self._by_owner.items() if size}
 
     @property
     def peak_by_owner(self) -> dict[str, int]:
-        """Bytes that were held at the moment of the peak, by owner."""
+        """Live bytes by owner at the moment of the peak."""
         return {owner: size for owner, size in self._at_peak.items() if size}
 
     def see(self, tree: Any) -> list[LiveStorage]:
@@ -87,7 +87,7 @@ class StorageTracker(TorchDispatchMode):
         return found
 
     def watch(self, tree: Any, owner: str) -> None:
-        """Count the storages of tensors that are already there, and say whose they are."""
+        """Count the storages of existing tensors, and set their owner."""
         # Bytes move from the owner that they were first counted for.
         for held in self.see(list(tree) if isinstance(tree, Iterator) else tree):
             self._by_owner[held.owner] -= held.bytes
@@ -96,7 +96,7 @@ class StorageTracker(TorchDispatchMode):
 
     @contextlib.contextmanager
     def owner(self, name: str) -> Iterator[None]:
-        """Say whose the storages are that appear inside."""
+        """Set the owner of the storages that appear inside."""
         before, self._owner = self._owner, name
         try:
             yield
@@ -104,7 +104,7 @@ class StorageTracker(TorchDispatchMode):
             self._owner = before
 
     def restart_peak(self) -> None:
-        """Forget the peak so far: it starts again from the bytes that are held now."""
+        """Reset the peak to the bytes that are live now."""
         self.peak_bytes = self.live_bytes
         self._at_peak = dict(self._by_owner)
 
@@ -118,7 +118,7 @@ class StorageTracker(TorchDispatchMode):
         if held is None:
             held = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
-            # Python tells when the last reference goes: that is when an allocator gets the bytes back.
+            # Called when the last reference is dropped: then the allocator gets the bytes back.
             held.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
             self._held[key] = held
             self._change_bytes(held.owner, size)
@@ -133,7 +133,7 @@ class StorageTracker(TorchDispatchMode):
         self._freed(held)
 
     def _freed(self, held: LiveStorage) -> None:
-        """Do nothing; for who must know when a storage goes."""
+        """Do nothing; subclasses may record that a storage was freed."""
 
     def _change_bytes(self, owner: str, size: int) -> None:
         self.live_bytes += size
@@ -166,7 +166,7 @@ def _gather_tensors(tree: Any, found: list[torch.Tensor]) -> None:
 
 
 def _with_storage(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold a storage of their own, the parts of sparse ones."""
+    """Yield the tensors that have a storage; of sparse tensors their parts."""
     for tensor in tensors:
         if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
