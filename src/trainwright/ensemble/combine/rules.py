@@ -11,8 +11,8 @@ import numpy as np
 
 from trainwright.ensemble.combine.rule import AllMembersRule, CombinationRule
 from trainwright.ensemble.metrics import SMALLEST, Array
-from trainwright.errors import EnsembleError
-from trainwright.plugins import load
+from trainwright.errors import EnsembleError, closest
+from trainwright.plugins import Registry
 
 __all__ = [
     "RULES",
@@ -196,10 +196,8 @@ class NormalMixture(CombinationRule):
         return np.stack([state.mean, (state.noise + state.spread) / state.weight], axis=-1)
 
 
-RULES: Mapping[str, CombinationRule] = {
-    rule.name: rule
-    for rule in (WeightedMean(), PlainMean(), GeometricMean(), MajorityVote(), MedianRule(), NormalMixture())
-}
+RULES: Mapping[str, CombinationRule] = Registry("combination", EnsembleError)
+"""Every rule by name, built in or installed, with its default settings."""
 
 
 def default_rule(output: str) -> CombinationRule:
@@ -209,10 +207,9 @@ def default_rule(output: str) -> CombinationRule:
 
 def find_rule(name: str) -> CombinationRule:
     """Return the rule of a name, built in or installed, with its default settings; refuse unknown names."""
-    if name in RULES:
-        return RULES[name]
-    rule: CombinationRule = load("combination", name, "rule", EnsembleError)()
-    return rule
+    if name not in RULES:
+        raise EnsembleError(f"rule: got {name!r}; allowed: {', '.join(RULES)}{closest(name, RULES)}")
+    return RULES[name]
 
 
 def make_rule(description: str | Mapping[str, Any] | CombinationRule, output: str) -> CombinationRule:
