@@ -5,7 +5,7 @@ The reference for how pending trials are treated. It fits a new forest for each 
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trainwright as tw
 from trainwright.search import SearchView
@@ -17,7 +17,7 @@ __all__ = ["ConstantLiar"]
 class ConstantLiar:
     """Ask the forest one proposal at a time, on a copy of the study in which nothing is pending."""
 
-    forest: tw.ForestSearcher = tw.ForestSearcher()
+    forest: tw.ForestSearcher = field(default_factory=tw.ForestSearcher)
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[tw.Configuration]:
         """Return one new configuration per number."""
