@@ -86,7 +86,7 @@ def _price_algorithms(
     tier = _level_of(cluster, ranks, stride)
     # Measured times come first: no formula knows what the machine's library does.
     on_node = min(ranks, max(1, cluster.devices_per_node // stride))
-    times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks, on_node)), None)
+    times = next((known for known in cluster.measured if known.matches(operation, tier.name, ranks, on_node)), None)
     if times is not None:
         return {"measured": times.at(size, flows)}
     # Processes that share processors slow each other down in a way that no formula extrapolates.

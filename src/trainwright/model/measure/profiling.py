@@ -47,8 +47,8 @@ class TraceOptions:
         if self.device is not None:
             return torch.device(self.device)
         first = next(self.model.parameters(), None)
-        there = first is not None and first.is_cuda and torch.cuda.is_available()
-        return torch.device("cuda" if there else "cpu")
+        on_cuda = first is not None and first.is_cuda and torch.cuda.is_available()
+        return torch.device("cuda" if on_cuda else "cpu")
 
     @property
     def granule_bytes(self) -> int:
