@@ -9,6 +9,7 @@ from dataclasses import replace
 from trainwright.errors import InputError
 from trainwright.model.layer import Block, Layer, Transformer
 from trainwright.model.profile import Profile
+from trainwright.validators import check, integer, one_of
 
 __all__ = ["describe_transformer"]
 
@@ -48,16 +49,13 @@ def describe_transformer(
     """
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "sequence": sequence, "vocabulary": vocabulary}
     for what, value in sizes.items():
-        least = 0 if what == "vocabulary" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"describe_transformer: {what}: got {value!r}; allowed: a whole number >= {least}")
+        check(value, integer(minimum=0 if what == "vocabulary" else 1), f"describe_transformer: {what}")
     if hidden % heads or heads % (kv_heads or heads):
         raise InputError(
             f"describe_transformer: heads: got {heads} heads and {kv_heads or heads} of keys for hidden {hidden}; "
             "allowed: heads that divide hidden, kv_heads that divide heads"
         )
-    if precision not in _BYTES:
-        raise InputError(f"describe_transformer: precision: got {precision!r}; allowed: {', '.join(_BYTES)}")
+    check(precision, one_of(*_BYTES), "describe_transformer: precision")
     shape = Transformer(
         hidden=hidden,
         heads=heads,

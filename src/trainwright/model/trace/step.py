@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainwright.errors import ProfileError, closest
+from trainwright.errors import ProfileError
 from trainwright.model.trace.storages import StorageTracker
+from trainwright.validators import check, one_of
 
 __all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "TrainingStep", "call_model", "prepare_step"]
 
@@ -32,6 +33,9 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
 }
+
+_NAMED = one_of(*OPTIMIZERS)
+_OPTIMIZER = replace(_NAMED, allowed=f"{_NAMED.allowed}, a function of the parameters, or None")
 
 
 @dataclass
@@ -175,15 +179,9 @@ def prepare_step(
     Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
     `lean` step skips the update of parameters that repeat earlier ones: their state exists, and the peak is the same.
     """
-    if precision not in PRECISIONS:
-        allowed = ", ".join(PRECISIONS)
-        raise ProfileError(f"precision: got {precision!r}; allowed: {allowed}{closest(str(precision), PRECISIONS)}")
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        allowed = ", ".join(OPTIMIZERS)
-        raise ProfileError(
-            f"optimizer: got {optimizer!r}; allowed: {allowed}, a function of the parameters, or None"
-            + closest(optimizer, OPTIMIZERS)
-        )
+    check(precision, one_of(*PRECISIONS), "precision", ProfileError)
+    if isinstance(optimizer, str):
+        check(optimizer, _OPTIMIZER, "optimizer", ProfileError)
     device = device or torch.device("cpu")
     whole = None if precision.startswith("amp-") else PRECISIONS[precision]
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright.errors import InputError
+from trainwright.validators import check, integer
 
 __all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
 
@@ -48,8 +48,7 @@ class StorageTracker(TorchDispatchMode):
 
     def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
         super().__init__()
-        if granule_bytes < 1:
-            raise InputError(f"StorageTracker.granule_bytes: got {granule_bytes!r}; allowed: a whole number >= 1")
+        check(granule_bytes, integer(minimum=1), "StorageTracker.granule_bytes")
         self.granule_bytes = granule_bytes
         self.device = device
         self.live_bytes = 0
