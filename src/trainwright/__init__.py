@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from trainwright import checkpoint, ensemble, ledger, memory, report, serve, train
     from trainwright.cluster import Cluster
     from trainwright.engine import Local
-    from trainwright.engine.pycompss import PyCOMPSs
     from trainwright.engine.ray.engine import Ray
     from trainwright.engine.simulated.settings import Scaling, Simulated
     from trainwright.engine.simulated.table import tables
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from trainwright.errors import TrainwrightError
     from trainwright.integrations.optuna.sampler import TrainwrightSampler
     from trainwright.integrations.optuna.searcher import OptunaSearcher
+    from trainwright.integrations.pycompss.engine import PyCOMPSs
     from trainwright.model.profile import Profile
     from trainwright.plan import Oracle
     from trainwright.schedule import (
@@ -121,7 +121,7 @@ _HOME = {
     "Patience": "schedule",
     "Plateau": "schedule",
     "Profile": "model.profile",
-    "PyCOMPSs": "engine.pycompss",
+    "PyCOMPSs": "integrations.pycompss.engine",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
     "Ray": "engine.ray.engine",

@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-from trainwright.checkpoint.tools.formats.dcp import Dcp
 from trainwright.checkpoint.tools.formats.protocol import Format
-from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
-from trainwright.checkpoint.tools.formats.torch_zip import TorchZip
 from trainwright.errors import CheckpointFormatError, CheckpointNotFoundError, closest
+from trainwright.plugins import Registry
 
 __all__ = [
     "FORMATS",
@@ -16,7 +13,7 @@ __all__ = [
     "format_of",
 ]
 
-FORMATS: Mapping[str, Format] = MappingProxyType({one.name: one for one in (TorchZip(), SafeTensors(), Dcp())})
+FORMATS: Mapping[str, Format] = Registry("format", CheckpointFormatError)
 """Every format by name, with its default settings."""
 
 

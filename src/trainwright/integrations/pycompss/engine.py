@@ -151,7 +151,7 @@ class PyCOMPSs:
         return None
 
     def _start(self, assignment: Assignment) -> None:
-        from trainwright.engine._pycompss_task import segment
+        from trainwright.integrations.pycompss._segment import segment
 
         until = next((end for end in self._ends if end > assignment.reported_epoch), None)
         ended = None if self._ended is None else self._ended / uuid.uuid4().hex
