@@ -14,13 +14,13 @@ from source_files import FILES, ROOT, tree
 FLOORS = {
     **dict.fromkeys(("space", "cluster"), 0),
     **dict.fromkeys(("ledger", "model"), 1),
-    **dict.fromkeys(("search", "schedule", "checkpoint", "plan", "memory", "profile"), 2),
+    **dict.fromkeys(("search", "schedule", "checkpoint", "plan", "profile"), 2),
     "train": 3,
-    "engine": 4,
+    **dict.fromkeys(("engine", "memory"), 4),
     "study": 5,
     "ensemble": 6,
     **dict.fromkeys(("report", "serve"), 7),
-    **dict.fromkeys(("ui", "integrations"), 8),
+    **dict.fromkeys(("integrations", "testing", "ui"), 8),
     "cli": 9,  # a command above the page that it starts
 }
 BELOW_ALL = (
@@ -38,7 +38,7 @@ BELOW_ALL = (
     "strict_json",
     "validators",
 )
-WITHOUT_TORCH = [name for name, floor in FLOORS.items() if floor <= 2 and name not in {"model", "checkpoint", "memory"}]
+WITHOUT_TORCH = [name for name, floor in FLOORS.items() if floor <= 2 and name not in {"model", "checkpoint"}]
 WITH_TORCH = (ROOT / "cluster" / "calibration",)  # it measures what torch does on this machine
 LONGEST = 450
 
@@ -125,7 +125,7 @@ def test_no_module_imports_itself_in_a_circle():
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_lower_floors_need_no_torch(name):
-    """Floors 0 to 2, but for checkpoint, model, memory's executors and one room, import no torch, not even late."""
+    """Floors 0 to 2, but for checkpoint, model and one room, import no torch, not even late."""
     rest = [path for path in FILES if path.relative_to(ROOT).parts[0] == name and path.parent not in WITH_TORCH]
     assert not [path for path in rest if imports_any(path, {"torch"})]
 
@@ -150,8 +150,9 @@ def test_heavy_packages_are_loaded_where_they_are_used():
 
 def test_test_kits_are_for_tests():
     """Conformance classes may need a test library: nothing imports them."""
-    kits = {module for module in MODULES if module.endswith(".conformance")}
-    assert not [module for module, path in MODULES.items() if kits & {name for name, _ in imports(tree(path))}]
+    kits = {module for module in MODULES if module.endswith(".conformance") or package(module) == "testing"}
+    others = {module: path for module, path in MODULES.items() if package(module) != "testing"}
+    assert not [module for module, path in others.items() if kits & {name for name, _ in imports(tree(path))}]
 
 
 def imports_any(path, roots):
@@ -223,7 +224,8 @@ WORDS = {  # the design's ideas, and where each has its class or function
     "study": "Study Worker",
     "ledger": "Ledger DirectoryLedger RedisLedger MemoryLedger",
     "search": "RandomSearcher QuasiRandomSearcher GridSearcher EvolutionSearcher ForestSearcher "
-    "GaussianProcessSearcher OptunaSearcher",
+    "GaussianProcessSearcher",
+    "integrations.optuna.searcher": "OptunaSearcher",
     "schedule": "Scheduler FixedEpochs IEpoch Median Patience SuccessiveHalving ASHA Hyperband PASHA "
     "MultiObjectiveASHA Extrapolate Plateau AnyOf Fixed Doubling DoublingAsPublished MarginalGain BestStatic RASDA",
     "engine": "Local",

@@ -12,8 +12,8 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import InputError
-from trainwright.memory.execute.fitting import chain_of
-from trainwright.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.train.parallel.recompute.fitting import chain_of
 
 __all__ = ["run"]
 

@@ -7,8 +7,8 @@ A state packs, four bits for each stage, where its bare output and its saved val
 import numpy as np
 
 from trainwright.kernels import Ints, compiled
-from trainwright.memory._queue import EMPTY, pop, push, slot, tabled, way
-from trainwright.memory.sizes import Sizes
+from trainwright.plan.memory._queue import EMPTY, pop, push, slot, tabled, way
+from trainwright.plan.memory.sizes import Sizes
 
 __all__ = ["OFFLOAD", "PREFETCH", "RELEASE", "WAIT", "search_with_copies"]
 

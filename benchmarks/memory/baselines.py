@@ -5,11 +5,11 @@ All are lists of operations for the same simulator, so that plans are compared o
 
 import math
 
-from trainwright.memory.chain import Chain
-from trainwright.memory.checkpointing import checkpointing_plans, segments, sequential
-from trainwright.memory.operations import Operation
-from trainwright.memory.persistent import solve_persistent
-from trainwright.memory.simulate import simulate
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.memory.checkpointing import checkpointing_plans, segments, sequential
+from trainwright.plan.memory.operations import Operation
+from trainwright.plan.memory.persistent import solve_persistent
+from trainwright.plan.memory.simulate import simulate
 
 __all__ = ["best_baseline", "chen_begins", "chen_bytes", "revolve", "suite"]
 

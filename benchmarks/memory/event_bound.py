@@ -35,9 +35,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from trainwright.memory.chain import Chain, Stage
-from trainwright.memory.integer import Integer, Terms
-from trainwright.memory.link import Link
+from trainwright.plan.memory.chain import Chain, Stage
+from trainwright.plan.memory.integer_program import Integer, Terms
+from trainwright.plan.memory.link import Link
 
 __all__ = ["Value", "bound_by_events", "small_share", "values_of"]
 

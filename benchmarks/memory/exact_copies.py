@@ -6,10 +6,10 @@ import numpy as np
 from benchmarks.memory._exact_copies import search_with_copies
 
 from trainwright.errors import ChainError
-from trainwright.memory.chain import Chain
-from trainwright.memory.exact import Searched
-from trainwright.memory.operations import Kind, Operation, Value, offload, prefetch
-from trainwright.memory.sizes import sizes_of
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.memory.exact import Searched
+from trainwright.plan.memory.operations import Kind, Operation, Value, offload, prefetch
+from trainwright.plan.memory.sizes import sizes_of
 
 __all__ = ["solve_exact_with_copies"]
 

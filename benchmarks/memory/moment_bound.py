@@ -28,9 +28,9 @@ from dataclasses import replace
 
 from benchmarks.memory.event_bound import Value, values_of
 
-from trainwright.memory.chain import Chain
-from trainwright.memory.integer import Integer, Terms
-from trainwright.memory.link import Link
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.memory.integer_program import Integer, Terms
+from trainwright.plan.memory.link import Link
 
 __all__ = ["bound_by_moments"]
 

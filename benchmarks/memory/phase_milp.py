@@ -29,11 +29,11 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.memory.chain import Chain
-from trainwright.memory.exact import Searched, keep_within, list_operations
-from trainwright.memory.integer import Integer, Terms
-from trainwright.memory.simulate import simulate
-from trainwright.memory.skips import lightest
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.memory.exact import Searched, keep_within, list_operations
+from trainwright.plan.memory.integer_program import Integer, Terms
+from trainwright.plan.memory.simulate import simulate
+from trainwright.plan.memory.skip_connections import lightest
 
 __all__ = ["solve_milp"]
 

@@ -29,11 +29,11 @@ from benchmarks.memory.graphs import read_graph
 
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Stage, pipeline
-from trainwright.memory.pipelines.memory import Weights, holding
-from trainwright.memory.pipelines.partition import Cost, Part, cut, ways
-from trainwright.memory.pipelines.patterns import breaches
-from trainwright.memory.pipelines.schedules import simulate_schedule
-from trainwright.memory.pipelines.special import Placed, Placement, Search, contiguous, madpipe
+from trainwright.plan.pipeline.non_contiguous import Placed, Placement, Search, contiguous, madpipe
+from trainwright.plan.pipeline.partition import Cost, Part, cut, ways
+from trainwright.plan.pipeline.patterns import breaches
+from trainwright.plan.pipeline.schedules import simulate_schedule
+from trainwright.plan.pipeline.stage_memory import Weights, holding
 
 _LINK = 12e9
 _SHARES = (1.0, 0.5, 0.25, 0.1)

@@ -27,9 +27,9 @@ from benchmarks.memory.phase_milp import solve_milp
 from benchmarks.memory.training import MODELS, train
 
 from trainwright.memory import Chain, Stage, simulate
-from trainwright.memory.exact import solve_exact
-from trainwright.memory.persistent import solve_persistent
-from trainwright.memory.planning import full_bytes, minimal_bytes, plan_chain
+from trainwright.plan.memory.exact import solve_exact
+from trainwright.plan.memory.persistent import solve_persistent
+from trainwright.plan.memory.planning import full_bytes, minimal_bytes, plan_chain
 
 _SLOTS = 500
 _LINK = 16e9

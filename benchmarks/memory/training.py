@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from models import densenet, gpt, inception, resnet, unet, vit
 from trainwright import memory
-from trainwright.memory.checkpointing import segments, sequential_begins
-from trainwright.memory.execute.fitting import chain_of
-from trainwright.memory.execute.measure import tracked_peak
-from trainwright.memory.execute.stages import Row, split
-from trainwright.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.checkpointing import segments, sequential_begins
+from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.train.parallel.recompute.fitting import chain_of
+from trainwright.train.parallel.recompute.measure import tracked_peak
+from trainwright.train.parallel.recompute.stages import Row, split
 
 __all__ = ["MODELS", "SHARES", "train"]
 

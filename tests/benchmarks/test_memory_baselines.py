@@ -8,8 +8,8 @@ from benchmarks.memory import baselines
 
 import trainwright.memory as tm
 from memory_chains import budgets, random_chain
-from trainwright.memory.checkpointing import every_block
-from trainwright.memory.planning import minimal_bytes
+from trainwright.plan.memory.checkpointing import every_block
+from trainwright.plan.memory.planning import minimal_bytes
 
 
 @pytest.mark.parametrize("seed", range(6))

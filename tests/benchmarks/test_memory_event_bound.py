@@ -5,8 +5,8 @@ from benchmarks.memory.certificates import certify
 
 import trainwright.memory as tm
 from memory_chains import random_chain
-from trainwright.memory.lowest import lowest_with_copies
-from trainwright.memory.planning import full_bytes
+from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.planning import full_bytes
 
 
 def test_a_proof_beyond_the_exact_search():

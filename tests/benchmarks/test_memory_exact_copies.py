@@ -8,12 +8,12 @@ from benchmarks.memory.exact_copies import solve_exact_with_copies
 from memory_chains import random_chain
 from trainwright.errors import ChainError
 from trainwright.memory import Link, simulate
-from trainwright.memory._placed import seconds
-from trainwright.memory.exact import solve_exact
-from trainwright.memory.joint import rows_of
-from trainwright.memory.lowest import lowest_with_copies
-from trainwright.memory.planning import plan_chain
-from trainwright.memory.sizes import sizes_of
+from trainwright.plan.memory.copy_schedule import seconds
+from trainwright.plan.memory.exact import solve_exact
+from trainwright.plan.memory.joint import rows_of
+from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.planning import plan_chain
+from trainwright.plan.memory.sizes import sizes_of
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,8 +6,8 @@ from benchmarks.memory.moment_bound import bound_by_moments
 
 import trainwright.memory as tm
 from memory_chains import random_chain
-from trainwright.memory.lowest import lowest_with_copies
-from trainwright.memory.planning import full_bytes
+from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.planning import full_bytes
 
 
 def bound(chain, budget, bandwidth, known, moments=3):

@@ -6,9 +6,9 @@ from benchmarks.memory.phase_milp import solve_milp
 
 import trainwright.memory as tm
 from memory_chains import budgets, random_chain
-from trainwright.memory.exact import solve_exact
-from trainwright.memory.persistent import lowest_plan
-from trainwright.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.exact import solve_exact
+from trainwright.plan.memory.persistent import lowest_plan
+from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 
 def compare(seed, most):

@@ -25,7 +25,7 @@ SLOW = {
     "hpc.md": "tests/study/test_workers.py",
     "interop.md": "tests/report/test_exports.py, tests/search/test_optuna_searcher.py, tests/space/test_configspace.py",
     "loader.md": "tests/train/test_loader.py, tests/train/test_streaming.py",
-    "memory.md": "tests/memory, tests/cli/test_memory_command.py",
+    "memory.md": "tests/plan/memory, tests/cli/test_memory_command.py",
     "parallel.md": "tests/train/parallel",
     "ray.md": "tests/engine/test_ray.py",
     "resume.md": "tests/study/test_resume.py, tests/study/test_faults.py",

@@ -14,24 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Parametric, Scaling, Simulated, simulate
 from trainwright.engine.simulated import simulation as module
+from trainwright.engine.simulated.settings import Scaling, Simulated
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import EngineError, InputError, SchedulerStalled, TrainwrightError
 from trainwright.schedule import (
     ASHA,
-    Desk,
+    BuddyAllocator,
+    DeviceAllocator,
     Doubling,
     DoublingAsPublished,
     Fixed,
+    FixedBlocks,
     FixedEpochs,
     Hyperband,
     Judged,
     MarginalGain,
     Median,
-    Nodes,
     Scheduler,
     SuccessiveHalving,
-    Tiles,
 )
 
 SMOOTH = Parametric(epoch_seconds=1.0, speed_jitter=0.0, noise=0.0)
@@ -48,7 +50,7 @@ class _Task:
 
     substitutions = 0
 
-    def courses(self, seed):
+    def learning_curves(self, seed):
         return self
 
     def of(self, trial, params):
@@ -205,7 +207,7 @@ class TestWhatMustNeverHappen:
     def test_tiles_lose_nodes(self, size, data):
         """Nodes that are left out take the tiles across them with them, and bring them back once all are back."""
         per_node, nodes = 4, 5
-        tiles = Tiles(per_node * nodes, per_node, size)
+        tiles = FixedBlocks(per_node * nodes, per_node, size)
         whole, out = tiles.free, set()
         for _ in range(data.draw(st.integers(1, 8))):
             node = data.draw(st.integers(0, nodes - 1))
@@ -267,11 +269,11 @@ class TestWhatMustNeverHappen:
             def planner(self):
                 return self
 
-            def plan(self, desk):
-                desk.wake(desk.at)
+            def plan(self, device_allocator):
+                device_allocator.plan_again_at(device_allocator.at)
 
-            def room(self, slots, slots_per_node):
-                return Nodes(slots, slots_per_node)
+            def free_slots(self, slots, slots_per_node):
+                return BuddyAllocator(slots, slots_per_node)
 
         with pytest.raises(SchedulerStalled, match="changed nothing"):
             simulate(
@@ -281,18 +283,20 @@ class TestWhatMustNeverHappen:
 
 def watched(scheduler, setting, trials, seed):
     """Simulate, and check at every plan that no more is granted than there is; return the run and the plans' times."""
-    seen, plan = [], Desk.plan
+    seen, plan = [], DeviceAllocator.plan
 
-    def checked(desk, at):
+    def checked(device_allocator, at):
         seen.append(at)
-        actions = plan(desk, at)
-        taken = [slot for seat in desk.seats.values() for slot in {*seat.block, *(seat.target or ())}]
+        actions = plan(device_allocator, at)
+        taken = [
+            slot for running in device_allocator.running.values() for slot in {*running.block, *(running.target or ())}
+        ]
         assert len(taken) == len(set(taken))
-        assert len(taken) + desk.free <= desk.slots
+        assert len(taken) + device_allocator.free <= device_allocator.slots
         return actions
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Desk, "plan", checked)
+        patch.setattr(DeviceAllocator, "plan", checked)
         return simulate(scheduler, setting, trials=trials, seed=seed, gantt=True), seen
 
 
@@ -372,7 +376,7 @@ class TestRefusals:
         [
             ({"restart_seconds": -1.0}, r"Simulated.restart_seconds: got -1.0; allowed: a number >= 0"),
             ({"drops_per_second": -0.5}, r"Simulated.drops_per_second: got -0.5"),
-            ({"decision_seconds": {0: -1.0}}, r"Simulated.decision_seconds: got -1.0"),
+            ({"decision_seconds": {0: -1.0}}, r"Simulated.decision_seconds: got \{0: -1.0\}"),
             ({"node_mtbf_seconds": 0.0}, r"Simulated.node_mtbf_seconds: got 0.0; allowed: a number > 0"),
             ({"stragglers": math.nan}, r"Simulated.stragglers: got nan"),
         ],
@@ -385,7 +389,7 @@ class TestRefusals:
     @pytest.mark.parametrize("alpha", [0.0, -1.0, 1.3])
     def test_alpha(self, alpha):
         """A scaling exponent lies in (0, 1.2]."""
-        with pytest.raises(EngineError, match=r"Scaling.alpha: got .*above 0, at most 1.2"):
+        with pytest.raises(EngineError, match=r"Scaling.alpha: got .*above 0 and at most 1.2"):
             Scaling(alpha=alpha)
 
     def test_rules_and_policies_that_cannot_run(self):

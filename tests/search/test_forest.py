@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 
 from trainwright.errors import SearchError, SpaceExhausted, TrialError
-from trainwright.search import ForestSearcher, RandomSearcher, View
-from trainwright.search._acquire import ei, pi, ucb
-from trainwright.search._candidates import Moves
-from trainwright.search.conformance import SearcherConformance, bowl, play
+from trainwright.search import ForestSearcher, RandomSearcher, SearchView
+from trainwright.search.bayes.acquisition import expected_improvement
+from trainwright.search.bayes.candidates import Moves
+from trainwright.search.bayes.forest_model import Forest, Growth
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
+from trainwright.testing.searcher import SearcherConformance, bowl, play
 
 
 class TestForest(SearcherConformance):
@@ -22,33 +23,9 @@ class TestForest(SearcherConformance):
         return ForestSearcher(initial=7)  # below that it is the initial design, which other tests know
 
 
-class TestAlways(SearcherConformance):
+class TestWeighted(SearcherConformance):
     def make_searcher(self):
-        return ForestSearcher(initial=5, refit="always", scaler="minmax", failures="mean", pending="proximity")
-
-
-class TestBestCuts(SearcherConformance):
-    def make_searcher(self):
-        return ForestSearcher(
-            initial=5, kind="forest", acquisition="UCB", failures="ignore", max_rows=20, trees=3, pending="liar-mean",
-            scalarisation="augmented", candidates=50,
-        )  # fmt: skip
-
-
-class TestBagging(SearcherConformance):
-    def make_searcher(self):
-        return ForestSearcher(
-            initial=5, kind="bagging", design="random", acquisition="EI", scaler="minmaxlog",
-            scalarisation="chebyshev", trees=4, candidates=100,
-        )  # fmt: skip
-
-
-class TestSubspace(SearcherConformance):
-    def make_searcher(self):
-        return ForestSearcher(
-            initial=5, kind="subspace", design="sobol", period=1, acquisition="PId", schedule="bandit",
-            scaler="identity", scalarisation="pbi", trees=4, candidates=100,
-        )  # fmt: skip
+        return ForestSearcher(initial=5, scalarisation="augmented", max_rows=20, trees=3, candidates=50)
 
 
 class TestPlainUcb(SearcherConformance):
@@ -56,12 +33,12 @@ class TestPlainUcb(SearcherConformance):
 
     def make_searcher(self):
         return ForestSearcher(
-            initial=5, schedule="constant", pending="ignore", scaler="log", scalarisation="quadratic", trees=4,
+            initial=5, kappa_final=1.96, pending="ignore", scalarisation="quadratic", trees=4,
             candidates=100,
         )  # fmt: skip
 
     def test_batches_hold_no_duplicates_and_nothing_pending(self):
-        view = View(self.finite_space(), 4)
+        view = SearchView(self.finite_space(), 4)
         play(self.make_searcher(), view, 10, bowl)
         batch = self.make_searcher().ask(view, range(10, 30))
         assert len({c.key for c in batch}) == 20
@@ -79,7 +56,7 @@ def square(configuration, number):
 def best_of(searcher, trials=60, seeds=5, loss=square, space=None):
     losses = []
     for seed in range(seeds):
-        view = View(space or square_space(), seed)
+        view = SearchView(space or square_space(), seed)
         play(searcher, view, trials, loss)
         losses.append(np.min(view.losses))
     return float(np.mean(losses))
@@ -91,7 +68,7 @@ def test_it_finds_better_points_than_chance():
 
 def test_all_points_are_searched_without_repeat():
     space = Space(a=Int(1, 10), b=Choice(*range(5)), c=Choice("x", "y", "z"), d=Choice(1, 2, ordered=True))
-    view = View(space, 0)
+    view = SearchView(space, 0)
     done = play(ForestSearcher(), view, 300, bowl)
     assert len({c.key for c in done}) == 300
     with pytest.raises(SpaceExhausted):
@@ -99,7 +76,7 @@ def test_all_points_are_searched_without_repeat():
 
 
 def kappas(searcher, trials=40):
-    return [c.origin.get("kappa") for c in play(searcher, View(square_space(), 0), trials, square)]
+    return [c.origin.get("kappa") for c in play(searcher, SearchView(square_space(), 0), trials, square)]
 
 
 def test_kappa_decays_and_returns():
@@ -109,19 +86,13 @@ def test_kappa_decays_and_returns():
     assert found[5:8] == pytest.approx([1.96, 1.1562, 0.6820], abs=1e-4)
     assert found[14:16] == pytest.approx([0.0170, 1.96], abs=1e-4)
     assert kappas(ForestSearcher(kappa=0.7, kappa_final=0.7))[5:] == [0.7] * 35
-    assert kappas(ForestSearcher(schedule="constant"), 8)[5:] == [1.96] * 3
-    margins = kappas(ForestSearcher(acquisition="EId"), 16)
-    assert margins[5:7] == pytest.approx([0.1, 0.1 * 1e-3**0.1])
-    assert margins[15] == pytest.approx(0.1)
-    grows = kappas(ForestSearcher(schedule="bandit"), 9)[5:]
-    assert grows == pytest.approx([math.sqrt(0.4 * math.log(4 * i**2 * math.pi**2 / 0.3)) for i in (1, 2, 3, 4)])
 
 
 def test_each_worker_slot_has_its_own_kappa():
     """Slot s multiplies the decaying kappa by a draw of mean 1 that depends on seed and slot alone."""
 
     def first_two(slot):
-        view = View(square_space(), 0, slot=slot)
+        view = SearchView(square_space(), 0, slot=slot)
         return [c.origin["kappa"] for c in play(ForestSearcher(trees=1, candidates=8), view, 7, square)[5:]]
 
     alone = first_two(None)
@@ -133,7 +104,7 @@ def test_each_worker_slot_has_its_own_kappa():
 
 def test_batches_draw_their_kappas_from_an_exponential_law():
     """The first has the kappa of its number; the mean of the others is that kappa, within 3 standard errors."""
-    view = View(square_space(), 0)
+    view = SearchView(square_space(), 0)
     play(ForestSearcher(), view, 5, square)
     batch = ForestSearcher(candidates=8).ask(view, range(5, 305))
     found = np.array([c.origin["kappa"] for c in batch])
@@ -142,47 +113,22 @@ def test_batches_draw_their_kappas_from_an_exponential_law():
     assert len({c.key for c in batch}) == 300
 
 
-@given(st.floats(-1, 1), st.floats(1e-3, 1), st.floats(0, 0.5), st.floats(-1, 1))
-def test_acquisitions_are_expectations(mu, deviation, xi, best):
-    """Expected improvement and its probability equal their integrals over the normal law."""
-    normal = (np.arange(20_000) + 0.5) / 20_000
-    draws = mu + deviation * ndtri(normal)
-    gains = best - xi - draws
-    arguments = (np.array([mu]), np.array([deviation]), xi, best)
-    assert -ei(*arguments)[0] == pytest.approx(np.maximum(gains, 0).mean(), abs=2e-3)
-    assert -pi(*arguments)[0] == pytest.approx((gains > 0).mean(), abs=2e-3)
-    assert ucb(*arguments)[0] == mu - xi * deviation
+@given(st.floats(-1, 1), st.floats(1e-3, 1), st.floats(-1, 1))
+def test_expected_improvement_is_an_expectation(mu, deviation, best):
+    """It equals its integral over the normal law."""
+    draws = mu + deviation * ndtri((np.arange(20_000) + 0.5) / 20_000)
+    found = expected_improvement(np.array([mu]), np.array([deviation]), best)[0]
+    assert -found == pytest.approx(np.maximum(best - draws, 0).mean(), abs=2e-3)
 
 
-def test_acquisitions_without_deviation():
-    mu, none = np.array([0.2, 0.5]), np.zeros(2)
-    assert ei(mu, none, 0.1, 0.4).tolist() == pytest.approx([-0.1, 0.0])
-    assert pi(mu, none, 0.1, 0.4).tolist() == [-1.0, 0.0]
-
-
-@pytest.mark.parametrize("acquisition", ["EId", "EI", "PId", "PI", "UCB"])
-def test_every_acquisition_searches(acquisition):
-    assert best_of(ForestSearcher(acquisition=acquisition), seeds=2) < 0.35 * best_of(RandomSearcher(), seeds=2)
-
-
-@pytest.mark.parametrize("lie", ["liar-min", "liar-mean", "liar-max"])
-def test_a_liar_takes_what_is_pending_for_told(lie):
-    """The proposal is that of an honest searcher to whom the pending trial was told with the lie."""
-    view = View(square_space(), 0)
-    play(RandomSearcher(), view, 10, square)
-    [pending] = RandomSearcher().ask(view, [10])
-    view.propose(10, pending)
-    [proposal] = ForestSearcher(pending=lie).ask(view, [11])
-    view.result(10, [{"liar-min": np.min, "liar-mean": np.mean, "liar-max": np.max}[lie](view.losses)],
-                epoch=None, complete=True)  # fmt: skip
-    [honest] = ForestSearcher().ask(view, [11])
-    assert proposal == honest
+def test_expected_improvement_without_deviation():
+    assert expected_improvement(np.array([0.2, 0.5]), np.zeros(2), 0.3).tolist() == pytest.approx([-0.1, 0.0])
 
 
 def test_a_large_batch_is_distinct_and_legal():
     """A large batch shares candidates and local search, and is legal and free of duplicates all the same."""
     space = Space(require("x + y <= 1.5"), x=Float(0.0, 1.0), y=Float(0.0, 1.0), o=Choice("a", "b"))
-    view = View(space, 0)
+    view = SearchView(space, 0)
     play(RandomSearcher(), view, 50, bowl)
     batch = ForestSearcher().ask(view, range(50, 450))
     assert len({c.key for c in batch}) == 400
@@ -193,10 +139,10 @@ def test_a_large_batch_is_distinct_and_legal():
 def test_the_users_points_come_first_then_the_default():
     space = Space(x=Float(0.0, 1.0, default=0.5), o=Choice("a", "b", default="a"))
     searcher = ForestSearcher(points=[{"x": 0.1, "o": "b"}, {"x": 0.2, "o": "a"}])
-    done = play(searcher, View(space, 0), 4, bowl)
+    done = play(searcher, SearchView(space, 0), 4, bowl)
     assert [c.params for c in done[:3]] == [{"x": 0.1, "o": "b"}, {"x": 0.2, "o": "a"}, {"x": 0.5, "o": "a"}]
     with pytest.raises(TrialError, match=r"x=3.0 is outside"):
-        ForestSearcher(points=[{"x": 3.0, "o": "b"}]).ask(View(space, 0), [0])
+        ForestSearcher(points=[{"x": 3.0, "o": "b"}]).ask(SearchView(space, 0), [0])
 
 
 def test_failures_are_not_initial_points_and_are_avoided():
@@ -206,7 +152,7 @@ def test_failures_are_not_initial_points_and_are_avoided():
     def loss(configuration, number):
         return None if configuration["x"] > 0.5 else [configuration["y"]]
 
-    view = View(space, 1)
+    view = SearchView(space, 1)
     done = play(ForestSearcher(), view, 60, loss)
     initial = sum("kappa" not in c.origin for c in done)
     assert sum(not view.failed[n] for n in range(initial)) == 3
@@ -214,29 +160,12 @@ def test_failures_are_not_initial_points_and_are_avoided():
     assert sum(c["x"] > 0.5 for c in done[30:]) < 8
 
 
-def test_pending_trials_push_proposals_away():
-    """With proximity, a pending trial takes away the deviation around it, so the next proposal lies farther off."""
-    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    distances = {}
-    for pending in ("exclude", "proximity"):
-        searcher, found = ForestSearcher(pending=pending, kappa=5.0, kappa_final=5.0), []
-        for seed in range(20):
-            view = View(space, seed)
-            play(searcher, view, 15, lambda c, n: [(c["x"] - 0.5) ** 2])
-            [first] = searcher.ask(view, [15])
-            view.propose(15, first)
-            [second] = searcher.ask(view, [15])  # the same number: only the pending trial differs
-            found.append(math.dist((first["x"], first["y"]), (second["x"], second["y"])))
-        distances[pending] = np.median(found)
-    assert distances["proximity"] > distances["exclude"]
-
-
 def test_intermediate_values_help():
     """Trials that were stopped teach about full ones: losses at a third of the epochs are lower bounds in order."""
     space = square_space()
 
     def run(stop):
-        view, searcher, best = View(space, 0, epochs=9), ForestSearcher(), math.inf
+        view, searcher, best = SearchView(space, 0, epochs=9), ForestSearcher(), math.inf
         for number in range(60):
             [configuration] = searcher.ask(view, [number])
             view.propose(number, configuration)
@@ -256,15 +185,16 @@ def test_grow_predicts_as_always():
     """Kept trees rank points as freshly fitted ones do: Spearman >= 0.95 between the means."""
     from scipy.stats import spearmanr
 
-    view = View(square_space(), 0)
+    view = SearchView(square_space(), 0)
     play(RandomSearcher(), view, 300, square)
     M = np.ones((500, 5))
     M[:, :4] = view.space.sample(np.random.default_rng(0), 500)
     means = []
     for refit in ("grow", "always"):
-        searcher = ForestSearcher(refit=refit, trees=100)
-        searcher.ask(view, [300])
-        forest = view.memo[searcher]
+        growth = Growth(trees=100, scalarisation="linear", weights=None, max_rows=10_000, refit=refit)
+        forest = Forest(growth, view)
+        forest.update(view)
+        forest.value(np.ones(1))
         means.append(forest.predict(M)[0])
     assert spearmanr(*means).statistic >= 0.95
 
@@ -273,7 +203,7 @@ def test_a_forest_is_a_function_of_the_rows_in_their_order():
     """Whether they come one by one, learnt while trials run, or all at once: the next proposal is the same."""
     space, searcher = square_space(), ForestSearcher()
     drawn = space.configurations(space.sample(np.random.default_rng(0), 300))
-    one, other = View(space, 0), View(space, 0)
+    one, other = SearchView(space, 0), SearchView(space, 0)
     for number, configuration in enumerate(drawn):
         failed = number % 17 == 5
         for view in (one, other):
@@ -287,7 +217,7 @@ def test_a_forest_is_a_function_of_the_rows_in_their_order():
 
 def test_many_rows_are_thinned():
     """Above max_rows a tree holds the best, the newest and a sample of the rest, and goes on to grow."""
-    view = View(square_space(), 0)
+    view = SearchView(square_space(), 0)
     play(RandomSearcher(), view, 400, square)
     searcher = ForestSearcher(max_rows=50)
     searcher.ask(view, [400])
@@ -299,7 +229,7 @@ def test_many_rows_are_thinned():
 
 def test_objectives_are_weighted_anew_for_each_trial():
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = View(space, 0, objectives=2)
+    view = SearchView(space, 0, objectives=2)
     done = play(
         ForestSearcher(scalarisation="linear"),
         view,
@@ -318,13 +248,13 @@ def test_objectives_are_weighted_anew_for_each_trial():
 def test_fixed_weights_lead_to_one_end_of_the_front(scalarisation):
     """Who weighs the first objective more gets its best points."""
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = View(space, 0, objectives=2)
+    view = SearchView(space, 0, objectives=2)
     searcher = ForestSearcher(scalarisation=scalarisation, weights=(9, 1))
     done = play(searcher, view, 40, lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]])
     assert done[-1].origin["weights"] == [0.9, 0.1]
     assert np.mean([c["x"] for c in done[20:]]) < 0.45
     with pytest.raises(SearchError, match="weights must be one per objective, got 2 for 1"):
-        searcher.ask(told(View(space, 0)), [1])
+        searcher.ask(told(SearchView(space, 0)), [1])
 
 
 def told(view):
@@ -340,9 +270,9 @@ def test_bounds_and_constraints_push_proposals_inside():
     def run(view, loss):
         return play(ForestSearcher(), view, 60, loss)[30:]
 
-    rivals = run(View(space, 0, 2, bounds=[math.inf, 0.3]), lambda c, n: [c["x"], 1 - c["x"]])
+    rivals = run(SearchView(space, 0, 2, bounds=[math.inf, 0.3]), lambda c, n: [c["x"], 1 - c["x"]])
     assert np.mean([1 - c["x"] <= 0.3 for c in rivals]) > 0.8
-    limited = run(View(space, 0, 1, bounds=[math.inf, 0.3]), lambda c, n: [c["x"], 1 - c["x"]])
+    limited = run(SearchView(space, 0, 1, bounds=[math.inf, 0.3]), lambda c, n: [c["x"], 1 - c["x"]])
     assert np.mean([1 - c["x"] <= 0.3 for c in limited]) > 0.3  # the best point lies on the limit
     assert min(c["x"] for c in limited if 1 - c["x"] <= 0.3) < 0.71
 
@@ -368,18 +298,16 @@ def test_inactive_parameters_are_no_obstacle():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "boosted"}, "kind must be one of 'extra', 'bagging', 'forest', 'subspace', got 'boosted'"),
-        ({"acquisition": "LCB"}, "acquisition must be one of 'UCBd', 'UCB', 'EId', 'EI', 'PId', 'PI', got 'LCB'"),
+        ({"pending": "liar"}, "ForestSearcher.pending: got 'liar'; allowed: 'exclude', 'ignore'"),
         (
             {"scalarisation": "sum"},
-            "scalarisation must be one of 'dominance', 'linear', 'chebyshev', 'augmented', 'pbi'",
+            "ForestSearcher.scalarisation: got 'sum'; allowed: 'dominance', 'linear', 'chebyshev', 'augmented', 'pbi'",
         ),
         ({"weights": (1.0, -1.0)}, "weights must be numbers >= 0, one per objective and not all 0, got (1.0, -1.0)"),
-        ({"trees": 0}, "trees must be an integer >= 1, got 0"),
-        ({"period": 2.5}, "period must be an integer >= 1, got 2.5"),
-        ({"initial": -1}, "initial must be an integer >= 0, got -1"),
-        ({"max_rows": 5}, "max_rows must be an integer >= 10, got 5"),
-        ({"kappa": 0.001}, "0 < kappa_final <= kappa is needed, got 0.01 and 0.001"),
+        ({"trees": 0}, "ForestSearcher.trees: got 0; allowed: a whole number >= 1"),
+        ({"initial": -1}, "ForestSearcher.initial: got -1; allowed: a whole number >= 0"),
+        ({"max_rows": 5}, "ForestSearcher.max_rows: got 5; allowed: a whole number >= 10"),
+        ({"kappa": 0.001}, "ForestSearcher.kappa_final: got 0.01, above kappa 0.001; allowed: a number up to kappa"),
     ],
 )
 def test_settings_are_checked(settings, message):

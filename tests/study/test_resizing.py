@@ -13,13 +13,13 @@ from scripts import Forked
 import trainwright as tw
 from eager import Eager
 from trainwright import plugins
-from trainwright.engine import Died, Quiet, Returned
+from trainwright.engine import Died, Returned, StoppedEarly
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
-from trainwright.schedule import Desk, Doubling, DoublingAsPublished, Estimates, MarginalGain, Work
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule import DeviceAllocator, Doubling, DoublingAsPublished, Estimates, MarginalGain, PendingTrial
+from trainwright.schedule.policies.resizing import Resizing
 from trainwright.study.claims import Claims
-from trainwright.study.seats import Seats
+from trainwright.study.driver.allocator import Allocator
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 pytestmark = pytest.mark.timeout(300)
@@ -80,13 +80,13 @@ class Steps:
                 self.waiting[number] = metrics, epoch
             elif not goes_on or epoch == assignment.max_epochs:
                 del self._running[number]
-                end = Returned if goes_on else Quiet
+                end = Returned if goes_on else StoppedEarly
                 handler.exited(number, end(metrics=metrics, epoch=epoch, seconds=0.001))
         for number in sorted(self._told_to_end):
             self._told_to_end.remove(number)
             del self._running[number]
             metrics, epoch = self.waiting.pop(number)
-            handler.exited(number, Quiet(metrics=metrics, epoch=epoch, seconds=0.001))
+            handler.exited(number, StoppedEarly(metrics=metrics, epoch=epoch, seconds=0.001))
 
     def answer(self, number, goes_on):
         if goes_on:
@@ -164,21 +164,21 @@ class PatientPlanner:
     def __init__(self, plans):
         self.plans, self.waiting = plans, {}
 
-    def plan(self, desk):
-        while desk.free and desk.begin():
+    def plan(self, device_allocator):
+        while device_allocator.free and device_allocator.start_next():
             pass
-        for trial, (seat, left) in list(self.waiting.items()):
+        for trial, (running, left) in list(self.waiting.items()):
             del self.waiting[trial]
-            if trial not in desk.seats or not seat.held or desk.move(seat, 2):
+            if trial not in device_allocator.running or not running.is_held or device_allocator.resize(running, 2):
                 continue
             if left == 0:
-                desk.go(seat)
+                device_allocator.resume(running)
             else:
-                self.waiting[trial] = seat, left - 1
-        seat = desk.changed
-        if seat is not None and seat.settled and seat.rungs == 1 and len(seat.block) == 1:
-            desk.hold(seat)
-            self.waiting[seat.trial] = seat, self.plans
+                self.waiting[trial] = running, left - 1
+        running = device_allocator.changed
+        if running is not None and running.is_settled and running.rungs == 1 and len(running.block) == 1:
+            device_allocator.hold(running)
+            self.waiting[running.trial] = running, self.plans
 
 
 @pytest.mark.parametrize(("holds", "then"), [(True, 2), (False, 1)])
@@ -217,7 +217,7 @@ def test_a_held_trial_is_interrupted_by_the_end(tmp_path):
 
 def test_nobody_is_held_for_ever(monkeypatch):
     """Its other ranks wait beside it: so a trial goes on by itself when that gets too long."""
-    monkeypatch.setattr("trainwright.study.seats._HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("trainwright.study.driver.allocator._HOLD_SECONDS", 0.0)
     with make() as study:
         run(study, Patient(plans=10**9), Steps(1), tw.ASHA(max_epochs=4, eta=2), trials=1)
         assert study.state.results == 1
@@ -260,9 +260,13 @@ class Frugal(Resizing):
     def planner(self):
         return self
 
-    def plan(self, desk):
-        self.left.append(desk.left())
-        while desk.estimates.epoch_seconds() is None and desk.free and desk.begin():
+    def plan(self, device_allocator):
+        self.left.append(device_allocator.seconds_left())
+        while (
+            device_allocator.estimates.epoch_seconds() is None
+            and device_allocator.free
+            and device_allocator.start_next()
+        ):
             pass
 
 
@@ -297,50 +301,56 @@ def test_a_policy_knows_the_time_that_is_left(budget, most):
 def test_a_start_is_measured_at_the_first_report(monkeypatch):
     """From its launch until the function was entered; with the second report, what its first epoch took longer."""
     now, restarts = [0.0], []
-    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
-    desk = Desk(EAGER, Source([0, 1]), EAGER.room(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,))
-    seats = Seats(desk, set(), holds=True)
-    seats.plan()
+    device_allocator = DeviceAllocator(
+        EAGER, Source([0, 1]), EAGER.free_slots(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,)
+    )
+    allocator = Allocator()
+    allocator.open(device_allocator, holds=True)
+    allocator.plan()
     now[0] = 30.0
-    seats.reported(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
+    allocator.note_report(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
     assert restarts == [(1, 6.0)]
-    assert desk.seats[0].epoch_seconds == 24.0
-    seats.reported(1, 1, 0.5, 24.0)
-    seats.gone(1)  # its first report was its last
+    assert device_allocator.running[0].epoch_seconds == 24.0
+    allocator.note_report(1, 1, 0.5, 24.0)
+    allocator.release(1)  # its first report was its last
     assert restarts == [(1, 6.0)] * 2
     now[0] = 50.0
-    seats.reported(0, 2, 0.5, 44.0)
+    allocator.note_report(0, 2, 0.5, 44.0)
     assert restarts == [(1, 6.0), (1, 6.0), (1, 10.0)]
-    assert desk.seats[0].epoch_seconds == 20.0
+    assert device_allocator.running[0].epoch_seconds == 20.0
 
 
 def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
     """It trains old epochs again after a move: they tell how long its start took, and nothing of its loss."""
     now, restarts = [0.0], []
-    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
-    desk = Desk(EAGER, Source([0]), EAGER.room(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,))
-    seats = Seats(desk, set(), holds=True)
-    seats.plan()
+    device_allocator = DeviceAllocator(
+        EAGER, Source([0]), EAGER.free_slots(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,)
+    )
+    allocator = Allocator()
+    allocator.open(device_allocator, holds=True)
+    allocator.plan()
     for epoch in (1, 2):
         now[0] += 10.0
-        seats.reported(0, epoch, 0.5, now[0])
-    assert seats.stays(0) is False
-    seats.left(0)
+        allocator.note_report(0, epoch, 0.5, now[0])
+    assert allocator.decide(0) is False
+    allocator.depart(0)
     for epoch, at in ((1, 33.0), (2, 39.0), (3, 45.0)):
         now[0] = at
-        seats.reported(0, epoch, 0.4, at - 27.0)
+        allocator.note_report(0, epoch, 0.4, at - 27.0)
     assert restarts[-1] == (2, 7.0)
-    assert desk.seats[0].epoch_seconds == 6.0
+    assert device_allocator.running[0].epoch_seconds == 6.0
 
 
 class Source:
     def __init__(self, numbers):
         self.numbers = numbers
 
-    def next_work(self, *, new=True):
-        return Work(self.numbers.pop(0)) if self.numbers and new else None
+    def next_trial(self, *, new=True):
+        return PendingTrial(self.numbers.pop(0)) if self.numbers and new else None
 
     def waits(self):
         return bool(self.numbers)
@@ -403,9 +413,9 @@ def test_killed_between_any_two_records_of_a_move(kind, tmp_path):
     with make(tmp_path / "study") as study:
         assert study.state.results == 6
         assert study.dropped == []
-        reported = Counter((r.trial, r.body["epoch"]) for r in study._book.replay({"reported"}))
+        reported = Counter((r.trial, r.body["epoch"]) for r in study._log.replay({"reported"}))
         assert max(reported.values()) == 1
-        starts = [(r.trial, r.lease) for r in study._book.replay({"proposed", "started"}) if r.lease]
+        starts = [(r.trial, r.lease) for r in study._log.replay({"proposed", "started"}) if r.lease]
         assert len(set(starts)) == len(starts)
 
 

@@ -9,7 +9,7 @@ from trainwright.cluster import Device, NetworkLevel
 from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Degrees
-from trainwright.study.search_cost import Predicted, search_cost
+from trainwright.study.forecast.search_cost import Predicted, search_cost
 
 DEVICE = Device(memory_bytes=10**9, flops={"fp32": 15e12}, memory_bandwidth=900e9, launch_seconds=5e-6)
 CLUSTER = tw.Cluster(

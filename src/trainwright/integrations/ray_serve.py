@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.library.networks import outputs_of
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.library.networks import predict_member
+from trainwright.ensemble.library.weights import build_network
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import (
     DeadlinePassed,
@@ -202,7 +202,7 @@ class _Replica:
         # Factories are found where they were there.
         sys.path += [place for place in path if place not in sys.path]
         torch.set_num_threads(threads)
-        self._members = [(member, built(member)) for member in members]
+        self._members = [(member, build_network(member)) for member in members]
         # Of several accelerators Ray shows a replica only its own.
         self._device, self._batch = kind, batch
 
@@ -214,7 +214,7 @@ class _Replica:
 
     def _predict(self, network: Any, member: Member, x: Array) -> Array:
         try:
-            return outputs_of(network, x, member, batch_rows=self._batch, device=self._device)
+            return predict_member(network, x, member, batch_rows=self._batch, device=self._device)
         except EnsembleError as error:
             raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
         except (IndexError, RuntimeError, TypeError, ValueError) as error:  # what networks say to rows they cannot take

@@ -3,17 +3,17 @@
 from typing import Any, Literal
 
 from trainwright.errors import BudgetError
-from trainwright.memory.budget import read_size
-from trainwright.memory.chain import Chain, Option, Skip, Stage
-from trainwright.memory.compiled_plan import CompiledPlan
-from trainwright.memory.link import Link
-from trainwright.memory.operations import Kind, Operation, Value
-from trainwright.memory.pareto import Curve, CurvePoint, curve_of
-from trainwright.memory.pipelines.planning import PipelinePlan, plan_pipeline
-from trainwright.memory.plan_record import Plan
-from trainwright.memory.planning import plan_chain
-from trainwright.memory.simulate import Simulation, simulate
-from trainwright.memory.subject import as_chain
+from trainwright.memory.chain_files import as_chain
+from trainwright.plan.memory.budget import read_size
+from trainwright.plan.memory.chain import Chain, Option, Skip, Stage
+from trainwright.plan.memory.compiled_plan import CompiledPlan
+from trainwright.plan.memory.link import Link
+from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.plan_record import Plan
+from trainwright.plan.memory.planning import plan_chain
+from trainwright.plan.memory.simulate import Simulation, simulate
+from trainwright.plan.memory.tradeoff_curve import Curve, CurvePoint, curve_of
+from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
 
 __all__ = [
     "Chain",
@@ -90,9 +90,9 @@ def fit(
     `compiler` ("inductor", "aot_eager").
     """
     if backend == "compile":
-        from trainwright.memory.execute.compiled import fit_compiled as fitted
+        from trainwright.train.parallel.recompute.compiled import fit_compiled as fitted
     elif backend == "eager":
-        from trainwright.memory.execute.fitting import fit as fitted
+        from trainwright.train.parallel.recompute.fitting import fit as fitted
     else:
         raise BudgetError(f"backend: got {backend!r}; allowed: eager, compile")
 
@@ -108,7 +108,7 @@ def measure_link(device: Any = "cuda", **settings: Any) -> Link:
     Copies of `size` bytes (256 MiB) each way, alone and both at once, the best of `repeats` (5), as plans make them:
     through pinned memory, on a stream each way. Raises `BudgetError` where torch sees no such device.
     """
-    from trainwright.memory.execute.copies import measure_link as measured
+    from trainwright.train.parallel.recompute.copies import measure_link as measured
 
     return measured(device, **settings)
 
@@ -119,10 +119,10 @@ def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
     By a `CompiledPlan` it is compiled when its first batch comes.
     """
     if isinstance(plan, CompiledPlan):
-        from trainwright.memory.execute.compiled import apply_compiled
+        from trainwright.train.parallel.recompute.compiled import apply_compiled
 
         return apply_compiled(model, plan)
-    from trainwright.memory.execute.fitting import apply as applied
+    from trainwright.train.parallel.recompute.fitting import apply as applied
 
     return applied(model, plan)
 
@@ -159,7 +159,7 @@ def staged(model: Any, plan: PipelinePlan) -> Any:
     the model bit by bit. They are what `torch.distributed.pipelining.PipelineStage` takes. Raises `PipelineError` for
     another model's plan, and where the operations found for a stage need more memory than the plan foresaw.
     """
-    from trainwright.memory.execute.pipelined import staged as made
+    from trainwright.train.parallel.recompute.pipelined import staged as made
 
     return made(model, plan)
 
@@ -175,6 +175,6 @@ def scheduled(
     `step(target=...)` where the last is (both where both are), train on `plan.microbatches` of them; gradients are
     their mean's. Called on every rank of `group` (the default one) of torch.distributed. Raises `PipelineError`.
     """
-    from trainwright.memory.execute.pipelined import scheduled as made
+    from trainwright.train.parallel.recompute.pipelined import scheduled as made
 
     return made(model, plan, sample, loss=loss, schedule=schedule, group=group)

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.memory.execute.surroundings import Buffers, Seen
 from trainwright.model.trace.attention import replace_attention
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.pipeline.cuts import cuts_of, uncut_of
+from trainwright.train.parallel.recompute.run_context import Buffers, Seen
 
 __all__ = ["run_again"]
 

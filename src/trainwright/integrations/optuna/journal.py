@@ -1,0 +1,184 @@
+"""The trials of a study as an Optuna journal, for `optuna.load_study` and optuna-dashboard; needs no Optuna itself.
+
+A journal is one JSON object per line (operation codes as in `optuna.storages.journal`): 0 creates the study, 3 names
+its metrics, 4 adds a trial that has ended. Optuna numbers trials by their lines; our number is in `tw_number`.
+What it cannot hold: several metrics per step (the other objectives' curves), a pause, values that are not finite.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import InputError
+from trainwright.ledger import State, Status, TrialState
+from trainwright.ledger.rows import final_metrics
+from trainwright.report.files import target, write
+from trainwright.report.finished_trials import FinishedTrials
+from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
+
+__all__ = ["OptunaJournal", "export_optuna_journal"]
+
+_WRITER = "trainwright-"
+_CODES = {
+    Status.COMPLETE: 1,
+    Status.STOPPED: 2,
+    Status.FAILED: 3,
+    Status.LOST: 3,
+    Status.ABANDONED: 3,
+}
+
+
+def export_optuna_journal(directory: str | Path, file: str | Path, *, last: int | None = None) -> Path:
+    """Write the ended trials of the study in `directory`, or its `last` ones, in the order of their numbers.
+
+    A file that is there already is replaced if it is such an export and Optuna has added nothing to it, else refused.
+    """
+    return OptunaJournal(directory, file, last=last).path
+
+
+class OptunaJournal:
+    """A journal that is written once and then grows: each `update` appends the trials that have ended since.
+
+    With `follow=True` lost trials are left out until it is settled what becomes of them, since a line once written
+    cannot be changed.
+    """
+
+    def __init__(
+        self, directory: str | Path, file: str | Path, *, last: int | None = None, follow: bool = False
+    ) -> None:
+        self.path = target(directory, file)
+        self.finished = FinishedTrials(directory, last=last, lost=not follow)
+        self._writer = f"{_WRITER}{self.finished.study_id}"
+        _refuse_foreign(self.path)
+        self._parameters = _parameters(self.finished.state)
+        lines = [*self._head(self.finished.name), *map(self._trial, self.finished.news())]
+        write(self.path, "".join(lines))
+
+    def update(self) -> int:
+        """Append the trials that have ended since the last call, in the order of their numbers; returns how many."""
+        self.finished.read()
+        trials = self.finished.news()
+        if trials:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(map(self._trial, trials)))
+        return len(trials)
+
+    def _head(self, name: str) -> Iterable[str]:
+        objectives = self.finished.state.objectives
+        directions = [1 if objective.direction == "min" else 2 for objective in objectives]
+        yield self._line(0, study_name=name, directions=directions)
+        names = [objective.metric for objective in objectives]
+        yield self._line(3, study_id=0, system_attr={"study:metric_names": names})
+
+    def _trial(self, trial: TrialState) -> str:
+        objectives, metrics = self.finished.state.objectives, dict(final_metrics(trial))
+        goals = [metrics.pop(objective.metric, math.nan) for objective in objectives]
+        values = goals if all(map(math.isfinite, goals)) else None
+        code = _CODES[trial.status]
+        if code == 1 and values is None:
+            code = 3  # Optuna knows no completed trial without values
+        metric = objectives[0].metric
+        curve = {epoch: report.metrics.get(metric, math.nan) for epoch, report in sorted(trial.reports.items())}
+        params, distributions, others = self._coordinates(trial)
+        attributes = {"tw_number": trial.number, "tw_state": trial.status.value, **others}
+        attributes |= {name: value for name, value in metrics.items() if math.isfinite(value)}
+        if trial.failure is not None:
+            attributes["tw_failure"] = f"{trial.failure.kind}: {trial.failure.message}"
+        return self._line(
+            4,
+            study_id=0,
+            state=code,
+            value=values[0] if values is not None and len(values) == 1 else None,
+            values=values if values is not None and len(values) > 1 else None,
+            params=params,
+            distributions=distributions,
+            user_attrs=attributes,
+            system_attrs={},
+            intermediate_values={epoch: value for epoch, value in curve.items() if math.isfinite(value)},
+            **_times(trial),
+        )
+
+    def _coordinates(self, trial: TrialState) -> tuple[dict[str, float], dict[str, str], dict[str, Any]]:
+        """Return internal values, distributions, and what has no distribution: derived values."""
+        internal: dict[str, float] = {}
+        distributions: dict[str, str] = {}
+        others: dict[str, Any] = {}
+        for name, value in trial.params.items():
+            distribution, places = self._parameters.get(name, ("", None))
+            if not distribution:
+                others[name] = value
+                continue
+            internal[name] = value if places is None else places[json.dumps(value)]
+            distributions[name] = distribution
+        return internal, distributions, others
+
+    def _line(self, code: int, **fields: Any) -> str:
+        content = {"op_code": code, "worker_id": self._writer, **fields}
+        return json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _parameters(state: State) -> dict[str, tuple[str, Mapping[str, int] | None]]:
+    """Return, by name, the distribution's JSON text and, for choices, each value's place by its JSON text."""
+    found: dict[str, tuple[str, Mapping[str, int] | None]] = {}
+    # Without requirements, which may be functions of modules that are not here.
+    space = Space.from_json({"parameters": (state.space or {})["parameters"]})
+    for name, parameter in space.parameters.items():
+        distribution = _distribution(parameter)
+        values = parameter.values if isinstance(parameter, Choice) else ()
+        values = (parameter.value,) if isinstance(parameter, Constant) else values
+        if distribution is not None:
+            places = {json.dumps(value): place for place, value in enumerate(values)}
+            found[name] = json.dumps(distribution), places or None
+    return found
+
+
+def _distribution(parameter: Parameter) -> dict[str, Any] | None:
+    if isinstance(parameter, Float | Int):
+        low, high, step = parameter.low, parameter.high, parameter.step
+        if step is not None:  # Optuna wants the last point of the grid
+            points = math.floor((high - low) / step + 1e-9)
+            high = low + points * step
+        if isinstance(parameter, Int):
+            bounds = {"log": parameter.log, "step": step or 1, "low": low, "high": high}
+            return {"name": "IntDistribution", "attributes": bounds}
+        return {
+            "name": "FloatDistribution",
+            "attributes": {"step": step, "low": low, "high": high, "log": parameter.log},
+        }
+    if isinstance(parameter, Choice | Constant):
+        values = parameter.values if isinstance(parameter, Choice) else (parameter.value,)
+        # Optuna's choices are scalars; a tuple leaves as its JSON text.
+        choices = [json.dumps(value) if isinstance(value, tuple | list) else value for value in values]
+        return {"name": "CategoricalDistribution", "attributes": {"choices": choices}}
+    return None
+
+
+def _times(trial: TrialState) -> dict[str, str | None]:
+    started = min((lease.started_at for lease in trial.leases.values() if lease.started_at is not None), default=None)
+    times = {"datetime_start": None if started is None else _iso(started)}
+    if trial.end is not None:
+        times["datetime_complete"] = _iso(trial.end.at)
+    return times
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise `InputError` if `path` holds anything but lines of an earlier export."""
+    mark = f'"worker_id":"{_WRITER}'.encode()
+    try:
+        with path.open("rb") as file:
+            ours = all(mark in line[:100] for line in file)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+    if not ours:
+        raise InputError(
+            f"cannot write {path}: it holds what this export did not write; choose another name or move it"
+        )

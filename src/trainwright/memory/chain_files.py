@@ -1,0 +1,37 @@
+"""What can be planned: a chain, or a file that holds one. The one place that turns what a person gives into a chain."""
+
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ChainError, UnsupportedModel
+from trainwright.plan.memory.chain import Chain
+
+__all__ = ["as_chain"]
+
+
+def as_chain(
+    subject: Any,
+    sample: Any = None,
+    *,
+    loss: Any = None,
+    optimizer: Any = None,
+    accumulate: bool = False,
+    skips: bool = True,
+) -> Chain:
+    """Return the chain that `subject` is, that the file of that name holds, or that is measured on a torch module."""
+    if isinstance(subject, Chain):
+        return subject
+    if isinstance(subject, str | Path):
+        return Chain.load(subject)
+    if not hasattr(subject, "named_parameters"):
+        raise ChainError(
+            f"memory: got {type(subject).__name__}; allowed: a torch module with a sample, a Chain, or the name of a "
+            "chain file"
+        )
+    if sample is None:
+        raise UnsupportedModel(
+            f"memory, sample: got None for a model ({type(subject).__name__}); allowed: a batch that it takes"
+        )
+    from trainwright.train.parallel.recompute.fitting import chain_of
+
+    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, skips=skips)

@@ -1,0 +1,135 @@
+"""Kernels of local search: what it takes to go from one set of kept values to the next; see `improve`.
+
+A row says what is alive when the gradient of stage d has arrived: for each stage i <= d a digit, 0 nothing, 1 its bare
+output, 2 + o what option o saves. From row to row the operations are determined: drop what is no longer wanted, run
+forward what is missing, run the backward of d.
+"""
+
+import numpy as np
+
+from trainwright.kernels import Ints, compiled
+from trainwright.plan.memory.sizes import Sizes
+
+__all__ = ["BACKWARD", "DELETE_OUTPUT", "DELETE_SAVED", "FORWARD_ALL", "FORWARD_KEEP", "phase", "shortest"]
+
+FORWARD_ALL, FORWARD_KEEP, BACKWARD, DELETE_OUTPUT, DELETE_SAVED = 0, 1, 3, 4, 5
+
+
+@compiled
+def _emit(done: Ints, count: int, kind: int, stage: int, option: int) -> int:
+    if count < len(done):
+        done[count, 0], done[count, 1], done[count, 2] = kind, stage, option
+    return count + 1
+
+
+@compiled
+def phase(
+    z: Sizes, room: int, turn: tuple[int, int], rows: tuple[Ints, Ints], scratch: tuple[Ints, Ints]
+) -> tuple[float, int]:
+    """Return the seconds of a phase from one row to the next, inf if it does not fit, and its number of operations.
+
+    `turn` is its stage d, and the option by which d is saved if it is not yet; `scratch` an array [n + 2], and one for
+    the operations, which are written as far as it has room.
+    """
+    out, delta, plain_temporary, plain, first, forward = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.forward
+    back, saved, temporary, back_temporary = z.back, z.saved, z.temporary, z.back_temporary
+    (d, own), (now, then), (runs, done) = turn, rows, scratch
+    grown = z.grown
+    used = delta[d] + grown[d]
+    for i in range(1, d + 1):
+        if now[i] == 1:
+            used += out[i]
+        elif now[i] > 1:
+            used += saved[first[i - 1] + now[i] - 2]
+    if used > room:
+        return np.inf, 0
+    runs[d + 1] = 0
+    for i in range(d, 0, -1):
+        if i == d:
+            runs[i] = now[i] < 2
+        elif then[i] and now[i] != then[i]:
+            if then[i] == 1 and now[i]:
+                return np.inf, 0  # saved values do not become a bare output
+            runs[i] = 1
+        else:
+            runs[i] = now[i] == 0 and (runs[i + 1] == 1 or i == d - 1)
+    count, seconds = 0, 0.0
+    for i in range(1, d):
+        if now[i] and not then[i] and not runs[i + 1] and i < d - 1:
+            if now[i] == 1:
+                used -= out[i]
+                count = _emit(done, count, DELETE_OUTPUT, i, 0)
+            else:
+                used -= saved[first[i - 1] + now[i] - 2]
+                count = _emit(done, count, DELETE_SAVED, i, 0)
+    for i in range(1, d + 1):
+        if runs[i]:
+            if now[i] == 1:
+                used -= out[i]
+                count = _emit(done, count, DELETE_OUTPUT, i, 0)
+            elif now[i] > 1:
+                used -= saved[first[i - 1] + now[i] - 2]
+                count = _emit(done, count, DELETE_SAVED, i, 0)
+            wanted = 2 + own if i == d else then[i]
+            if wanted > 1:
+                o = first[i - 1] + wanted - 2
+                if used + saved[o] + temporary[o] > room:
+                    return np.inf, 0
+                used += saved[o]
+                seconds += forward[o]
+                count = _emit(done, count, FORWARD_ALL, i, wanted - 2)
+            else:
+                if used + out[i] + plain_temporary[i - 1] > room:
+                    return np.inf, 0
+                used += out[i]
+                seconds += plain[i - 1]
+                count = _emit(done, count, FORWARD_KEEP, i, 0)
+            before = i - 1
+            if before and not then[before] and i < d:  # only this stage has read it
+                if now[before] > 1:
+                    used -= saved[first[before - 1] + now[before] - 2]
+                    count = _emit(done, count, DELETE_SAVED, before, 0)
+                else:
+                    used -= out[before]
+                    count = _emit(done, count, DELETE_OUTPUT, before, 0)
+    o = first[d - 1] + (now[d] - 2 if now[d] > 1 else own)
+    if used + delta[d - 1] + grown[d - 1] - grown[d] + back_temporary[o] > room:
+        return np.inf, 0
+    seconds += back[o]
+    count = _emit(done, count, BACKWARD, d, 0)
+    if d > 1 and not then[d - 1]:
+        held = now[d - 1] > 1
+        count = _emit(done, count, DELETE_SAVED if held else DELETE_OUTPUT, d - 1, 0)
+    return seconds, count
+
+
+@compiled
+def shortest(z: Sizes, room: int, bound: float, rows: Ints, begins: Ints) -> tuple[Ints, float]:
+    """Return the best sequence of rows, one per stage, as places in `rows`, and its seconds, inf if not below `bound`.
+
+    The candidates of stage d stand at begins[d] to begins[d + 1] - 1, for d = 0..n; n and 0 have one each: no values.
+    """
+    cheapest, first, back, n = z.cheapest, z.first, z.back, z.plain.size
+    best, came = np.full(len(rows), np.inf), np.full(len(rows), -1)
+    runs, none = np.zeros(n + 2, np.int64), np.empty((0, 3), np.int64)
+    best[begins[n]] = 0.0
+    for d in range(n, 0, -1):
+        for place in range(begins[d], begins[d + 1]):
+            now, least = rows[place], best[place]
+            for i in range(1, d + 1):
+                least += min(back[first[i - 1] + now[i] - 2], cheapest[i - 1]) if now[i] > 1 else cheapest[i - 1]
+            if least >= bound:
+                continue  # what has to follow is too much
+            options = 1 if now[d] > 1 else first[d] - first[d - 1]
+            for target in range(begins[d - 1], begins[d]):
+                for own in range(options):
+                    seconds, _ = phase(z, room, (d, own), (now, rows[target]), (runs, none))
+                    if best[place] + seconds < best[target]:
+                        best[target], came[target] = best[place] + seconds, place
+    path = np.empty(n + 1, np.int64)
+    path[0] = 0
+    if best[0] == np.inf:
+        return path, np.inf
+    for d in range(n):
+        path[d + 1] = came[path[d]]
+    return path, best[0]

@@ -1,0 +1,237 @@
+"""Kernels of the persistent dynamic programme: the table, and the plan that it means; see `persistent` for the problem.
+
+C(s,t,m) stands in row `_row(s, t)` of a packed triangle, m last. Every row is non-increasing in m, infinite below the
+least feasible m and constant where nothing is recomputed any more. What keeps the cubic loop short: a split at s' costs
+at least `fw(s..s'-1)` more than running s..t without recomputation, so only those m are tried at which the best so far
+is dearer than that, and no further s' once there are none.
+"""
+
+import numpy as np
+
+from trainwright.kernels import Ints, Singles, compiled
+from trainwright.plan.memory._least import least
+from trainwright.plan.memory.sizes import Sizes
+
+__all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", "fill", "walk"]
+
+FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE = 0, 1, 2, 3, 4
+_INF = np.float32(np.inf)
+_BLOCK = 8
+
+
+@compiled
+def _row(s: int, t: int, n: int) -> int:
+    return s * n - (s * (s - 1)) // 2 + (t - s)
+
+
+@compiled
+def _improve(target: Singles, right: Singles, left: Singles, cost: np.float32) -> None:
+    """Lower target to cost + right + left where that is less."""
+    for m in range(target.size):
+        target[m] = least(target[m], cost + (right[m] + left[m]))
+
+
+@compiled
+def _improve_by_one(target: Singles, below: Singles, cost: np.float32) -> None:
+    for m in range(target.size):
+        target[m] = least(target[m], cost + below[m])
+
+
+@compiled
+def _round(count: int, unit: int, up: int) -> int:
+    """Divide by the unit, rounded up if `up` is unit - 1, down if 0, to the nearest if unit // 2."""
+    return (count + up) // unit
+
+
+@compiled
+def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singles, Ints]:
+    """Return the table and, for each row, the least feasible m (slots + 1 if none).
+
+    `grid` is the bytes of a slot, what `_round` adds, and the number of slots.
+    """
+    out, delta, plain_temporary, plain, cheapest, first = (
+        z.out,
+        z.delta,
+        z.plain_temporary,
+        z.plain,
+        z.cheapest,
+        z.first,
+    )
+    forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
+    arrived = delta + z.grown  # alive beside a stage's own when the gradient of its output is there
+    unit, up, slots = grid
+    n = plain.size
+    table = np.empty((n * (n + 1) // 2, slots + 1), np.float32)
+    start = np.full(n * (n + 1) // 2, slots + 1, np.int64)
+    total = np.zeros(n + 1)
+    total[1:] = np.cumsum(cheapest)
+    for top in range(n - 1, -1, -_BLOCK):
+        # Several s at each t, so that the rows (s', t), which they all read, stay in the cache.
+        for place in range((n - max(0, top - _BLOCK + 1)) * _BLOCK):
+            t, s = max(0, top - _BLOCK + 1) + place // _BLOCK, top - place % _BLOCK
+            if s < 0 or s > t:
+                continue
+            free = total[t + 1] - total[s]
+            row = _row(s, t, n)
+            target = table[row]
+            target[:] = _INF
+            if s == t or not leaves_only:
+                for o in range(first[s], first[s + 1]):
+                    need = max(
+                        arrived[t + 1] + saved[o] + temporary[o],
+                        delta[s + 1] + saved[o] + arrived[s] + back_temporary[o],
+                    )
+                    low = _round(need, unit, up)
+                    cost = np.float32(forward[o] + back[o])
+                    if s == t:
+                        for m in range(low, slots + 1):
+                            target[m] = min(target[m], cost)
+                        start[row] = min(start[row], low)
+                        continue
+                    width = _round(saved[o], unit, up)
+                    below = _row(s + 1, t, n)
+                    low = max(low, start[below] + width)
+                    if low <= slots:
+                        _improve_by_one(target[low:], table[below, low - width : slots + 1 - width], cost)
+                        start[row] = min(start[row], low)
+            if s == t:
+                continue
+            need, ran, low0 = np.int64(-1), 0.0, 0
+            high = slots + 1
+            for split in range(s + 1, t + 1):  # the right part begins at `split`
+                j = split - 1
+                ran += plain[j]
+                more = arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0)
+                if more > need:
+                    need = more
+                    low0 = _round(need, unit, up)
+                right, left = _row(split, t, n), _row(s, j, n)
+                width = _round(out[split], unit, up)
+                low = max(low0, start[right] + width, start[left])
+                limit = np.float32(free + ran)
+                while high > low and target[high - 1] <= limit:
+                    high -= 1
+                start[row] = min(start[row], low)
+                if low < high:
+                    _improve(
+                        target[low:high],
+                        table[right, low - width : high - width],
+                        table[left, low:high],
+                        np.float32(ran),
+                    )
+                elif high <= low0:
+                    break
+    return table, start
+
+
+@compiled
+def walk(z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Ints, float]:
+    """Return the plan of C(1, n, slots) as rows (kind, stage from 1, option), and the seconds of its operations.
+
+    Nothing was stored on the way up: at each node of the plan the choices are compared again, O(n) each.
+    """
+    out, delta, plain_temporary, plain, first, forward = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.forward
+    back, saved, temporary, back_temporary = z.back, z.saved, z.temporary, z.back_temporary
+    arrived = delta + z.grown  # alive beside a stage's own when the gradient of its output is there
+    unit, up, slots = grid
+    n = plain.size
+    done = np.empty((64, 3), np.int64)
+    count, seconds = 0, 0.0
+    tasks = np.empty((4 * n + 8, 4), np.int64)  # (kind, stage or s, option or t, m); kind -1: a node still to expand
+    tasks[0] = (-1, 0, n - 1, slots)
+    waiting = 1
+    while waiting:
+        waiting -= 1
+        kind, s, t, m = tasks[waiting, 0], tasks[waiting, 1], tasks[waiting, 2], tasks[waiting, 3]
+        if count + n + 2 > len(done):
+            longer = np.empty((2 * len(done) + n + 2, 3), np.int64)
+            longer[:count] = done[:count]
+            done = longer
+        if kind >= 0:
+            done[count] = (kind, s, t)
+            count += 1
+            if kind == BACKWARD:
+                seconds += back[t]
+            continue
+        best, option, split_at = np.float32(np.inf), -1, -1
+        if s == t or not leaves_only:
+            for o in range(first[s], first[s + 1]):
+                need = max(
+                    arrived[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + arrived[s] + back_temporary[o]
+                )
+                value = np.float32(forward[o] + back[o])
+                left = m
+                if s < t:
+                    left = m - _round(saved[o], unit, up)
+                    value = value + table[_row(s + 1, t, n), left] if left >= start[_row(s + 1, t, n)] else _INF
+                if m >= _round(need, unit, up) and value < best:
+                    best, option = value, o
+        need, ran = np.int64(-1), 0.0
+        for split in range(s + 1, t + 1):
+            j = split - 1
+            ran += plain[j]
+            need = max(need, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
+            left = m - _round(out[split], unit, up)
+            right = _row(split, t, n)
+            if m < _round(need, unit, up):
+                break
+            if left < start[right] or m < start[_row(s, j, n)]:
+                continue
+            value = np.float32(ran) + table[right, left] + table[_row(s, j, n), m]
+            if value < best:
+                best, option, split_at = value, -1, split
+        if option < 0 and split_at < 0:
+            return np.empty((0, 3), np.int64), np.inf
+        if option >= 0:
+            done[count] = (FORWARD_ALL, s + 1, option - first[s])
+            count += 1
+            seconds += forward[option]
+            tasks[waiting] = (BACKWARD, s + 1, option, 0)
+            waiting += 1
+            if s < t:
+                tasks[waiting] = (-1, s + 1, t, m - _round(saved[option], unit, up))
+                waiting += 1
+            continue
+        for j in range(s, split_at):
+            done[count] = (FORWARD_KEEP if j == s else FORWARD_DROP, j + 1, 0)
+            count += 1
+            seconds += plain[j]
+        tasks[waiting] = (-1, s, split_at - 1, m)
+        tasks[waiting + 1] = (DELETE, split_at, 0, 0)
+        tasks[waiting + 2] = (-1, split_at, t, m - _round(out[split_at], unit, up))
+        waiting += 3
+    return done[:count], seconds
+
+
+@compiled
+def lowest(z: Sizes) -> tuple[Ints, Ints]:
+    """Return the least bytes of any persistent plan of s..t, packed as the table, and the choice that needs them.
+
+    A choice is -1 - option for a forward with gradients, or the s' of a split; no slots, so exact to the byte.
+    """
+    out, delta, plain_temporary, plain, first, saved = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.saved
+    temporary, back_temporary = z.temporary, z.back_temporary
+    arrived = delta + z.grown
+    n = plain.size
+    need = np.empty(n * (n + 1) // 2, np.int64)
+    choice = np.empty(n * (n + 1) // 2, np.int64)
+    for s in range(n - 1, -1, -1):
+        for t in range(s, n):
+            best, which = np.iinfo(np.int64).max, 0
+            for o in range(first[s], first[s + 1]):
+                least = max(
+                    arrived[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + arrived[s] + back_temporary[o]
+                )
+                if s < t:
+                    least = max(least, saved[o] + need[_row(s + 1, t, n)])
+                if least < best:
+                    best, which = least, -1 - (o - first[s])
+            ran = np.int64(0)
+            for split in range(s + 1, t + 1):
+                j = split - 1
+                ran = max(ran, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
+                least = max(ran, out[split] + need[_row(split, t, n)], need[_row(s, j, n)])
+                if least < best:
+                    best, which = least, split
+            need[_row(s, t, n)], choice[_row(s, t, n)] = best, which
+    return need, choice

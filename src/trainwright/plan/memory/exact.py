@@ -1,0 +1,89 @@
+"""The best of all plans of a short chain, persistent or not, by A*; and a proof of how far any plan can be from it.
+
+A state is the set of bare outputs, the set of saved values (with their options), and the stage whose gradient has
+arrived. Edges are forwards, the backward, and deletions at no cost. The estimate of what remains is admissible and
+consistent: the backward of every stage to come, and the forward of those whose saved values are not alive.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.simulate import simulate
+from trainwright.plan.memory.sizes import sizes_of
+from trainwright.plan.memory.skip_connections import lightest
+
+__all__ = ["Searched", "keep_within", "list_operations", "solve_exact"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """What a search has found: a plan better than its bound, or None, and what no plan can be faster than."""
+
+    operations: tuple[Operation, ...] | None
+    seconds: float
+    lower_seconds: float
+    finished: bool
+
+
+def solve_exact(
+    chain: Chain, budget_bytes: int, *, better_than_seconds: float = math.inf, states: int = 3_000_000
+) -> Searched:
+    """Search for the fastest plan within a budget (fixed bytes included) that takes less than a known one.
+
+    The number of states grows like (options + 2)^L; beyond `states` of them the search ends unfinished, and its lower
+    bound holds all the same. A finished search without operations proves that nothing is better than the known plan,
+    or, without one, that the budget is infeasible.
+    """
+    from trainwright.plan.memory._exact import search
+
+    base = 2 + max(len(stage.options) + 1 for stage in chain.steps)
+    room = budget_bytes - chain.fixed_bytes
+    if (len(chain.steps) + 1) * math.log2(base) > 61 or room < 0:
+        return Searched(operations=None, seconds=math.inf, lower_seconds=0.0, finished=room < 0)
+    rows, seconds, lower = search(sizes_of(lightest(chain)), room, better_than_seconds, base, states)
+    found = math.isfinite(seconds)
+    searched = Searched(
+        operations=list_operations(rows.tolist()) if found else None,
+        seconds=float(seconds),
+        lower_seconds=float(lower),
+        finished=found or lower >= better_than_seconds,
+    )
+    return keep_within(searched, chain, budget_bytes)
+
+
+def keep_within(searched: Searched, chain: Chain, budget_bytes: int) -> Searched:
+    """Return what was found without the values that skip stages: a bound at least, and the best plan if it has room."""
+    operations = searched.operations
+    if not chain.skips or operations is None or simulate(chain, operations, budget_bytes=budget_bytes).fits:
+        return searched
+    return replace(searched, operations=None, seconds=math.inf, finished=False)
+
+
+def list_operations(rows: list[list[int]]) -> tuple[Operation, ...]:
+    """Write a path as operations: what is dropped is dropped by name, or by the forward that read it."""
+    operations: list[Operation] = []
+    alive: dict[int, Value] = {}
+    for kind, stage, option in rows:
+        if kind == 0:
+            if alive.get(stage) is Value.OUTPUT:
+                operations.append(Operation(Kind.DELETE, stage, Value.OUTPUT))
+            operations.append(Operation(Kind.FORWARD_ALL, stage, None, option))
+            alive[stage] = Value.SAVED
+        elif kind == 1:
+            operations.append(Operation(Kind.FORWARD_KEEP, stage))
+            alive[stage] = Value.OUTPUT
+        elif kind == 3:
+            operations.append(Operation(Kind.BACKWARD, stage))
+            del alive[stage]
+            if alive.get(stage - 1) is Value.OUTPUT:
+                operations.append(Operation(Kind.DELETE, stage - 1, Value.OUTPUT))
+                del alive[stage - 1]
+        else:
+            value = alive.pop(stage)
+            if value is Value.OUTPUT and operations[-1] == Operation(Kind.FORWARD_KEEP, stage + 1):
+                operations[-1] = Operation(Kind.FORWARD_DROP, stage + 1)
+            else:
+                operations.append(Operation(Kind.DELETE, stage, value))
+    return tuple(operations)

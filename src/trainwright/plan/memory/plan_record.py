@@ -1,0 +1,144 @@
+"""Plan: operations for one chain, what they were predicted to take, and the file that holds them."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import PlanMismatch
+from trainwright.files import read_json, write_text
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.memory.link import Link
+from trainwright.plan.memory.operations import Operation, parse
+from trainwright.plan.memory.simulate import Simulation, simulate
+
+__all__ = ["SCHEMA", "Plan"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A valid list of operations for a chain within a budget, with the simulator's time and peak.
+
+    `Plan.of` simulates; whoever makes one otherwise has to.
+    """
+
+    chain: Chain = field(repr=False)
+    operations: tuple[Operation, ...] = field(repr=False)
+    budget_bytes: int
+    seconds: float
+    """Of one step: the chain's forwards and backwards with what is run again, and waits for copies."""
+    peak_bytes: int
+    lower_seconds: float
+    """No plan within the budget is faster (without copies, or with ideal ones)."""
+    solver: str
+    link: Link | None = None
+    torch_version: str | None = None
+
+    @classmethod
+    def of(
+        cls, chain: Chain, operations: tuple[Operation, ...], *, budget_bytes: int, solver: str,
+        lower_seconds: float = 0.0, link: Link | None = None, torch_version: str | None = None,
+    ) -> "Plan":  # fmt: skip
+        """Return the plan of operations; raise PlanMismatch if the simulator finds them invalid or over the budget."""
+        plain = chain.plain_peak_bytes if solver == "none" else None  # the model runs as it is
+        simulation = simulate(chain, operations, budget_bytes=budget_bytes if plain is None else None, link=link)
+        if simulation.violation is not None:
+            raise PlanMismatch(
+                f"plan, operation {simulation.violation.operation}: got {simulation.violation.reason}; allowed: "
+                f"operations that run within {budget_bytes} bytes"
+            )
+        return cls(
+            chain=chain, operations=operations, budget_bytes=budget_bytes, seconds=simulation.seconds,
+            peak_bytes=simulation.peak_bytes if plain is None else plain,
+            lower_seconds=min(lower_seconds, simulation.seconds), solver=solver, link=link, torch_version=torch_version,
+        )  # fmt: skip
+
+    @property
+    def overhead(self) -> float:
+        """Seconds over those of a step without a plan, as a share of them."""
+        return self.seconds / self.chain.plain_seconds - 1 if self.chain.plain_seconds else 0.0
+
+    @property
+    def gap(self) -> float:
+        """How far from the best the plan may be: seconds over the lower bound, as a share of it."""
+        return self.seconds / self.lower_seconds - 1 if self.lower_seconds else 0.0
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The simulator's record: memory over time, lanes, the peak and its owners."""
+        plain = self.solver == "none" and self.chain.plain_peak_bytes is not None
+        return simulate(self.chain, self.operations, budget_bytes=None if plain else self.budget_bytes, link=self.link)
+
+    def check(self, chain: Chain) -> None:
+        """Raise PlanMismatch if the plan was made for another chain; names the first stage that differs."""
+        if chain.digest == self.chain.digest:
+            return
+        pairs = enumerate(zip(self.chain.steps, chain.steps, strict=False), start=1)
+        differing = next((stage for stage, (own, other) in pairs if own != other), None)
+        where = f"stage {differing} differs first" if differing else "their lengths or fixed bytes differ"
+        raise PlanMismatch(
+            f"plan: got one for the chain {self.chain.digest}, the model's is {chain.digest} ({where}); allowed: a "
+            "plan of this very chain; plan again"
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The plan's numbers by name, without its operations."""
+        return {
+            "solver": self.solver,
+            "budget_bytes": self.budget_bytes,
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "overhead": self.overhead,
+            "lower_seconds": self.lower_seconds,
+            "gap": self.gap,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan with its chain as a JSON object."""
+        return {
+            "schema": SCHEMA,
+            "kind": "memory plan",
+            "digest": self.chain.digest,
+            **self.summary,
+            "link": None if self.link is None else asdict(self.link),
+            "torch_version": self.torch_version,
+            "operations": [str(operation) for operation in self.operations],
+            "chain": self.chain.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Plan":
+        """Return the plan that `to_json` has written, simulated again; raise PlanMismatch if it is none."""
+        if not isinstance(content, dict) or content.get("kind") != "memory plan":
+            raise PlanMismatch("plan file: got no memory plan; allowed: what Plan.save writes")
+        if content.get("schema") != SCHEMA:
+            raise PlanMismatch(f"plan file, schema: got {content.get('schema')!r}; allowed: {SCHEMA}; plan again")
+        try:
+            chain = Chain.from_json(content["chain"])
+            if chain.digest != content["digest"]:
+                raise PlanMismatch(
+                    f"plan file, digest: got {content['digest']}, its chain has {chain.digest}; allowed: a file as it "
+                    "was saved; plan again"
+                )
+            return cls.of(
+                chain, tuple(map(parse, content["operations"])), budget_bytes=content["budget_bytes"],
+                solver=content["solver"], lower_seconds=content["lower_seconds"],
+                link=None if content["link"] is None else Link(**content["link"]),
+                torch_version=content["torch_version"],
+            )  # fmt: skip
+        except KeyError as missing:
+            raise PlanMismatch(f"plan file: got none of {missing}; allowed: what Plan.save writes") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a JSON file."""
+        write_text(path, "plan file", json.dumps(self.to_json(), indent=1) + "\n", error=PlanMismatch)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan from a JSON file."""
+        allowed = "a file that Plan.save or `trainwright memory plan --out` wrote"
+        return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))

@@ -1,0 +1,53 @@
+"""Kernel of `rematerialised`: D(s, t, m, k) for one t, from the table C."""
+
+import numpy as np
+
+from trainwright.kernels import Singles, compiled
+from trainwright.plan.memory.sizes import Sizes
+
+__all__ = ["across"]
+
+
+@compiled
+def across(z: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) -> Singles:
+    """Return D [t + 1, slots + 1, slots + 1] for stages s..t counted from 0, m, and k; infinite where nothing fits."""
+    unit, up, slots = grid
+    n = z.plain.size
+    found = np.full((t + 1, slots + 1, slots + 1), np.float32(np.inf), np.float32)
+    for s in range(t, -1, -1):
+        total = 0.0
+        need, sweep = np.int64(0), np.int64(0)
+        for j in range(s, t + 1):
+            total += z.plain[j]
+            step = z.out[j + 1] + z.plain_temporary[j] + (z.out[j] if j > s else 0)
+            sweep = max(sweep, step)
+        own = s * n - (s * (s - 1)) // 2
+        low = (sweep + up) // unit
+        for m in range(low, slots + 1):
+            value = np.float32(total) + table[own + t - s, m]
+            for k in range(slots + 1):
+                found[s, m, k] = min(found[s, m, k], value)
+        for o in range(z.first[s], z.first[s + 1]):
+            least = max(
+                z.delta[t + 1] + z.saved[o] + z.temporary[o],
+                z.delta[s + 1] + z.saved[o] + z.delta[s] + z.back_temporary[o],
+            )
+            width = (z.saved[o] + up) // unit
+            cost = np.float32(z.forward[o] + z.back[o])
+            for m in range(max(width, (least + up) // unit), slots + 1):
+                for k in range(width, slots + 1):
+                    rest = np.float32(0.0) if s == t else found[s + 1, m - width, k - width]
+                    found[s, m, k] = min(found[s, m, k], cost + rest)
+        ran = 0.0
+        for split in range(s + 1, t + 1):
+            j = split - 1
+            ran += z.plain[j]
+            need = max(need, z.delta[t + 1] + z.out[j + 1] + z.plain_temporary[j] + (z.out[j] if j > s else 0))
+            width = (z.out[split] + up) // unit
+            for m in range(max(width, (need + up) // unit), slots + 1):
+                left = np.float32(ran) + table[own + j - s, m]
+                if left == np.float32(np.inf):
+                    continue
+                for k in range(width, slots + 1):
+                    found[s, m, k] = min(found[s, m, k], left + found[split, m - width, k - width])
+    return found

@@ -1,0 +1,163 @@
+"""Where to cut a chain into pipeline stages: the least load of the busiest stage or link, within each device's memory.
+
+A(j, p), the best of layers j.. on p devices, is the least over i of max(load of j..i, link behind i, A(i + 1, p - 1))
+(PipeDream, SOSP 2019, with the true number of micro-batches in flight: the stage that has p - 1 behind it holds
+min(p, m)). O(L^2 P) given the loads. The load of a stage comes from one of three ways to train it:
+
+- "none": nothing is recomputed;
+- "full": only the inputs of micro-batches in flight are held, everything is recomputed in the backward;
+- "planned": a table of the chain says how much is best held between a micro-batch's forward and its backward, and
+  what the backward then has to recompute, in the memory that is left (see `rematerialised`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from trainwright.errors import PipelineError
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.pipeline.rematerialised import Tables
+from trainwright.plan.pipeline.stage_memory import Holding, Weights, holding, weight_bytes
+from trainwright.plan.pipeline.stage_memory import input_bytes as received
+
+__all__ = ["Cost", "Part", "Partition", "Way", "cut", "parts_of", "ways"]
+
+Way = Literal["none", "full", "planned"]
+Cost = Callable[[int, int, int], float]
+"""(first layer, last layer, micro-batches in flight) -> seconds of a micro-batch, inf if it does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One pipeline stage: layers first..last of the chain, counted from 1."""
+
+    first: int
+    last: int
+    seconds: float
+    """Of one micro-batch, forward, recomputation and backward."""
+    forward_seconds: float
+    flying: int
+    link_seconds: float
+    """To hand one micro-batch's output on, and its gradient back, over a shared link."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """Stages in order; `load_seconds` is the busiest stage's or link's, and the least possible period."""
+
+    parts: tuple[Part, ...]
+    load_seconds: float
+    way: Way
+
+
+def cut(
+    chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, microbatches: int, every: bool = False
+) -> Partition | None:
+    """Return the partition of least load, or None if none fits; with `every` micro-batch in flight, as under GPipe."""
+    layers = len(chain.stages)
+    if not 1 <= stages <= layers:
+        raise PipelineError(f"stages: got {stages}; allowed: 1 to {layers}, the layers of the chain")
+    if microbatches < 1:
+        raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
+    flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
+    links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
+    best = {(layers + 1, 0): (0.0, 0)}
+    for left in range(1, stages + 1):
+        for first in range(1, layers + 1):
+            choice = (math.inf, 0)
+            for last in range(first, layers - left + 2):
+                rest = best.get((last + 1, left - 1))
+                if rest is None or max(rest[0], links[last - 1]) >= choice[0]:
+                    continue
+                load = max(cost(first, last, flying[left]), links[last - 1], rest[0])
+                if load < choice[0]:
+                    choice = (load, last)
+            if choice[1]:
+                best[first, left] = choice
+    if (1, stages) not in best:
+        return None
+    ends, first = [], 1
+    for left in range(stages, 0, -1):
+        ends.append(best[first, left][1])
+        first = ends[-1] + 1
+    parts = parts_of(chain, ends, cost, [flying[left] for left in range(stages, 0, -1)], bandwidth)
+    return None if parts is None else Partition(parts=parts, load_seconds=best[1, stages][0], way=way)
+
+
+def parts_of(
+    chain: Chain, ends: Sequence[int], cost: Cost, flying: Sequence[int], bandwidth: float
+) -> tuple[Part, ...] | None:
+    """Return the stages that end with these layers, None if one does not fit."""
+    parts, first, layers = [], 1, len(chain.stages)
+    for last, many in zip(ends, flying, strict=True):
+        seconds = cost(first, last, many)
+        if math.isinf(seconds):
+            return None
+        end = len(chain.steps) if last == layers else last
+        parts.append(
+            Part(
+                first=first,
+                last=last,
+                seconds=seconds,
+                forward_seconds=sum(layer.forward_seconds for layer in chain.steps[first - 1 : end]),
+                flying=many,
+                link_seconds=2 * chain.stages[last - 1].output_bytes / bandwidth if last < layers else 0.0,
+            )
+        )
+        first = last + 1
+    return tuple(parts)
+
+
+def ways(
+    chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int, tables: Tables | None = None
+) -> dict[Way, Cost]:
+    """Return what a stage costs in each way to train it, within a device's memory; the last stage has the loss.
+
+    `tables` of the chain may be shared by calls.
+    """
+    layers = len(chain.stages)
+
+    def end_of(last: int) -> int:
+        return len(chain.steps) if last == layers else last
+
+    @cache
+    def stage(first: int, last: int) -> tuple[Holding, float, float]:
+        """Return what a stage holds, its seconds, and those of recomputing it."""
+        inside = chain.steps[first - 1 : end_of(last)]
+        return (
+            holding(chain, first, end_of(last), weights=weights),
+            sum(each.forward_seconds + each.backward_seconds for each in inside),
+            sum(each.plain_seconds for each in inside),
+        )
+
+    def none(first: int, last: int, flying: int) -> float:
+        held, seconds, _ = stage(first, last)
+        return seconds if held.fixed + flying * held.each + held.temporary <= memory_bytes else math.inf
+
+    def full(first: int, last: int, flying: int) -> float:
+        held, seconds, again = stage(first, last)
+        needed = held.fixed + held.each + held.temporary + (flying - 1) * received(chain, first)
+        return seconds + again if needed <= memory_bytes else math.inf
+
+    def room(first: int, last: int, flying: int) -> int:
+        """Return what is left of the memory for the saved values of all micro-batches in flight."""
+        borders = 2 * (received(chain, first) + (chain.stages[last - 1].output_bytes if last < layers else 0))
+        held = flying * received(chain, first) + weight_bytes(chain, first, end_of(last), weights)
+        return memory_bytes - borders - held
+
+    known = tables or Tables(chain)
+
+    def planned(first: int, last: int, flying: int) -> float:
+        return known.seconds(first, last, flying, room(first, last, flying)) if flying <= microbatches else math.inf
+
+    optional = any(stage.options for stage in chain.steps)
+
+    def best(first: int, last: int, flying: int) -> float:
+        plain = none(first, last, flying)
+        if plain < math.inf and not optional:
+            return plain  # nothing is faster than what recomputes nothing
+        return min(plain, full(first, last, flying), planned(first, last, flying))
+
+    return {"none": none, "full": full, "planned": best}

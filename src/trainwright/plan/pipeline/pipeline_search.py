@@ -1,0 +1,327 @@
+"""The least step of a pipeline: where to cut, which schedule and what to recompute, judged together.
+
+A partition of least load need not have the least step, which also fills and empties the pipeline. So of short chains
+all partitions are tried, of others those of least load; each may recompute what the memory cannot hold, and is placed
+in time under each schedule that fits. What a schedule's order is does not depend on the memory, and more of it only
+takes recomputation away: so no partition's step gets longer.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import accumulate, combinations
+from typing import get_args
+
+from trainwright.plan.memory.chain import Chain, Stage
+from trainwright.plan.pipeline.contiguous import groups, least_period, one_forward_one_backward, periods
+from trainwright.plan.pipeline.non_contiguous import Placed, Placement, Search, contiguous, madpipe
+from trainwright.plan.pipeline.partition import Cost, Part, Partition, Way, cut, parts_of, ways
+from trainwright.plan.pipeline.patterns import Work
+from trainwright.plan.pipeline.rematerialised import Tables
+from trainwright.plan.pipeline.schedules import Orders, Timeline, deep_orders, orders_of, simulate_orders
+from trainwright.plan.pipeline.stage_memory import PATTERNS, Weights, holding, in_flight
+
+__all__ = ["Candidate", "Problem"]
+
+_FINE = 64
+"""Parts of a doubling of memory, to one of which the least is found."""
+_ALL = 200
+"""Partitions that are all tried; where there are more, those of least load are."""
+_CONTIGUOUS = ("1f1b", "1f1b-star", "zero-bubble", "gpipe")
+Ends = tuple[int, ...]
+"""The last layer of each stage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """Stages, and a step of them under a schedule; `placement` is that of a pattern."""
+
+    partition: Partition
+    timeline: Timeline
+    placement: Placement | None = None
+
+
+class Problem:
+    """A chain to be cut into `stages` for steps of so many micro-batches over links of so many bytes per second."""
+
+    def __init__(self, chain: Chain, *, stages: int, microbatches: int, bandwidth: float, weights: Weights) -> None:
+        self.chain, self.stages, self.microbatches = chain, stages, microbatches
+        self.bandwidth, self.weights = bandwidth, weights
+        self._tables = Tables(chain)
+        self._costs: dict[int, dict[Way, Cost]] = {}
+        self.search = cache(self._searched)
+
+    def costs(self, memory_bytes: int) -> dict[Way, Cost]:
+        """Return what a stage costs in each way to train it."""
+        if memory_bytes not in self._costs:
+            found = ways(
+                self.chain, memory_bytes, weights=self.weights, microbatches=self.microbatches, tables=self._tables
+            )
+            self._costs[memory_bytes] = {way: cache(cost) for way, cost in found.items()}
+        return self._costs[memory_bytes]
+
+    def cut(self, memory_bytes: int, way: Way, *, every: bool = False) -> Partition | None:
+        """Return the partition of least load."""
+        return cut(
+            self.chain, self.stages, self.costs(memory_bytes)[way], way=way, bandwidth=self.bandwidth,
+            microbatches=self.microbatches, every=every,
+        )  # fmt: skip
+
+    def best(self, memory_bytes: int, patterns: Sequence[str] = PATTERNS) -> dict[str, Candidate]:
+        """Return the least step of each schedule, by its name, of the patterns only these; nothing if nothing fits."""
+        if memory_bytes < self.least_bytes:
+            return {}
+        found: dict[str, Candidate] = {}
+        costs = self.costs(memory_bytes)
+        partitions = list(dict.fromkeys(self._ends(memory_bytes)))
+        for schedule in _CONTIGUOUS:
+            if schedule in patterns or schedule not in PATTERNS:
+                for ends in partitions:
+                    if schedule not in PATTERNS and len(ends) != self.stages:
+                        continue  # 1F1B* may leave devices idle
+                    self._take(found, schedule, ends, costs)
+        interleaved = self._interleaved(memory_bytes)
+        if interleaved is not None:
+            found["interleaved"] = interleaved
+        if "madpipe" in patterns:
+            tried = [replayed(each, self.microbatches) for each in self._special(memory_bytes)]
+            tried += [found["1f1b-star"]] if "1f1b-star" in found else []  # no device need be special
+            if tried:
+                found["madpipe"] = min(tried, key=lambda each: each.timeline.seconds)
+        return found
+
+    @property
+    def few(self) -> bool:
+        """Whether all partitions are tried."""
+        return math.comb(len(self.chain.stages) - 1, self.stages - 1) <= _ALL
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """The least memory with a partition, to a percent."""
+        low, high = 0, math.ceil(_FINE * math.log2(self._top)) + 1  # feasible, and not
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.cut(self._level(middle), "planned") is not None
+            low, high = (middle, high) if fits else (low, middle)
+        return self._level(low)
+
+    def _level(self, parts: int) -> int:
+        return math.ceil(self._top * float(2.0 ** (-parts / _FINE)))
+
+    @cached_property
+    def _top(self) -> int:
+        """Bytes in which everything fits, and nothing need be recomputed."""
+        whole = holding(self.chain, 1, len(self.chain.steps), weights=self.weights)
+        most = max(stage.output_bytes for stage in self.chain.stages)
+        return whole.fixed + self.microbatches * (whole.each + most) + whole.temporary + 4 * most + 1
+
+    def _halves(self, memory_bytes: int) -> list[int]:
+        """Return memories at which stages are placed: all that depend on the chain alone, or the last and this one."""
+        levels, level = [self.least_bytes], self._top
+        while level > self.least_bytes:
+            levels.append(level)
+            level = -(-level // 2)
+        below = sorted(each for each in levels if each <= memory_bytes)
+        return below if self.few else list(dict.fromkeys([*below[-1:], min(memory_bytes, self._top)]))
+
+    def _ends(self, memory_bytes: int) -> Iterator[Ends]:
+        """Yield partitions by where they end."""
+        layers, kinds = len(self.chain.stages), get_args(Way)
+        if self.few:
+            yield from ((*inner, layers) for inner in combinations(range(1, layers), self.stages - 1))
+            return
+        for level in self._halves(memory_bytes):
+            for every in (False, True):
+                for way in kinds:
+                    found = self.cut(level, way, every=every)
+                    if found is not None:
+                        yield tuple(part.last for part in found.parts)
+        alone = contiguous(self.search(min(memory_bytes, self._top)))
+        if alone is not None:
+            yield tuple(stage.last for stage in alone.stages)
+
+    def _take(self, found: dict[str, Candidate], schedule: str, ends: Ends, costs: dict[Way, Cost]) -> None:
+        """Keep the step of a partition if it is the schedule's least so far; it recomputes what does not fit."""
+        for flying in self._flying(schedule, ends):
+            parts = parts_of(self.chain, ends, costs["planned"], flying, self.bandwidth)
+            known = found.get(schedule)
+            if parts is None or (known is not None and self._least(parts, schedule) >= known.timeline.seconds):
+                continue
+            back = [self._backward(part) for part in parts]
+            timelines = [
+                self._placed_in_time(order, parts, back) for order in self._orders(schedule, parts, back, flying)
+            ]
+            timeline = min(timelines, key=lambda each: each.seconds)
+            if known is None or timeline.seconds < known.timeline.seconds:
+                load = max(*(part.seconds for part in parts), *(part.link_seconds for part in parts))
+                partition = Partition(parts=parts, load_seconds=load, way=_way(parts, costs))
+                placement = self._pattern(parts) if schedule in PATTERNS else None
+                found[schedule] = Candidate(partition=partition, timeline=timeline, placement=placement)
+
+    def _flying(self, schedule: str, ends: Ends) -> list[list[int]]:
+        """Return how many micro-batches each stage may have in flight; under 1F1B* by the groups of its periods."""
+        if schedule not in PATTERNS:
+            return [
+                [in_flight(schedule, stage=each, stages=self.stages, microbatches=self.microbatches)
+                 for each in range(self.stages)]
+            ]  # fmt: skip
+        free = parts_of(
+            self.chain, ends, lambda first, last, _: self._plain(first, last), [1] * len(ends), self.bandwidth
+        )
+        assert free is not None  # noqa: S101  nothing is infinite
+        loads, links = [part.seconds for part in free], [part.link_seconds for part in free[:-1]]
+        found = [groups(loads, links, period) for period in periods(loads, links)]
+        return [list(each) for each in dict.fromkeys(
+            tuple(min(held, self.microbatches) for held in group) for group in found if group is not None
+        )]  # fmt: skip
+
+    def _least(self, parts: Sequence[Part], schedule: str) -> float:
+        """Return what a step takes at least: a stage waits for its first input, and the first stage for its last."""
+        least, before = 0.0, 0.0
+        for part in parts:
+            least = max(least, before + self.microbatches * part.seconds)
+            before += (part.forward_seconds if schedule == "zero-bubble" else part.seconds) + part.link_seconds / (
+                2 if schedule == "zero-bubble" else 1
+            )
+        return least
+
+    def _pattern(self, parts: Sequence[Part]) -> Placement:
+        """Return the 1F1B* pattern of stages with no more in flight than they were given memory for."""
+        loads, links = [part.seconds for part in parts], [part.link_seconds for part in parts[:-1]]
+        known = least_period(loads, links, lambda stage, held: held <= parts[stage].flying)
+        assert known is not None  # noqa: S101  one at a time fits
+        works = [
+            Work(
+                device=device,
+                forward_seconds=part.forward_seconds,
+                backward_seconds=part.seconds - part.forward_seconds,
+                each=1,
+            )
+            for device, part in enumerate(parts)
+        ]
+        return Placement(
+            stages=tuple(
+                Placed(first=part.first, last=part.last, device=device, seconds=part.seconds, flying=part.flying)
+                for device, part in enumerate(parts)
+            ),
+            pattern=one_forward_one_backward(works, [link / 2 for link in links], known[0]),
+            rooms=tuple(part.flying for part in parts),
+            lower_seconds=0.0,
+        )
+
+    def _orders(
+        self, schedule: str, parts: Sequence[Part], back: Sequence[float], flying: Sequence[int] | None = None
+    ) -> list[Orders]:
+        """Return the orders of a schedule, for stages that recompute nothing."""
+        if schedule in PATTERNS and flying is not None:
+            return [deep_orders(flying, self.microbatches)]
+        return orders_of(
+            schedule, [part.forward_seconds for part in parts], back, microbatches=self.microbatches,
+            link_seconds=[part.link_seconds / 2 for part in parts[:-1]], devices=self.stages,
+            weight_seconds=[each / 2 for each in back],
+        )  # fmt: skip
+
+    def _placed_in_time(self, orders: Orders, parts: Sequence[Part], back: Sequence[float]) -> Timeline:
+        """Place an order in time; recomputation is part of the backward, and nothing of it can be deferred."""
+        return simulate_orders(
+            orders,
+            [part.forward_seconds for part in parts],
+            [part.seconds - part.forward_seconds for part in parts],
+            [part.link_seconds / 2 for part in parts[:-1]],
+            weight_seconds=[each / 2 for each in back],
+        )
+
+    def _backward(self, part: Part) -> float:
+        return sum(each.backward_seconds for each in self._steps(part.first, part.last))
+
+    def _plain(self, first: int, last: int) -> float:
+        return sum(each.forward_seconds + each.backward_seconds for each in self._steps(first, last))
+
+    def _steps(self, first: int, last: int) -> tuple[Stage, ...]:
+        return self.chain.steps[first - 1 : len(self.chain.steps) if last == len(self.chain.stages) else last]
+
+    def _interleaved(self, memory_bytes: int) -> Candidate | None:
+        """Return a step of two chunks a device that recompute nothing, if the devices can hold what it does."""
+        layers, count = len(self.chain.stages), 2 * self.stages
+        if self.stages == 1 or self.microbatches % self.stages or count > layers:
+            return None
+        partition = self._chunks
+        parts = partition.parts
+        back = [self._backward(part) for part in parts]
+        (orders,) = self._orders("interleaved", parts, back)
+        timeline = self._placed_in_time(orders, parts, back)
+        held = [
+            holding(self.chain, part.first, layers + 1 if part.last == layers else part.last, weights=self.weights)
+            for part in parts
+        ]
+        flying = [0] * count
+        for device, lane in enumerate(timeline.runs):
+            own = [held[chunk] for chunk in range(device, count, self.stages)]
+            changes = [held[run.chunk].each * (1 if run.kind == "F" else -1) for run in lane]
+            needed = sum(each.fixed for each in own) + max(accumulate(changes)) + max(each.temporary for each in own)
+            if needed > memory_bytes:
+                return None
+            for chunk in range(device, count, self.stages):
+                steps = [1 if run.kind == "F" else -1 for run in lane if run.chunk == chunk]
+                flying[chunk] = max(accumulate(steps))
+        parts = tuple(replace(part, flying=many) for part, many in zip(parts, flying, strict=True))
+        return Candidate(partition=replace(partition, parts=parts), timeline=timeline)
+
+    @cached_property
+    def _chunks(self) -> Partition:
+        """Two chunks a device, of least load whatever their memory."""
+        cost = self.costs(1 << 62)["none"]
+        found = cut(
+            self.chain, 2 * self.stages, cost, way="none", bandwidth=self.bandwidth, microbatches=self.microbatches
+        )
+        assert found is not None  # noqa: S101  everything fits
+        return found
+
+    def _searched(self, memory_bytes: int) -> Search:
+        """Return what searches patterns in a memory."""
+        return Search(
+            self.chain, self.costs(memory_bytes)["planned"], devices=self.stages, microbatches=self.microbatches,
+            memory_bytes=memory_bytes, bandwidth=self.bandwidth, weights=self.weights,
+        )  # fmt: skip
+
+    def _special(self, memory_bytes: int) -> Iterator[Placement]:
+        """Yield the best patterns found with one special device."""
+        for level in self._halves(memory_bytes) if self.few else [min(memory_bytes, self._top)]:
+            search = self.search(level)
+            found = madpipe(search, contiguous(search))
+            if found is not None:
+                yield found
+
+
+def replayed(placement: Placement, microbatches: int) -> Candidate:
+    """Place a step in a pattern's order in time."""
+    pattern = placement.pattern
+    timeline = simulate_orders(
+        pattern.orders(microbatches),
+        [work.forward_seconds for work in pattern.works],
+        [work.backward_seconds for work in pattern.works],
+        pattern.links,
+    )
+    parts = tuple(
+        Part(
+            first=stage.first,
+            last=stage.last,
+            seconds=stage.seconds,
+            forward_seconds=work.forward_seconds,
+            flying=stage.flying,
+            link_seconds=2 * link,
+        )
+        for stage, work, link in zip(placement.stages, pattern.works, (*pattern.links, 0.0), strict=True)
+    )
+    partition = Partition(parts=parts, load_seconds=pattern.period_seconds, way="planned")
+    return Candidate(partition=partition, timeline=timeline, placement=placement)
+
+
+def _way(parts: Sequence[Part], costs: dict[Way, Cost]) -> Way:
+    """Return the simplest way to train that is what the stages do."""
+    ways: tuple[Way, ...] = ("none", "full")
+    for way in ways:
+        if all(costs[way](part.first, part.last, part.flying) == part.seconds for part in parts):
+            return way
+    return "planned"

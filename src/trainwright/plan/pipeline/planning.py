@@ -1,0 +1,150 @@
+"""A pipeline of a chain: the best partition for each way to train its stages, and what a step takes by schedule."""
+
+import csv
+import io
+from dataclasses import dataclass, field, replace
+
+from trainwright.errors import InfeasibleBudget, PipelineError
+from trainwright.plan.memory.chain import Chain, Option, Stage
+from trainwright.plan.pipeline.non_contiguous import Placement, Search
+from trainwright.plan.pipeline.partition import Partition, Way
+from trainwright.plan.pipeline.pipeline_search import Problem
+from trainwright.plan.pipeline.schedules import Timeline
+from trainwright.plan.pipeline.stage_memory import PATTERNS, PLANNED, Weights, check_schedule, stage_bytes
+
+__all__ = ["PipelinePlan", "plan_pipeline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """Stages and schedule of a pipeline's step, and what the step takes under the others."""
+
+    partition: Partition
+    """That of the schedule: interleaved has two stages a device, under MadPipe one device may have several."""
+    alternatives: dict[Way, Partition | None] = field(repr=False)
+    """The partitions of least load for each way to train."""
+    timelines: dict[str, Timeline] = field(repr=False)
+    """By schedule, the least step found in the memory; those that do not fit are absent."""
+    schedule: str
+    microbatches: int
+    memory_bytes: int
+    plain_bytes: tuple[int, ...]
+    """What each stage would hold if nothing were recomputed."""
+    chain: Chain = field(repr=False)
+    """As it was cut: gradients of parameters are part of the weights."""
+    weights: Weights
+    placements: dict[str, Placement] = field(default_factory=dict, repr=False)
+    """By pattern (1f1b-star, madpipe), where the schedule is one: stages on devices, the period, a bound on it."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each stage, from 0."""
+        if self.schedule in self.placements:
+            return tuple(each.device for each in self.placements[self.schedule].stages)
+        count = len(self.partition.parts) // (2 if self.schedule == "interleaved" else 1)
+        return tuple(number % count for number in range(len(self.partition.parts)))
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one step under the schedule."""
+        return self.timelines[self.schedule].seconds
+
+    def to_csv(self) -> str:
+        """Return the schedule, a row per device: stage, F, B (I and W if split), micro-batch, as in "0F3"."""
+        names = {"F": "F", "B": "I" if self.schedule == "zero-bubble" else "B", "W": "W"}
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        for lane in self.timelines[self.schedule].runs:
+            rows.writerow([f"{run.chunk}{names[run.kind]}{run.microbatch}" for run in lane])
+        return text.getvalue()
+
+
+def plan_pipeline(
+    chain: Chain,
+    *,
+    stages: int,
+    microbatches: int,
+    memory_bytes: int,
+    bandwidth: float = float("inf"),
+    schedule: str = "auto",
+    weights: Weights | None = None,
+) -> PipelinePlan:
+    """Cut a chain into `stages` on devices of `memory_bytes` each, over links of `bandwidth` bytes per second.
+
+    Stages may recompute what they cannot hold. `schedule` is "gpipe", "1f1b" or "zero-bubble", with a stage a device;
+    "interleaved", with two; a pattern that repeats itself: "1f1b-star", or "madpipe", under which one device may have
+    several stages, which recompute nothing, apart from each other; or "auto", the one of least step. Partition,
+    schedule and recomputation are judged together by the seconds of a step, and more memory never makes it longer.
+    Raises InfeasibleBudget if nothing fits.
+    """
+    check_schedule(schedule, PLANNED)
+    if chain.skips:
+        raise PipelineError(
+            f"chain: got values that skip stages ({chain.skips[0].name or 'the first'} from stage "
+            f"{chain.skips[0].maker}); allowed: a chain whose stages hand everything on, as "
+            "tw.memory.pipeline makes of a model"
+        )
+    chain, weights = _without_gradients(chain), weights or Weights()
+    problem = Problem(chain, stages=stages, microbatches=microbatches, bandwidth=bandwidth, weights=weights)
+    patterns = {"auto": PATTERNS, "madpipe": PATTERNS, "1f1b-star": PATTERNS[:1]}.get(schedule, ())
+    found = problem.best(memory_bytes, patterns)
+    if not found:
+        least = problem.least_bytes
+        raise InfeasibleBudget(
+            f"memory: got {memory_bytes} bytes a device; allowed: about {least} bytes or more for {stages} stages of "
+            "this chain; take more stages, smaller micro-batches or devices with more memory",
+            minimal_bytes=least,
+            owners={},
+        )
+    chosen = min(found, key=lambda name: found[name].timeline.seconds) if schedule == "auto" else schedule
+    if chosen not in found:
+        raise PipelineError(
+            f"schedule: got {schedule!r}, which does not fit into {memory_bytes} bytes a device with {microbatches} "
+            f"micro-batches and {len(chain.stages)} layers on {stages} devices; allowed: auto, {', '.join(found)}"
+        )
+    partition = found[chosen].partition
+    plain = tuple(
+        stage_bytes(chain, part.first, part.last, flying=part.flying, weights=weights) for part in partition.parts
+    )
+    kinds: tuple[Way, ...] = ("none", "full", "planned")
+    return PipelinePlan(
+        partition=partition,
+        alternatives={way: problem.cut(memory_bytes, way) for way in kinds},
+        timelines={name: each.timeline for name, each in found.items()},
+        placements={
+            name: _bounded(problem.search(memory_bytes), each.placement)
+            for name, each in found.items()
+            if each.placement is not None
+        },
+        schedule=chosen,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes,
+        plain_bytes=plain,
+        chain=chain,
+        weights=weights,
+    )
+
+
+def _bounded(search: Search, placement: Placement) -> Placement:
+    """Return a placement with the bound on periods in all of the memory."""
+    special = len({each.device for each in placement.stages}) < len(placement.stages)
+    period = placement.pattern.period_seconds
+    return replace(placement, lower_seconds=min(period, search.least_target(1 if special else -1, period)))
+
+
+def _without_gradients(chain: Chain) -> Chain:
+    """Return the chain as `Weights` counts: sums of gradients are always there, a micro-batch's own come on top."""
+
+    def on_top(kind: Stage | Option, stage: Stage) -> int:
+        return max(0, kind.backward_temporary_bytes + stage.parameter_gradient_bytes)
+
+    stages = tuple(
+        replace(
+            stage,
+            parameter_gradient_bytes=0,
+            backward_temporary_bytes=on_top(stage, stage),
+            options=tuple(replace(each, backward_temporary_bytes=on_top(each, stage)) for each in stage.options),
+        )
+        for stage in chain.stages
+    )
+    return replace(chain, stages=stages)

@@ -1,0 +1,160 @@
+"""The forward of a module that trains by a plan: a copy of the module, or one from a file, has one of its own."""
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.errors import BudgetExceeded, PlanMismatch, UnsupportedModel
+from trainwright.plan.memory.budget import readable
+from trainwright.train.parallel.recompute.interpreter import Program
+from trainwright.train.parallel.recompute.program import Act
+from trainwright.train.parallel.recompute.stages import Row
+from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
+from trainwright.train.parallel.recompute.tracing import Form
+from trainwright.train.parallel.recompute.trees import tensors_of
+
+__all__ = ["Forward", "carried_out"]
+
+_KNOWN = 8  # programs at a time
+Train = Callable[..., Any]
+"""Of a module and the arguments of its forward."""
+
+
+class Forward:
+    """Trains as it is told; in evaluation mode, or without gradients, it is the forward of the module's class.
+
+    `make` returns how to train a copy of the module. A batch of more than `most_bytes` is refused with `BudgetExceeded`
+    in training.
+    """
+
+    planned = True
+
+    def __init__(
+        self, module: nn.Module, make: Callable[[], Train], *, train: Train | None = None, most_bytes: int | None = None
+    ) -> None:
+        self._module = weakref.ref(module)
+        self._make, self._train, self._most_bytes = make, train, most_bytes
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        module = self._module()
+        if module is None:
+            raise UnsupportedModel(
+                "model: got a shallow copy of a fitted module that is no more; allowed: that module, or copy.deepcopy"
+            )
+        if not (module.training and torch.is_grad_enabled()):
+            return type(module).forward(module, *args, **kwargs)
+        if torch._C._are_functorch_transforms_active():  # noqa: SLF001  there is no public question
+            raise UnsupportedModel(
+                "model: got a call inside a transform of torch.func (grad, vmap); allowed: torch.autograd; take the "
+                "model that was fitted there"
+            )
+        if self._most_bytes is not None:
+            size = total_bytes(tensors_of((args, kwargs)), granule_of(module))
+            if size > self._most_bytes:
+                raise BudgetExceeded(
+                    f"batch: got {readable(size)}, the plan is for at most {readable(self._most_bytes)}; allowed: "
+                    "batches no larger than the sample; fit or plan again with a larger one"
+                )
+        if self._train is None:
+            self._train = self._make()
+        return self._train(module, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
+        twin = memo.get(id(self._module()))
+        return self if twin is None else Forward(twin, self._make, most_bytes=self._most_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (Forward,), (self._module(), self._make, self._most_bytes)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        module, self._make, self._most_bytes = state
+        self._module, self._train = weakref.ref(module), None
+
+
+def carried_out(
+    model: nn.Module,
+    row: Row,
+    acts: Sequence[Act] | None,
+    *,
+    most_bytes: int | None = None,
+    result: Callable[[Any], Any] | None = None,
+) -> nn.Module:
+    """Return a module that trains as `acts` (see `program.placed`) say and shares everything with `model`.
+
+    Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
+    itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
+    bit. Without acts it runs as the model itself always. Batches of more than `most_bytes` are refused; `result` sees
+    what the last stage returns. Raises `ChainError` if a forward or backward of a stage is missing.
+    """
+    planned = copy.copy(model)  # the same parameters, buffers and children
+    if acts is None:
+        planned.forward = Forward(planned, _as_it_is, train=_plain, most_bytes=most_bytes)
+    else:
+        make = partial(_Programs, row.again, row.shape, tuple(acts), result)
+        train = make()
+        train.add(row)
+        planned.forward = Forward(planned, make, train=train, most_bytes=most_bytes)
+    return planned
+
+
+def _plain(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return type(module).forward(module, *args, **kwargs)
+
+
+def _as_it_is() -> Train:
+    return _plain
+
+
+class _Programs:
+    """A program for each form in which a model is called, and each state of what its graph depends on."""
+
+    def __init__(
+        self,
+        cut: Callable[[nn.Module, Form], Row],
+        shape: tuple[Any, ...],
+        acts: Sequence[Act],
+        result: Callable[[Any], Any] | None,
+    ) -> None:
+        self._cut, self._shape, self._acts, self._result = cut, shape, acts, result
+        self._known: list[Program] = []
+        self._run = torch.compiler.disable(self._trained)  # torch.compile leaves the interpreter, and its hooks, alone
+
+    def add(self, row: Row) -> Program:
+        """Return the program of stages, and know it from now on."""
+        program = Program(row, self._acts)
+        self._known = [program, *self._known[: _KNOWN - 1]]
+        return program
+
+    def __call__(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Train a model with a batch."""
+        return self._run(model, *args, **kwargs)
+
+    def _trained(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        program, values = self._of(model, args, kwargs)
+        held = [values]
+        del values, args, kwargs
+        out = program.run(held)
+        return out if self._result is None else self._result(out)
+
+    def _of(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, tuple[Any, ...]]:
+        """Return the program for a call, and the arguments of its first stage."""
+        for program in self._known:
+            values = program.row.bind(*args, **kwargs) if program.row.watch.holds(model) else None
+            if values is not None:
+                return program, values
+        form = Form.of(model, args, kwargs)
+        row = self._cut(model, form)
+        if row.shape != self._shape:
+            raise PlanMismatch(
+                f"model: got a call ({form}) in which it has other stages than those of the plan; allowed: a model "
+                "unchanged since it was fitted, called as with the sample; fit it again"
+            )
+        values = row.bind(*args, **kwargs)
+        assert values is not None  # noqa: S101  the row is for this form
+        return self.add(row), values

@@ -1,0 +1,192 @@
+"""Fitting a model into a budget: stages, their chain, a plan, the module that follows it, and one checked step."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainwright.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
+from trainwright.plan.memory.budget import read_budget, readable
+from trainwright.plan.memory.chain import Chain
+from trainwright.plan.memory.plan_record import Plan
+from trainwright.plan.memory.planning import full_bytes, plan_chain
+from trainwright.train.parallel.recompute.copies import measure_link
+from trainwright.train.parallel.recompute.entry import carried_out
+from trainwright.train.parallel.recompute.exactness import Stepped
+from trainwright.train.parallel.recompute.measure import call, called, measured, plain_peak, tracked_peak
+from trainwright.train.parallel.recompute.optimizer_state import state_bytes
+from trainwright.train.parallel.recompute.program import placed
+from trainwright.train.parallel.recompute.stages import Row, split, whole
+from trainwright.train.parallel.recompute.storage_bytes import granule_of
+from trainwright.train.parallel.recompute.tracing import Form
+
+__all__ = ["apply", "chain_of", "fit"]
+
+_TRIES = 10
+_WHOLE = ("model",)
+Loss = Callable[[Any], torch.Tensor]
+
+
+def chain_of(
+    model: nn.Module,
+    sample: Any,
+    *,
+    loss: Loss | None = None,
+    optimizer: Optimizer | str | None = None,
+    accumulate: bool = False,
+    reserve_bytes: int = 0,
+    skips: bool = True,
+) -> Chain:
+    """Return the measured chain of a model; the arguments are those of `fit`, and `skips` that of `split`."""
+    row, _ = _cut(model, sample, loss, skips=skips)
+    return _measured(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
+
+
+def _measured(
+    model: nn.Module,
+    row: Row,
+    sample: Any,
+    loss: Loss | None,
+    *,
+    optimizer: Optimizer | str | None,
+    accumulate: bool,
+    reserve_bytes: int,
+) -> Chain:
+    state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
+    chain = measured(
+        model, row, call(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
+        reserve_bytes=reserve_bytes,
+    )  # fmt: skip
+    peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
+    return replace(chain, plain_peak_bytes=peak + chain.fixed.get("optimizer", 0) + reserve_bytes)
+
+
+def _cut(model: nn.Module, sample: Any, loss: Loss | None, *, skips: bool = True) -> tuple[Row, Stepped | None]:
+    """Return stages that do what the model does, and what it does, if it takes the sample at all."""
+    given = called(sample)
+    form = Form.of(model, given.args, given.kwargs)
+    row = split(model, form, skips=skips)
+    try:
+        own = Stepped.of(model, model, sample, loss)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001  the stage that refuses the sample will be named
+        return row, None
+    difference = _difference(own, row, model, sample, loss)
+    if not difference:
+        return row, own
+    row = split(model, form, skips=skips, deep=False)
+    if not _difference(own, row, model, sample, loss):
+        return row, own
+    return whole(model, f"{type(model).__name__}, traced, is not what it is ({difference})"), own
+
+
+def _difference(own: Stepped, row: Row, model: nn.Module, sample: Any, loss: Loss | None) -> str:
+    """Return what stages do that is not what the model does, "" if nothing."""
+    if row.whole:
+        return ""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        row.refresh()
+        return row.through(row.bind(*args, **kwargs))
+
+    found = ""
+    for _ in range(2):  # what a graph holds by itself must not change
+        try:
+            found = found or own.difference(Stepped.of(run, model, sample, loss))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  a graph may fail in as many ways as models are written
+            return str(error).strip().partition("\n")[0] or type(error).__name__
+    # A model may not even be what itself is: operations on a GPU may add up in any order.
+    return "" if found and own.difference(Stepped.of(model, model, sample, loss)) else found
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """Return a module that trains as a plan says; raise PlanMismatch if the plan was made for other stages."""
+    names = tuple(stage.name for stage in plan.chain.stages)
+    if names == _WHOLE:
+        return _applied(model, whole(model, "so is the plan's"), plan)
+    row = split(model)
+    if row.names != names:  # the sample had what has a default, or modules are not looked into
+        forms = Form.default(model), Form.full(model)
+        others = (split(model, form, deep=deep) for deep in (True, False) for form in forms)
+        row = next((other for other in others if other.names == names), row)
+    return _applied(model, row, plan)
+
+
+def fit(
+    model: nn.Module,
+    sample: Any,
+    *,
+    budget: str | float,
+    loss: Loss | None = None,
+    optimizer: Optimizer | str | None = None,
+    accumulate: bool = False,
+    reserve_bytes: int = 0,
+    **settings: Any,
+) -> nn.Module:
+    """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`."""
+    row, own = _cut(model, sample, loss)
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    if settings.get("offload") and settings.get("bandwidth") is None and device.type == "cuda":
+        settings["bandwidth"] = measure_link(device)
+    chain = _measured(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
+    budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
+    elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
+    for _ in range(_TRIES):
+        try:
+            plan = plan_chain(chain, budget=budget_bytes, **settings)
+        except InfeasibleBudget as error:
+            if not row.whole:
+                raise
+            said = f"{error}: {row.whole}"
+            raise InfeasibleBudget(said, minimal_bytes=error.minimal_bytes, owners=error.owners) from None
+        module = _applied(model, row, plan)
+        peak = tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1) + elsewhere
+        if peak <= budget_bytes:
+            _check_exact(model, module, own, sample, loss)
+            return module
+        more = peak - budget_bytes
+        chain = replace(
+            chain,
+            fixed={**chain.fixed, "reserve": chain.fixed["reserve"] + more},
+            plain_peak_bytes=full_bytes(chain) + more,
+        )
+    raise BudgetExceeded(
+        f"budget: got {readable(budget_bytes)}, and a step took {readable(peak)} though its plan was within it; "
+        "allowed: a budget with room for what stages take that was not measured; raise it"
+    )
+
+
+def _check_exact(model: nn.Module, module: nn.Module, own: Stepped | None, sample: Any, loss: Loss | None) -> None:
+    plan: Any = module.plan
+    if own is None or plan.solver == "none":
+        return
+    difference = own.difference(Stepped.of(module, model, sample, loss))
+    if difference and not own.difference(Stepped.of(model, model, sample, loss)):
+        raise UnsupportedModel(
+            f"model: got one that does something else when a part of it runs again ({difference} differs); allowed: "
+            "forwards that depend on parameters, buffers, inputs and the global random generators alone; keep what "
+            "else they read or write out of them, or take a budget that needs no plan"
+        )
+
+
+def _applied(model: nn.Module, row: Row, plan: Plan) -> nn.Module:
+    planned = tuple(stage.name for stage in plan.chain.stages)
+    if row.names != planned:
+        pairs = enumerate(zip(row.names, planned, strict=False), start=1)
+        place = next((place for place, (own, other) in pairs if own != other), min(len(row.names), len(planned)) + 1)
+        raise PlanMismatch(
+            f"plan: got one of {len(planned)} stages, the model has {len(row.names)}, and stage {place} differs first; "
+            "allowed: a plan of this very model; plan again"
+        )
+
+    # What recomputes nothing and moves nothing needs no interpreter.
+    acts = None if plan.solver == "none" else placed(plan)
+    module = carried_out(model, row, acts, most_bytes=plan.chain.input_bytes)
+    module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
+    return module

@@ -1,0 +1,441 @@
+"""The chain of a model's stages, measured: each stage runs alone, forward and backward, with every storage counted.
+
+Bytes are those of live storages (not of the process), rounded as the allocator does; seconds are the least of several
+runs. Afterwards parameters, buffers, gradients, random generators and the training mode are as before.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from trainwright.errors import BudgetError, UnsupportedModel, closest
+from trainwright.model.trace.storages import StorageTracker
+from trainwright.plan.memory.chain import NO_LOSS, Chain, Stage, with_least_peaks
+from trainwright.train.parallel.recompute.run_context import Autocast, swapped
+from trainwright.train.parallel.recompute.skipping import Skipping, handed_on
+from trainwright.train.parallel.recompute.stages import Row
+from trainwright.train.parallel.recompute.storage_bytes import granule_of, rounded, storages, total_bytes
+from trainwright.train.parallel.recompute.tracing import as_before
+from trainwright.train.parallel.recompute.trees import map_only, tensors_of
+from trainwright.train.parallel.recompute.values import saving_nothing, storage_key, written
+
+__all__ = [
+    "OPTIMIZERS",
+    "Call",
+    "call",
+    "called",
+    "measured",
+    "named_state_bytes",
+    "plain_peak",
+    "tracked_peak",
+    "train_once",
+    "untouched",
+]
+
+_REPEATS = 3
+OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""Copies of the trained parameters that an optimizer keeps."""
+
+
+def measured(
+    model: nn.Module,
+    row: Row,
+    arguments: Sequence[Any],
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: str | int | None = None,
+    accumulate: bool = False,
+    reserve_bytes: int = 0,
+    repeats: int = _REPEATS,
+) -> Chain:
+    """Return the chain of a model's stages for the arguments of its first stage.
+
+    `loss` makes a scalar of the model's result, and is measured as the loss stage; `optimizer` is what its state takes,
+    by name (see `OPTIMIZERS`) or in bytes. Gradients of parameters count from the backward that makes them, as after
+    `zero_grad(set_to_none=True)`; with `accumulate` they are there from the start, and a stage's new ones come on top.
+    `reserve_bytes` are somebody else's. Raises `UnsupportedModel` if nothing is trained, or the sample does not run
+    through a stage.
+    """
+    granule = granule_of(model)
+    fixed = {
+        "parameters": total_bytes(model.parameters(), granule),
+        "buffers": 2 * total_bytes(model.buffers(), granule),  # and what they held when a step's first runs began
+        "reserve": reserve_bytes,
+    }
+    gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
+    if not gradients:
+        raise UnsupportedModel(
+            "model: got no parameter that wants a gradient; allowed: at least one, for a plan to serve"
+        )
+    if accumulate:
+        fixed["gradients"] = gradients
+    if optimizer is not None:
+        fixed["optimizer"] = optimizer if isinstance(optimizer, int) else named_state_bytes(optimizer, gradients)
+    stages: list[Stage] = []
+    last: dict[str, Any] | None = None
+    draws = 0
+    skipping = Skipping(row, arguments, granule)
+    waiting: set[int] = set()
+    with untouched(model):
+        row.refresh()
+        value: Any = tuple(arguments)
+        skips: dict[str, Any] = {}
+        for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
+            state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
+            caller, given = _caller(row, number), (value, [skips[each] for each in row.reads[number - 1]])
+            told, value, made = _told(
+                number, name, stage, caller, given, granule=granule, repeats=repeats, last=number == len(row.stages),
+                waiting=waiting,
+            )  # fmt: skip
+            waiting = handed_on(value, made)
+            draws += not torch.equal(state, torch.get_rng_state())
+            changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
+            fixed["buffers"] += total_bytes(changed, granule)  # reruns write to copies
+            told |= _gradients(
+                row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
+            )
+            skips |= made
+            skipping.see(number, caller, given, value, made)
+            stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **told))
+        if not any(t.requires_grad for t in tensors_of(value)):
+            raise UnsupportedModel(
+                f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
+                "for a loss, in tuples, lists, mappings or dataclasses"
+            )
+        fixed["output"] = total_bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
+        # Of the executor: a loss, the states of generators for reruns.
+        state_bytes = (
+            -(-state.nbytes // granule) * granule if not any(each.is_cuda for each in model.parameters()) else 0
+        )
+        fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
+        if loss is not None:
+            last, _, _ = _told(
+                len(stages) + 1, "loss", nn.Module(), lambda given: (loss(given[0]), {}), (value, []),
+                granule=granule, repeats=repeats, last=False,
+            )  # fmt: skip
+            last |= {"output_bytes": 0, "gradient_bytes": 0}
+    counted = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
+    *told_stages, told_loss = with_least_peaks(counted)
+    return Chain(
+        stages=tuple(told_stages),
+        loss=told_loss,
+        skips=skipping.records,
+        input_bytes=total_bytes(tensors_of(arguments), granule),
+        fixed=fixed,
+        name=type(model).__name__,
+    )
+
+
+def named_state_bytes(optimizer: str | None, gradients: int) -> int:
+    """Return the bytes of the state of an optimizer by name, for so many bytes of gradients."""
+    if optimizer is None:
+        return 0
+    if optimizer not in OPTIMIZERS:
+        raise BudgetError(
+            f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
+        )
+    return OPTIMIZERS[optimizer] * gradients
+
+
+def tracked_peak(
+    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
+) -> int:
+    """Return the peak bytes of live storages of one training step, with the parameters, but no optimizer's state.
+
+    Without `loss` the sum of the result's floating tensors stands for it. With several `passes` gradients add up. The
+    model is as before afterwards.
+    """
+    tracker = StorageTracker(granule_bytes=granule_of(model))
+    tracker.watch(model.parameters(), "parameters")
+    tracker.watch(model.buffers(), "buffers")
+    given = called(sample)
+    batch = tensors_of((given.args, dict(given.kwargs)))
+    tracker.watch(batch, "input")
+    with untouched(model, batch), tracker:
+        for _ in range(passes):
+            train_once(model, sample, loss)
+    return tracker.peak_bytes
+
+
+def plain_peak(
+    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
+) -> int:
+    """Return the `tracked_peak` of a model as it is; raise `UnsupportedModel` where it refuses the sample."""
+    try:
+        return tracked_peak(model, sample, loss=loss, passes=passes)
+    except (torch.OutOfMemoryError, UnsupportedModel):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UnsupportedModel(
+            f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
+        ) from error
+
+
+def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
+    """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
+    out = call(model, sample)
+    if loss is not None:
+        loss(out).backward()
+    else:
+        # The gradient that arrives is to be a tensor of its own, not a number seen as one.
+        ends = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(out) if t.requires_grad]
+        sum((t * 1).sum() for t in ends).backward()  # type: ignore[union-attr]  # something is trained
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A sample as a model was called with it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def called(sample: Any) -> Call:
+    """Return a sample as a call: a mapping holds keyword arguments, a tuple or list positional ones, else it is one."""
+    if isinstance(sample, Call):
+        return sample
+    if isinstance(sample, Mapping):
+        return Call((), dict(sample))
+    return Call(tuple(sample) if isinstance(sample, tuple | list) else (sample,), {})
+
+
+def call(function: Callable[..., Any], sample: Any) -> Any:
+    """Call with a sample."""
+    given = called(sample)
+    return function(*given.args, **given.kwargs)
+
+
+_Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
+"""From a stage's arguments and a list of what it reads beside them to its result, and what skips stages."""
+
+
+def _caller(row: Row, number: int) -> _Caller:
+    return lambda given: row.run(number, *given)
+
+
+def _gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
+    """Return what the first stage's backward leaves, and its temporaries beside it; the others come behind it."""
+    own = {id(each): each for each in stages[0].parameters() if each.requires_grad}
+    later = {id(each) for stage in stages[1:] for each in stage.parameters()}
+    shared = total_bytes((each for key, each in own.items() if key in later), granule)  # added to what is there
+    alone = total_bytes((each for key, each in own.items() if key not in later), granule)
+    if accumulate:
+        return {"parameter_gradient_bytes": 0, "backward_temporary_bytes": max(temporary, 0) + shared + alone}
+    if shared:
+        temporary = max(temporary + shared, 2 * shared)
+    return {"parameter_gradient_bytes": alone, "backward_temporary_bytes": temporary}
+
+
+def _told(
+    number: int,
+    name: str,
+    stage: nn.Module,
+    call: _Caller,
+    value: Any,
+    *,
+    granule: int,
+    repeats: int,
+    last: bool,
+    waiting: Collection[int] = (),
+) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    try:
+        return _measured_stage(stage, call, value, granule=granule, repeats=repeats, last=last, waiting=waiting)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if "in-place operation" in str(error) or "inplace operation" in str(error):
+            raise written(f"model, stage {number} ({name})", "a value that another stage made or needs") from error
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_of(value))
+        raise UnsupportedModel(
+            f"sample: stage {number} ({name}) refuses what the sample makes there (shapes {shapes}): {error}; allowed: "
+            "a sample that the model takes"
+        ) from error
+
+
+def _measured_stage(
+    stage: nn.Module, call: _Caller, value: Any, *, granule: int, repeats: int, last: bool, waiting: Collection[int]
+) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Return the numbers of a stage as the fields of its record, what it hands on, and what skips stages.
+
+    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once. What
+    skips stages counts by itself (see `Skip`), and here is a temporary of the forward. `waiting` are storages of its
+    input for which other readers have left a gradient, to which its own is added.
+    """
+
+    def opened() -> Any:
+        return map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), value)
+
+    def plain() -> tuple[Any, dict[str, Any]]:
+        with saving_nothing():
+            return call(opened())
+
+    tracker = StorageTracker(granule_bytes=granule)
+    tracker.watch(stage.parameters(), "fixed")
+    tracker.watch(stage.buffers(), "fixed")
+    tracker.watch(tensors_of(value), "input")
+    before = tracker.live_bytes
+    with tracker:
+        out, skips = plain()
+    beside = _new_bytes(skips, (value, out), granule)
+    made = tracker.live_bytes - before - beside
+    told: dict[str, Any] = {"output_bytes": made, "plain_forward_temporary_bytes": tracker.peak_bytes - before - made}
+
+    entered = opened()
+    shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
+    views = {id(t): t.view_as(t) for t in shared}
+    given = map_only(torch.Tensor, partial(_instead, views), entered)
+    tracker.restart_peak()
+    before = tracker.live_bytes
+    with tracker:
+        result = call(given)
+    grown = tracker.live_bytes - before - beside
+    told |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
+    if last:
+        told |= {
+            "output_bytes": 0,
+            "saved_bytes": _without_output(lambda given: call(given)[0], opened, tracker),
+            "forward_temporary_bytes": told["forward_temporary_bytes"] + made,
+            "plain_forward_temporary_bytes": told["plain_forward_temporary_bytes"] + made,
+        }
+
+    ends = [t for t in tensors_of(result[0]) if t.requires_grad]
+    if result[1] or views:
+        # Gradients wait for those from what skips stages: the walk begins at views of all, as these are the youngest.
+        there = {id(t): t for t in (*ends, *tensors_of(result[1]), *views.values()) if t.requires_grad}
+        ends = [t.view_as(t) for t in there.values()]
+        del there
+    del given, views
+    edges: list[Any] = []
+    told["gradient_bytes"] = sum(rounded(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
+    if ends:
+        arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
+        edges, seeds = [get_gradient_edge(t) for t in ends], [_seed(t) for t in ends]
+        start = tracker.live_bytes + arriving
+        if not last:  # by then the graph alone has the output, if it needs that at all
+            result = (None, result[1])
+            ends.clear()
+        tracker.restart_peak()
+        before_gradients = _gradient_bytes(stage, granule)
+        with tracker:
+            torch.autograd.backward(edges, seeds)
+        gradients = _gradient_bytes(stage, granule) - before_gradients
+        below = total_bytes((t.grad for t in tensors_of(entered) if t.grad is not None), granule)
+        told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
+    else:
+        told["backward_temporary_bytes"] = 0
+    del result, entered, ends, edges
+    _forget_gradients(stage)
+
+    told["plain_forward_seconds"] = _least(plain, repeats, value)
+    forwards, backwards = [], []
+    for _ in range(repeats):
+        entered = opened()
+        started = _now(value)
+        result = call(entered)
+        forwards.append(_now(value) - started)
+        ends = [t for t in tensors_of(result) if t.requires_grad]
+        if ends:
+            deltas = [torch.ones_like(t) for t in ends]
+            started = _now(value)
+            torch.autograd.backward(ends, deltas)
+            backwards.append(_now(value) - started)
+        _forget_gradients(stage)
+    told |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
+    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
+    told["plain_forward_seconds"] = min(told["plain_forward_seconds"], told["forward_seconds"])
+    return told, out, skips
+
+
+def _instead(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    return views.get(id(tensor), tensor)
+
+
+def _seed(end: torch.Tensor) -> torch.Tensor:
+    """Return a number seen as the gradient of a stage's output, which becomes a tensor when autograd's walk begins.
+
+    That goes when the first to read it is done, as one from the next stage does: nobody outside holds it.
+    """
+    edge, alike = get_gradient_edge(end), partial(torch.ones_like, torch.empty_like(end, device="meta"))
+    device, place = end.device, edge.output_nr
+
+    def arrive(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        whole = gradients[place]
+        return (*gradients[:place], whole if any(whole.stride()) else alike(device=device), *gradients[place + 1 :])
+
+    edge.node.register_prehook(arrive)
+    return torch.ones((), dtype=end.dtype, device=device).expand_as(end)
+
+
+def _new_bytes(made: Any, known: Any, granule: int) -> int:
+    """Return the bytes of what was made, without the storages that are known."""
+    there = storages(known)
+    return total_bytes((t for t in tensors_of(made) if storage_key(t) not in there), granule)
+
+
+def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], tracker: StorageTracker) -> int:
+    """Return the bytes that a stage's graph holds by itself."""
+    before = tracker.live_bytes
+    with tracker:
+        result = call(opened())
+    edges = [get_gradient_edge(t) for t in tensors_of(result) if t.requires_grad]
+    del result
+    held = tracker.live_bytes - before
+    del edges
+    return held
+
+
+def _least(call: Any, repeats: int, value: Any) -> float:
+    found = []
+    for _ in range(repeats):
+        started = _now(value)
+        call()
+        found.append(_now(value) - started)
+    return min(found)
+
+
+def _now(value: Any) -> float:
+    for tensor in tensors_of(value):
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+            break
+    return time.perf_counter()
+
+
+@contextmanager
+def untouched(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    """Let stages run on copies of the buffers, and put gradients, attributes and random generators back."""
+    places = [
+        ((module, name), buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001  to swap them, not to read them
+        if buffer is not None
+    ]
+    gradients = [(each, each.grad) for each in (*model.parameters(), *batch) if each.is_leaf]
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(as_before(model))
+        stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
+        stack.enter_context(swapped(places))
+        try:
+            for each, _ in gradients:
+                each.grad = None
+            yield
+        finally:
+            for each, gradient in gradients:
+                each.grad = gradient
+
+
+def _forget_gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+def _gradient_bytes(module: nn.Module, granule: int) -> int:
+    return total_bytes((p.grad for p in module.parameters() if p.grad is not None), granule)

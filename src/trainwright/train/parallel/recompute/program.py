@@ -1,0 +1,208 @@
+"""A plan's operations as the interpreter does them: copies where the simulator has them, stages put together."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Final
+
+from trainwright.errors import ChainError
+from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.plan_record import Plan
+
+__all__ = ["FORWARDS", "Act", "Leave", "Script", "arranged", "lent", "moved", "placed"]
+
+FORWARDS: Final = frozenset({Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP})
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The device's copy of a value that is on its way to the host goes."""
+
+    stage: int
+    value: Value
+    kind: ClassVar[None] = None
+
+
+Act = Operation | Leave
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What to do, with units in the place of stages: stages in a row that are always treated alike, done as one."""
+
+    units: list[range]
+    acts: list[Act]
+    """Their stages are units, counted from 1."""
+    turn: int
+    """How many acts belong to the forward pass."""
+    until: dict[int, int]
+    """Of each unit, how many acts come before the end of its backward; of the first, all."""
+
+    @cached_property
+    def runs(self) -> Counter[int]:
+        """How often each unit runs forward."""
+        return Counter(act.stage for act in self.acts if act.kind in FORWARDS)
+
+    @cached_property
+    def kept(self) -> set[int]:
+        """The units that run once, and whose saved values lie untouched until their backward."""
+        acts = self.acts
+        once = {act.stage for act in acts if act.kind is Kind.FORWARD_ALL}
+        once -= {unit for unit, times in self.runs.items() if times > 1}
+        return once - lent(acts) - {act.stage for act in acts if act.value is Value.SAVED}
+
+    @cached_property
+    def graphs_only(self) -> set[int]:
+        """The places of forwards with gradients whose output nobody reads: their backward is what comes next."""
+        found = set()
+        for place, act in enumerate(self.acts):
+            own, above = act.stage, act.stage + 1
+            if act.kind is Kind.FORWARD_ALL:
+                uses = (
+                    later
+                    for later in self.acts[place + 1 :]
+                    if (later.stage == own and later.value is not Value.OUTPUT)
+                    or (later.stage == above and later.value is None)
+                )
+                if next(uses) == Operation(Kind.BACKWARD, own):
+                    found.add(place)
+        return found
+
+
+def placed(plan: Plan) -> tuple[Act, ...]:
+    """Return what to do, in order, with copies as the simulator has them.
+
+    A copy to the host begins where the plan says; its value leaves the device before the computation during which the
+    simulated copy ends, but never before its last reader is done; a copy back begins before the computation during
+    which the simulated one does. So the bytes alive at each computation are at most the simulated ones, however fast
+    the real link is.
+    """
+    operations = plan.operations
+    if not any(operation.kind in {Kind.OFFLOAD, Kind.PREFETCH} for operation in operations):
+        return operations
+    spans = {span.operation: span for span in plan.simulation.spans}
+    works = [place for place, operation in enumerate(operations) if operation.value is None]
+
+    def during(seconds: float, after: int) -> int:
+        """Return the place of the first computation behind a place that does not end before a time."""
+        for place in works:
+            span = spans[place]
+            if place > after and (span.end_seconds > seconds or span.start_seconds >= seconds):
+                return place
+        return len(operations)
+
+    before: dict[int, list[Act]] = {}
+    for place, operation in enumerate(operations):
+        value = operation.value
+        if value is None or operation.kind is Kind.DELETE:
+            continue
+        if operation.kind is Kind.OFFLOAD:
+            gone = during(spans[place].end_seconds, max(place, _last_reader(operations, place)))
+            before.setdefault(gone, []).insert(0, Leave(operation.stage, value))  # room first, then what takes it
+        else:
+            before.setdefault(during(spans[place].start_seconds, place), []).append(operation)
+    acts: list[Act] = []
+    for place, operation in enumerate(operations):
+        acts += before.get(place, [])
+        if operation.kind is not Kind.PREFETCH:
+            acts.append(operation)
+    return (*acts, *before.get(len(operations), []))
+
+
+def _last_reader(operations: Sequence[Operation], place: int) -> int:
+    """Return the place of the last computation that reads a value that leaves, before it comes back; else `place`."""
+    leaving = operations[place]
+    last = place
+    for later in range(place + 1, len(operations)):
+        other = operations[later]
+        if other.kind is Kind.PREFETCH and (other.stage, other.value) == (leaving.stage, leaving.value):
+            break
+        own = other.kind is Kind.BACKWARD and other.stage == leaving.stage and leaving.value is Value.SAVED
+        if other.value is None and (other.stage == leaving.stage + 1 or own):
+            last = later
+    return last
+
+
+def lent(acts: Iterable[Act]) -> set[int]:
+    """Return the stages whose input goes between a forward with gradients and the backward."""
+    found: set[int] = set()
+    waiting: set[int] = set()  # for their backward
+    for act in acts:
+        number = act.stage
+        if isinstance(act, Leave):
+            found |= {number + 1} & waiting
+        elif act.kind is Kind.FORWARD_ALL:
+            waiting.add(number)
+        elif act.kind is Kind.BACKWARD:
+            waiting.discard(number)
+        elif act.kind is Kind.FORWARD_DROP and number in waiting:
+            found.add(number)
+        elif act.kind is Kind.DELETE:
+            if act.value is Value.SAVED:
+                waiting.discard(number)
+            found |= {number + 1} & waiting
+    return found
+
+
+def moved(acts: Iterable[Act]) -> set[int]:
+    """Return the stages whose saved values go to the host."""
+    return {act.stage for act in acts if isinstance(act, Leave) and act.value is Value.SAVED}
+
+
+def arranged(acts: Sequence[Act], count: int) -> Script:
+    """Return what to do with `count` stages; raise ChainError if a forward or backward of one is missing.
+
+    The loss stage's computations are the caller's: they only say where the forward pass ends.
+    """
+    units = _units(acts, count)
+    ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}  # where a forward begins
+    ends |= {(unit[-1], False): number for number, unit in enumerate(units, 1)}
+    ours: list[Act] = []
+    turn: int | None = None
+    first, below = 1, len(units)  # whose first forward and whose backward come next
+    until: dict[int, int] = {}
+    for act in acts:
+        forward = act.kind in FORWARDS
+        if act.stage > count and forward:
+            turn = len(ours)
+        if (act.stage, forward) not in ends:
+            continue
+        number = ends[act.stage, forward]
+        ours.append(replace(act, stage=number))
+        if forward and number == first:
+            first += 1
+            turn = len(ours)
+        elif act.kind is Kind.BACKWARD and number == below:
+            until[number], below = len(ours), below - 1
+    if below or first <= len(units):
+        missing = f"backward of stage {units[below - 1][-1]}" if below else f"forward of stage {units[first - 1][0]}"
+        raise ChainError(f"operations: got no {missing}; allowed: a forward and a backward of each of {count} stages")
+    until[1] = len(ours)
+    return Script(units=units, acts=ours, turn=turn or 0, until=until)
+
+
+def _units(acts: Sequence[Act], count: int) -> list[range]:
+    """Return rows of stages of which nothing moves, and each computation comes right beside the same of the next."""
+    begins = {1}
+    for before, act, after in zip((None, *acts), acts, (*acts[1:], None), strict=False):
+        stage = act.stage
+        if act.value is Value.SAVED or act.kind in {None, Kind.OFFLOAD, Kind.PREFETCH}:
+            begins |= {stage, stage + 1}
+        elif act.kind is Kind.DELETE:
+            begins.add(stage + 1)
+        else:
+            ahead, behind = (stage, stage + 1) if act.kind is Kind.BACKWARD else (stage + 1, stage)
+            begins |= {place for place, pair in ((behind, (before, act)), (ahead, (act, after))) if not _go_on(*pair)}
+    starts = sorted(begins & set(range(1, count + 1)))
+    return [range(first, stop) for first, stop in zip(starts, [*starts[1:], count + 1], strict=True)]
+
+
+def _go_on(one: Act | None, other: Act | None) -> bool:
+    """Return whether a computation is done to the next stage as it was to the one before, in its own direction."""
+    if one is None or other is None:
+        return False
+    if one.kind is Kind.BACKWARD:
+        return other.kind is Kind.BACKWARD and other.stage == one.stage - 1
+    same = Kind.FORWARD_ALL if one.kind is Kind.FORWARD_ALL else Kind.FORWARD_DROP
+    return one.kind in FORWARDS and other.kind is same and other.stage == one.stage + 1

@@ -1,0 +1,358 @@
+"""Stages cut from a module: callables in a row that share its parameters and do together what it does.
+
+A (nested) `nn.Sequential` is a row already. Other modules are traced symbolically and cut where a single value is alive
+between what came before and the rest, the model's own inputs apart: those are there anyway, and ride along. A stage
+begins with a layer that has parameters: what follows it (an activation, a pooling, a write in place) stays with it, as
+autograd then need not hold what lies between them.
+
+A part between two cuts that holds much of the model is cut further, where a single value is alive beside those that
+skip many layers (a U-Net's levels, a mask made from the input): these are kept beside the row from the stage that makes
+them to those that read them.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+from torch import fx, nn
+
+from trainwright.errors import UnsupportedModel
+from trainwright.train.parallel.recompute.tracing import Around, Form, Tracer, Watch, hooked
+
+__all__ = ["Row", "check_trains", "cut_at", "split", "whole"]
+
+_LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
+_MUCH = 0.25  # of a model's operations with parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The stages of a model, in order; each is called with what the one before returns."""
+
+    stages: tuple[nn.Module, ...]
+    names: tuple[str, ...]
+    tuples: bool
+    """Whether what goes from stage to stage is a tuple of arguments, or one value."""
+    bind: Callable[..., tuple[Any, ...] | None]
+    """From the arguments of the model's forward to those of the first stage; None for a call of another form."""
+    again: Callable[[nn.Module, Form], "Row"]
+    """Cuts a model in the same way, for calls of another form, or once it has changed."""
+    whole: str = ""
+    """Why the model is one stage, if it could not be cut."""
+    makes: tuple[tuple[str, ...], ...] = ()
+    """Of each stage, the values that it returns, in a second tuple, for stages behind the next; none has any if ()."""
+    reads: tuple[tuple[str, ...], ...] = ()
+    """Of each stage, those that it takes behind its own arguments."""
+    watch: Watch = field(default_factory=Watch)
+    """What the stages depend on beside their modules."""
+    own: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = ()
+    """Parameters and buffers that stages use themselves: where a stage has them, where the model has them, the name."""
+
+    def __post_init__(self) -> None:
+        for name in ("makes", "reads"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, ((),) * len(self.stages))
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What rows that a plan fits have in common."""
+        return self.names, self.makes, self.reads
+
+    def through(self, value: Any) -> Any:
+        """Return what the last stage makes of the arguments of the first."""
+        known: dict[str, Any] = {}
+        for number, names in enumerate(self.reads, 1):
+            value, made = self.run(number, value, [known[name] for name in names])
+            known |= made
+        return value
+
+    def refresh(self) -> None:
+        """Let stages use the parameters and buffers that the model has now."""
+        for here, there, name in self.own:
+            here[name] = there[name]
+
+    def run(self, number: int, value: Any, read: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
+        """Call a stage (from 1) with what the one before returned; return its result, and what skips stages by name."""
+        stage, makes = self.stages[number - 1], self.makes[number - 1]
+        # Not called: it is a container of ours without hooks, and torch.fx looks long for where an exception began.
+        out = stage.forward(*value, *read) if self.tuples or number == 1 else stage.forward(value)
+        if not makes:
+            return out, {}
+        out, made = out
+        return out, dict(zip(makes, made, strict=True))
+
+
+def split(model: nn.Module, form: Form | None = None, *, skips: bool = True, deep: bool = True) -> Row:
+    """Return the stages of a model in training mode, for calls of a form; by default one with what has no default.
+
+    A model that cannot be traced is one stage, and `Row.whole` says why. Without `skips` every value goes from one
+    stage to the next, and parts that long skips hold together stay whole. If not `deep`, no module that it calls is
+    looked into. Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
+    """
+    check_trains(model)
+    if _is_row(model):
+        groups: list[list[tuple[str, nn.Module]]] = []
+        for name, each in _flat(model, ""):
+            if not groups or _has_parameters(each):
+                groups.append([])
+            groups[-1].append((name, each))
+        return Row(
+            stages=tuple(nn.Sequential(*(each for _, each in group)) for group in groups),
+            names=tuple(group[0][0] for group in groups),
+            tuples=False,
+            bind=lambda *values: values,
+            again=partial(split, skips=skips, deep=deep),
+            watch=Watch([model, *(each for each in model.modules() if type(each) is nn.Sequential)]),
+        )
+    tracer = Tracer(form or Form.default(model), deep=deep)
+    try:
+        graph = tracer.trace(model)
+    except Exception as error:  # noqa: BLE001  tracing fails in as many ways as models are written
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return whole(model, f"{type(model).__name__} cannot be traced: {said[0]}")
+    return _cut(tracer.root, graph, tracer, skips=skips, deep=deep)
+
+
+def whole(model: nn.Module, why: str) -> Row:
+    """Return a model as one stage."""
+    return Row(
+        stages=(_Whole(model),),
+        names=("model",),
+        tuples=True,
+        bind=lambda *args, **kwargs: (args, kwargs),
+        whole=why,
+        again=partial(_whole_again, why),
+    )
+
+
+def _whole_again(why: str, model: nn.Module, _: Form) -> Row:
+    return whole(model, why)
+
+
+def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
+    """Return parts of a model, the first from its inputs, the others from these modules on; they share its modules.
+
+    Modules in which no part begins are called as they are. A part hands one value on. Raises `UnsupportedModel` where a
+    model cannot be cut so.
+    """
+    tracer = Around(paths)
+    try:
+        graph = tracer.trace(model)
+    except Exception as error:
+        raise UnsupportedModel(f"{type(model).__name__} cannot be traced ({error})") from error
+    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    starts, carried = [0], [inputs]
+    for path in paths:
+        place = next((at for at, node in enumerate(nodes) if at >= starts[-1] and _is_below(node, path)), -1)
+        if place <= starts[-1]:
+            raise UnsupportedModel(f"{type(model).__name__} does not call {path!r}, or not where a part could begin")
+        found = _alive(nodes, inputs, place)
+        at, alive = place, found
+        while len(alive) != 1 and at > starts[-1] + 1 and not _begins(model, nodes[at - 1]):
+            at -= 1  # what has no parameters may as well be on this side
+            alive = _alive(nodes, inputs, at)
+        if len(alive) != 1:
+            names = ", ".join(node.name for node in found) or "nothing"
+            raise UnsupportedModel(f"what goes to {path!r} and behind it is not one value, but {names}")
+        starts.append(at)
+        carried.append(alive)
+    parts = [nodes[start:stop] for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True)]
+    following = [(given, ()) for given in carried[1:]]
+    modules = [_stage(model, carried[i], part, (*following, None)[i], output) for i, part in enumerate(parts)]
+    return [module if i + 1 == len(modules) else _Single(module) for i, module in enumerate(modules)]
+
+
+class _Single(nn.Module):
+    """A part whose one value is not handed on as a tuple."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args: Any) -> Any:
+        (value,) = self.part(*args)
+        return value
+
+
+def _alive(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], place: int) -> list[fx.Node]:
+    """Return what is made before a place and read from there on."""
+    after = {*nodes[place:]}
+    return [
+        each for each in (*inputs, *nodes[:place]) if any(user in after or user.op == "output" for user in each.users)
+    ]
+
+
+def _is_below(node: fx.Node, path: str) -> bool:
+    """Whether an operation calls a module, one in it, or the one that begins with it."""
+    target = f"{node.target}."
+    return node.op == "call_module" and (target.startswith(f"{path}.") or f"{path}.".startswith(target))
+
+
+def check_trains(model: nn.Module) -> None:
+    """Raise `UnsupportedModel` in evaluation mode, for a forward that is not its class's, and lazy parameters."""
+    if not model.training:
+        raise UnsupportedModel(
+            "model: got one in evaluation mode; allowed: training mode, which plans are for; call model.train()"
+        )
+    if not getattr(vars(model).get("forward"), "planned", "forward" not in vars(model)):
+        raise UnsupportedModel(
+            f"model, forward: got one that was set on the object; allowed: that of its class, {type(model).__name__}; "
+            "make it a method of a subclass, or of a module around it"
+        )
+    lazy = next(
+        (name for name, each in model.named_parameters() if isinstance(each, nn.parameter.UninitializedParameter)), None
+    )
+    if lazy is not None:
+        raise UnsupportedModel(
+            f"model, {lazy}: got a parameter without a shape; allowed: known shapes; run the model once before"
+        )
+
+
+def _is_row(module: nn.Module) -> bool:
+    return type(module) is nn.Sequential and len(module) > 0 and not hooked(module)  # flattening would pass hooks by
+
+
+def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module._modules.items():  # noqa: SLF001  the public ones leave out what is there twice
+        if child is None:
+            continue
+        if _is_row(child):
+            yield from _flat(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+class _Whole(nn.Module):
+    """A model called with the arguments that were packed for it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+
+def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep: bool) -> Row:
+    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    places = {node: place for place, node in enumerate(nodes)}
+    last = {node: max((places.get(user, len(nodes)) for user in node.users), default=-1) for node in (*inputs, *nodes)}
+    main = _cuts(model, nodes, last, skips=skips)
+    starts = [0, *main]
+    carried = [tuple(inputs)]
+    carried += [(node, *(each for each in inputs if last[each] >= place)) for place, node in main.items()]
+    parts = [nodes[start:stop] for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True)]
+    reads = [_missing(part, (*given, *part)) for part, given in zip(parts, carried, strict=True)]
+    wanted = {node for each in reads for node in each}
+    makes = [[node for node in part if node in wanted] for part in parts]
+    stages, names = [], []
+    for number, part in enumerate(parts):
+        following = (carried[number + 1], makes[number]) if number + 1 < len(carried) else None
+        stages.append(_stage(model, (*carried[number], *reads[number]), part, following, output))
+        names.append(str(part[-1].target) if part[-1].op == "call_module" else part[-1].name)
+    return Row(
+        stages=tuple(stages),
+        names=tuple(names),
+        tuples=True,
+        bind=tracer.form.values,
+        again=partial(split, skips=skips, deep=deep),
+        makes=tuple(tuple(node.name for node in each) for each in makes),
+        reads=tuple(tuple(node.name for node in each) for each in reads),
+        watch=Watch([model, *tracer.looked_into, *_lists(model)]),
+        own=tuple(each for stage in stages for each in _own(model, stage)),
+    )
+
+
+def _lists(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that are not called themselves."""
+    return (each for each in model.modules() if isinstance(each, nn.ModuleList | nn.ModuleDict))
+
+
+def _own(model: nn.Module, stage: fx.GraphModule) -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
+    """Yield the parameters and buffers that a stage uses itself, not by a module's call."""
+    for path in dict.fromkeys(str(node.target) for node in stage.graph.nodes if node.op == "get_attr"):
+        prefix, _, name = path.rpartition(".")
+        if not hasattr(model, prefix.partition(".")[0]) and prefix:
+            continue
+        here, there = stage.get_submodule(prefix), model.get_submodule(prefix)
+        for mine, theirs in ((here._parameters, there._parameters), (here._buffers, there._buffers)):  # noqa: SLF001
+            if here is not there and name in mine and name in theirs:
+                yield mine, theirs, name
+
+
+def _cuts(
+    model: nn.Module, nodes: Sequence[fx.Node], last: Mapping[fx.Node, int], *, skips: bool
+) -> dict[int, fx.Node]:
+    """Return the places where stages begin but the first, each with the value that goes there from one to the next."""
+    begins = [_begins(model, node) for node in nodes]
+    before = [0, *accumulate(begins)]  # operations with parameters before a place
+    born = {node: place for place, node in enumerate(nodes)}
+    alive: set[fx.Node] = set()
+    single: dict[int, fx.Node] = {}
+    further: dict[int, fx.Node] = {}  # where there is one beside those that skip many layers
+    for place, node in enumerate(nodes):
+        alive = {each for each in alive if last[each] >= place}
+        if place and begins[place] and alive:
+            short = [each for each in alive if before[min(last[each], len(nodes))] - before[born[each] + 1] < _LONG]
+            if len(alive) == 1:
+                (single[place],) = alive
+            elif len(short) < 2:
+                further[place] = short[0] if short else max(alive, key=lambda each: born[each])
+        alive.add(node)
+    if skips:
+        ends = [0, *single, len(nodes)]
+        for start, stop in pairwise(ends):
+            inside = before[stop] - before[start]
+            if inside >= _LONG and inside >= _MUCH * before[-1]:
+                single |= {place: node for place, node in further.items() if start < place < stop}
+    return dict(sorted(single.items()))
+
+
+def _missing(nodes: Sequence[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
+    """Return what operations take that is not known, parameters and constants apart."""
+    found = [each for node in nodes for each in node.all_input_nodes if each.op != "get_attr" and each not in known]
+    return list(dict.fromkeys(found))
+
+
+def _begins(model: nn.Module, node: fx.Node) -> bool:
+    """Return whether an operation has parameters."""
+    if node.op == "call_module":
+        return _has_parameters(model.get_submodule(str(node.target)))
+    return any(each.op == "get_attr" for each in node.all_input_nodes)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _stage(
+    model: nn.Module,
+    carried: Sequence[fx.Node],
+    nodes: Sequence[fx.Node],
+    following: tuple[Sequence[fx.Node], Sequence[fx.Node]] | None,
+    output: fx.Node,
+) -> fx.GraphModule:
+    """Return the part of a traced model from the values that it takes to those that it hands on, and those to skip."""
+    graph = fx.Graph()
+    made = {node: graph.placeholder(node.name) for node in carried}
+
+    def known(node: fx.Node) -> fx.Node:
+        if node not in made and node.op == "get_attr":  # parameters and constants are at hand everywhere
+            made[node] = graph.node_copy(node, known)
+        return made[node]
+
+    for node in nodes:
+        made[node] = graph.node_copy(node, known)
+    if following is None:
+        graph.output(fx.map_arg(output.args[0], known))
+    else:
+        handed, beside = (tuple(made[node] for node in each) for each in following)
+        graph.output((handed, beside) if beside else handed)
+    graph.lint()
+    return fx.GraphModule(model, graph)

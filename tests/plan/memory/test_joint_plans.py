@@ -1,0 +1,104 @@
+"""Rematerialisation and offloading together: priced plans, their bound, and the least budget with copies."""
+
+import numpy as np
+import pytest
+
+import trainwright.memory as tm
+from memory_chains import budgets, random_chain
+from trainwright.errors import InfeasibleBudget
+from trainwright.plan.memory.copy_schedule import place, seconds
+from trainwright.plan.memory.joint import Programme, operations_of, rows_of
+from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.offload import hull, lower_bound
+from trainwright.plan.memory.persistent import solve_persistent
+from trainwright.plan.memory.planning import minimal_bytes
+from trainwright.plan.memory.sizes import sizes_of
+
+
+@pytest.mark.parametrize("seed", range(1, 6, 2))
+def test_a_high_price_is_rematerialisation_alone(seed):
+    """Where nothing may leave, the programme is the persistent one; where leaving is free, nothing runs again."""
+    chain = random_chain(seed, least=4, most=9, options=seed % 2, split=seed % 3 == 0)
+    budget = minimal_bytes(chain) + 4
+    room = budget - chain.fixed_bytes
+    programme = Programme(chain, room, slots=room)
+    dear, free = programme.solve(1e3), programme.solve(0.0)
+    alone = solve_persistent(chain, budget, slots=room)
+    assert dear.bytes == 0
+    assert dear.seconds == pytest.approx(alone.seconds)
+    assert tm.simulate(chain, operations_of(dear.rows), budget_bytes=budget).fits
+    assert free.seconds <= dear.seconds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_hull_trades_seconds_for_bytes(seed):
+    """No plan of the hull takes more seconds and sends more bytes than another."""
+    chain = random_chain(seed, least=7, most=10)
+    found = list(hull(Programme(chain, minimal_bytes(chain) - chain.fixed_bytes + 3)))
+    for one in found:
+        assert one.value >= one.seconds
+        assert not any(other.seconds < one.seconds - 1e-6 and other.bytes < one.bytes for other in found)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_bound_is_below_every_plan(seed):
+    """At any speed of the link; with an endless one it says nothing, with none it is that of rematerialisation."""
+    chain = random_chain(seed, least=5, most=8)
+    budget = minimal_bytes(chain) + 3
+    alone = solve_persistent(chain, budget)
+    for bandwidth in (0.3, 3.0):
+        bound = lower_bound(chain, budget, tm.Link.of(bandwidth))
+        joint = tm.plan(chain, budget=budget, offload=True, bandwidth=bandwidth, solver="dp")
+        assert 0 < bound <= alone.seconds
+        assert joint.lower_seconds <= joint.seconds <= alone.seconds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_compiled_simulator(seed):
+    """It gives the seconds of the simulator, or fails where that does, for plans in order and in disorder."""
+    random = np.random.default_rng(seed)
+    chain = random_chain(seed, least=3, most=9, options=seed % 2, split=seed % 3 == 0)
+    link = tm.Link(to_host=2.0, to_device=3.0, to_host_together=1.5, to_device_together=1.0)
+    rates = (2.0, 3.0, 1.5, 1.0)
+    fits = 0
+    for budget in budgets(chain, lowest_with_copies(chain)[1], 8):
+        room = budget - chain.fixed_bytes
+        for price in (0.0, 0.3):
+            rows = Programme(chain, 2 * room).solve(price).rows
+            for hurry in (np.inf, 1.0):
+                copied = place(sizes_of(chain), room, rows, 3.0, hurry)
+                for shuffled in range(6):
+                    if shuffled and len(copied):
+                        one, other = random.integers(len(copied), size=2)
+                        copied[[one, other]] = copied[[other, one]]
+                    found = tm.simulate(chain, operations_of(copied), budget_bytes=budget, link=link)
+                    expected = found.seconds if found.fits else np.inf
+                    assert seconds(sizes_of(chain), (room, rates), copied) == pytest.approx(expected)
+                    assert np.array_equal(rows_of(operations_of(copied)), copied)
+                    fits += found.fits
+    assert fits > 20
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_least_budget_with_copies(seed):
+    """The plan needs just that, one byte less does not do, and no plan without copies needs less."""
+    chain = random_chain(seed, least=1, most=9, options=seed % 2, split=seed % 3 == 0)
+    operations, least = lowest_with_copies(chain)
+    found = tm.simulate(chain, operations, budget_bytes=least, link=tm.Link.of(2.0))
+    assert found.fits
+    assert found.peak_bytes == least <= minimal_bytes(chain)
+    assert not tm.simulate(chain, operations, budget_bytes=least - 1, link=tm.Link.of(2.0)).fits
+
+
+def test_infeasible_budgets_name_what_offloading_allows():
+    """Without copies the sentence says what copies would allow; with that budget and copies there is a plan."""
+    chain = random_chain(51, least=8, most=8, split=True)
+    _, least = lowest_with_copies(chain)
+    assert least < minimal_bytes(chain)
+    with pytest.raises(InfeasibleBudget, match=rf"or allow offload \(at least {least} B, {least} bytes\)"):
+        tm.plan(chain, budget=minimal_bytes(chain) - 1, solver="dp")
+    assert tm.plan(chain, budget=least, offload=True, bandwidth=1.0, solver="dp").peak_bytes == least
+    with pytest.raises(InfeasibleBudget, match="with copies to the host") as caught:
+        tm.plan(chain, budget=least - 1, offload=True, bandwidth=1.0)
+    assert caught.value.minimal_bytes == least
+    assert sum(caught.value.owners.values()) == least

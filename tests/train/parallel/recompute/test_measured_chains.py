@@ -1,0 +1,90 @@
+"""No model that is measured makes a chain that is refused, and the same fit is not refused now and then."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from trainwright import memory
+from trainwright.errors import BudgetExceeded
+from trainwright.memory.chain_files import as_chain
+from trainwright.train.parallel.recompute import fitting
+
+
+class Several(nn.Module):
+    """Results of many kinds, as encoders and decoders have them; a branch makes it one stage."""
+
+    def __init__(self, outputs, layers, width, tied):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.heads = nn.ModuleList(nn.Linear(width, 4 * width, bias=False) for _ in range(outputs))
+        if tied:
+            self.heads[-1].weight = self.heads[0].weight
+
+    def forward(self, x):
+        hidden = []
+        for layer in self.layers:
+            x = layer(x)
+            hidden.append(x)
+        if x.sum() > 1e30:  # a look at a value
+            return x
+        wide = [head(x) for head in self.heads]
+        return sum(each.mean() for each in wide), wide, hidden
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    outputs=st.integers(1, 4), layers=st.integers(1, 4), width=st.sampled_from([4, 16, 33]),
+    rows=st.sampled_from([1, 8, 65]), tied=st.booleans(), loss=st.sampled_from(["none", "first", "one", "all"]),
+    accumulate=st.booleans(),
+)  # fmt: skip
+def test_every_model_makes_a_chain(*, outputs, layers, width, rows, tied, loss, accumulate):
+    """Whatever of its results a loss uses: a peak is never taken to be below what is there."""
+    losses = {
+        "none": None,
+        "first": lambda out: out[0],
+        "one": lambda out: out[1][-1].square().mean(),
+        "all": lambda out: out[0] + sum(each.sum() for each in (*out[1], *out[2])),
+    }
+    model = Several(outputs, layers, width, tied)
+    chain = as_chain(model, torch.randn(rows, width), loss=losses[loss], accumulate=accumulate)
+    assert memory.Chain.from_json(chain.to_json()) == chain
+
+
+def net():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(8)))
+
+
+@pytest.mark.parametrize("odd", range(1, 7))
+def test_steps_that_take_more_than_their_plans_are_planned_anew(odd, monkeypatch):
+    """Up to six plans in a row whose steps take some bytes that nobody measured; then one that keeps to the budget."""
+    taken, true = [], fitting.tracked_peak
+
+    def more(*args, **settings):
+        found = true(*args, **settings)
+        taken.append(found)
+        return found + (budget - found + 64 if len(taken) <= odd else 0)
+
+    sample = torch.randn(256, 8)
+    budget = int(0.7 * memory.plan(net(), sample, budget=1.0).peak_bytes)
+    monkeypatch.setattr(fitting, "tracked_peak", more)
+    module = memory.fit(net(), sample, budget=budget)
+    assert taken[-1] <= budget
+    assert module.plan.peak_bytes <= budget
+
+
+def test_a_step_that_never_keeps_to_its_plan_is_told(monkeypatch):
+    budget = int(0.7 * memory.plan(net(), torch.randn(256, 8), budget=1.0).peak_bytes)
+    monkeypatch.setattr(fitting, "tracked_peak", lambda *_, **__: budget + 64)
+    with pytest.raises(BudgetExceeded, match="a step took"):
+        memory.fit(net(), torch.randn(256, 8), budget=budget)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [3_829_000, 3_999_000, 4_091_000])
+def test_fifty_fits_agree(budget):
+    """Blocks of one kind, and budgets that are just enough for some plan."""
+    for _ in range(50):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(8)))
+        assert memory.fit(model, torch.randn(512, 32), budget=budget).plan.peak_bytes <= budget
