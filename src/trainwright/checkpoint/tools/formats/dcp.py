@@ -161,7 +161,7 @@ class _Sink:
     def resolve_tensor(self, item: Any) -> "Tensor":
         box = self.target
         # Narrow the target to where the shard belongs; the reader writes through the view.
-    for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+        for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
             box = box.narrow(dim, offset, length)
         return box
 
