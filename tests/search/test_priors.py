@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainwright.search import ForestSearcher, GaussianProcessSearcher, View
+from trainwright.search import ForestSearcher, GaussianProcessSearcher, SearchView
 from trainwright.space import Beta, Choice, Float, Normal, Space
 from trainwright.testing.searcher import play
 
@@ -30,7 +30,7 @@ def curve(searcher, space, trials):
     """Return the best loss after each trial, a mean over seeds."""
     curves = []
     for seed in range(3):
-        view = View(space, seed)
+        view = SearchView(space, seed)
         play(searcher, view, trials, loss_of)
         curves.append(np.minimum.accumulate(view.losses[:, 0]))
     return np.mean(curves, axis=0)

@@ -9,7 +9,7 @@ from trainwright.search.grid import GridSearcher
 from trainwright.search.quasirandom import QuasiRandomSearcher
 from trainwright.search.random import RandomSearcher
 from trainwright.search.searcher import Learner, Searcher, draw_new, opening, propose
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 
 __all__ = [
     "DefaultSearcher",
@@ -21,8 +21,8 @@ __all__ = [
     "Learner",
     "QuasiRandomSearcher",
     "RandomSearcher",
+    "SearchView",
     "Searcher",
-    "View",
     "draw_new",
     "opening",
     "propose",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SpaceExhausted
 from trainwright.randomness import rng
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["Learner", "Searcher", "draw_new", "opening", "propose"]
@@ -21,7 +21,7 @@ _LISTABLE = 1_000_000
 class Searcher(Protocol):
     """Who proposes: a frozen dataclass of settings without clock, I/O or state of its own."""
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one legal configuration for each trial number: a function of (settings, view, numbers) only.
 
         No proposal repeats another, a pending one or a tried one, save where a continuous space leaves no other.
@@ -34,19 +34,19 @@ class Searcher(Protocol):
 class Learner(Searcher, Protocol):
     """A searcher that can do ahead, while trials run, what a proposal would have to do first."""
 
-    def learn(self, view: View) -> None:
+    def learn(self, view: SearchView) -> None:
         """Take in what was told since, into `view.memo`; no proposal is another for it."""
         ...
 
 
-def propose(view: View, row: NDArray[np.float64], number: int, **origin: Any) -> Configuration:
+def propose(view: SearchView, row: NDArray[np.float64], number: int, **origin: Any) -> Configuration:
     """Return the configuration of a legal row with its trial number and with what led to it."""
     labels: Mapping[str, Any] = origin
     return replace(view.space.configuration(row), number=number, origin=labels)
 
 
 def opening(
-    view: View, number: int, taken: set[bytes], points: Sequence[Mapping[str, Any]] = (), **origin: Any
+    view: SearchView, number: int, taken: set[bytes], points: Sequence[Mapping[str, Any]] = (), **origin: Any
 ) -> Configuration | None:
     """Return the configuration with which trial `number` opens a study: one of the user's points, then the default.
 
@@ -65,7 +65,7 @@ def opening(
     return replace(found, number=number, origin=dict(origin))  # exactly what was given: a row may round its last bit
 
 
-def draw_new(view: View, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:
+def draw_new(view: SearchView, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:
     """Return a legal random row for trial `number` that is neither tried nor in `taken`, and add its key to `taken`."""
     space = view.space
     for draw in range(_DRAWS):
@@ -92,7 +92,7 @@ def draw_new(view: View, number: int, taken: set[bytes], purpose: str) -> NDArra
     return picked
 
 
-def _listed(view: View) -> tuple[NDArray[np.float64], list[bytes]]:
+def _listed(view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
     listed = view.memo.get("listed")
     if not isinstance(listed, tuple):
         rows = view.space.enumerate()

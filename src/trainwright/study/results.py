@@ -18,7 +18,7 @@ from trainwright.pareto import (
     sampled_hypervolume,
 )
 from trainwright.randomness import rng
-from trainwright.search import View
+from trainwright.search import SearchView
 from trainwright.space import Space
 from trainwright.study.projections import SearchProjection
 
@@ -160,7 +160,7 @@ def recommended(state: State, space: Space, by: By) -> TrialState:
         return best
     from trainwright.search.bayes.estimate import Estimate
 
-    view = View(space, state.seed, bounds=state.limits)
+    view = SearchView(space, state.seed, bounds=state.limits)
     SearchProjection(view, state.outcomes).catch_up(state.trials)
     feasible = np.flatnonzero(results.feasible)
     rows = np.array([space.encode(results.trials[place].params) for place in feasible.tolist()])

@@ -15,8 +15,16 @@ from typing import ClassVar
 
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
-from trainwright.schedule.allocator.allocator import Desk
-from trainwright.schedule.policies.allocation_policy import AllocationPolicy, Go, Hold, Move, Rest, Start, Work
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator
+from trainwright.schedule.policies.allocation_policy import (
+    AllocationPolicy,
+    Hold,
+    PendingTrial,
+    Preempt,
+    Resize,
+    Resume,
+    Start,
+)
 from trainwright.schedule.rules.asha import ASHA
 
 __all__ = ["PolicyConformance"]
@@ -31,8 +39,8 @@ class _Queue:
 
     waiting: list[int]
 
-    def next_work(self, *, new: bool = True) -> Work | None:  # noqa: ARG002 -- without a budget of time all are asked for
-        return Work(self.waiting.pop(0)) if self.waiting else None
+    def next_trial(self, *, new: bool = True) -> PendingTrial | None:  # noqa: ARG002 -- without a budget of time all are asked for
+        return PendingTrial(self.waiting.pop(0)) if self.waiting else None
 
     def waits(self) -> bool:
         return bool(self.waiting)
@@ -42,7 +50,7 @@ class _Queue:
 class _Played:
     """A study without training: trials report in random order, and each survives a rung with chance 1/2."""
 
-    desk: Desk
+    allocator: DeviceAllocator
     queue: _Queue
     started: list[int] = field(default_factory=list)  # for the first time, in order
     ended: set[int] = field(default_factory=set)
@@ -55,18 +63,20 @@ class _Played:
 def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Iterator[_Played]:
     generator = rng(seed, "conformance", slots)
     queue = _Queue(list(range(5 * max(1, slots // policy.start))))
-    room = policy.room(slots, per_node)
-    desk = Desk(policy, queue, room, slots=slots, rungs=_LADDER, survival=lambda seat: (0.5,) * (3 - seat.rungs))
-    played = _Played(desk, queue)
+    free_slots = policy.free_slots(slots, per_node)
+    allocator = DeviceAllocator(
+        policy, queue, free_slots, slots=slots, rungs=_LADDER, survival=lambda running: (0.5,) * (3 - running.rungs)
+    )
+    played = _Played(allocator, queue)
     clock = 0.0
     _act(played, clock)
     yield played
-    while desk.seats or desk.resting or queue.waiting:
+    while allocator.running or allocator.preempted or queue.waiting:
         clock += float(generator.random()) * 10
-        running = sorted(number for number, seat in desk.seats.items() if not seat.held)
+        running = sorted(number for number, running in allocator.running.items() if not running.is_held)
         if not running:
-            assert desk.wake_at is not None, "nothing runs, work waits, and nothing is granted or waited for"
-            clock = max(clock, desk.wake_at) + 1e-9
+            assert allocator.wake_at is not None, "nothing runs, work waits, and nothing is granted or waited for"
+            clock = max(clock, allocator.wake_at) + 1e-9
         else:
             number = running[generator.integers(len(running))]
             _report(played, number, clock, survives=generator.random() < 0.5, better=float(generator.random()))
@@ -75,26 +85,26 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
 
 
 def _report(played: _Played, number: int, clock: float, *, survives: bool, better: float) -> None:
-    desk = played.desk
+    allocator = played.allocator
     epoch = played.epochs[number] = played.epochs.get(number, 0) + 1
     played.events += 1
-    desk.reported(number, epoch, better, clock)
+    allocator.note_report(number, epoch, better, clock)
     if epoch >= _LADDER[-1] or (epoch in _LADDER and not survives):
-        desk.gone(number)
+        allocator.note_ended(number)
         played.ended.add(number)
         del played.held[number]
 
 
 def _act(played: _Played, clock: float) -> None:
     """Do what the plan says; a trial that is at a checkpoint moves or rests at once, others at their next report."""
-    desk = played.desk
-    at_checkpoint = None if desk.changed is None else desk.changed.trial
-    if desk.changed is not None and not desk.changed.settled:
-        _leave(played, desk.changed.trial, clock)
-    actions = desk.plan(clock)
+    allocator = played.allocator
+    at_checkpoint = None if allocator.changed is None else allocator.changed.trial
+    if allocator.changed is not None and not allocator.changed.is_settled:
+        _leave(played, allocator.changed.trial, clock)
+    actions = allocator.plan(clock)
     for action in actions:
         if isinstance(action, Start):
-            trial = action.work.trial
+            trial = action.pending.trial
             assert trial not in played.held, f"trial {trial} was started while it runs"
             if trial not in played.epochs and trial not in played.started:
                 played.started.append(trial)
@@ -102,36 +112,36 @@ def _act(played: _Played, clock: float) -> None:
         elif isinstance(action, Hold):
             assert action.trial == at_checkpoint, "a trial is held that is at no checkpoint"
             played.at_checkpoint.add(action.trial)
-        elif isinstance(action, Go):
+        elif isinstance(action, Resume):
             played.at_checkpoint.remove(action.trial)
-        elif isinstance(action, Move | Rest) and (
+        elif isinstance(action, Resize | Preempt) and (
             action.trial == at_checkpoint or action.trial in played.at_checkpoint
         ):
             played.at_checkpoint.discard(action.trial)
             _leave(played, action.trial, clock)
     _check(played)
-    if any(isinstance(action, Rest) for action in actions):
+    if any(isinstance(action, Preempt) for action in actions):
         _act(played, clock)  # what was given back is free
 
 
 def _leave(played: _Played, trial: int, clock: float) -> None:
-    seat = played.desk.seats[trial]
-    if seat.target is not None:
-        played.desk.moved(trial, clock)
-        played.held[trial] = seat.block
+    running = played.allocator.running[trial]
+    if running.target is not None:
+        played.allocator.note_resized(trial, clock)
+        played.held[trial] = running.block
     else:
-        played.desk.rested(trial)
+        played.allocator.note_preempted(trial)
         del played.held[trial]
 
 
 def _check(played: _Played) -> None:
-    desk = played.desk
-    blocks = [{*seat.block, *(seat.target or ())} for seat in desk.seats.values()]
+    allocator = played.allocator
+    blocks = [{*running.block, *(running.target or ())} for running in allocator.running.values()]
     taken = [slot for block in blocks for slot in block]
     assert len(taken) == len(set(taken)), "two trials hold one slot"
-    assert all(0 <= slot < desk.slots for slot in taken), "a slot that the engine does not have"
-    assert len(taken) + desk.free <= desk.slots, "more is granted than there is"
-    assert {trial: seat.block for trial, seat in desk.seats.items()} == played.held
+    assert all(0 <= slot < allocator.slots for slot in taken), "a slot that the engine does not have"
+    assert len(taken) + allocator.free <= allocator.slots, "more is granted than there is"
+    assert {trial: running.block for trial, running in allocator.running.items()} == played.held
 
 
 class PolicyConformance:
@@ -148,12 +158,12 @@ class PolicyConformance:
         for seed, (slots, per_node) in enumerate(self.engines):
             policy = self.make_policy()
             policy.check(slots, per_node, _RULE)
-            free = policy.room(slots, per_node).free
+            free = policy.free_slots(slots, per_node).free
             for played in _play(policy, slots, per_node, seed):
                 assert played.events < 10_000, "trials go on for ever"
             assert played.ended == set(range(len(played.ended)))
             assert played.started == sorted(played.started)
-            assert played.desk.free == free
+            assert played.allocator.free == free
 
     def test_a_plan_repeats(self) -> None:
         """The same events give the same plan."""

@@ -28,11 +28,11 @@ from trainwright.schedule.rules.promotion_rule import (
     Promoted,
     PromotionRule,
     Reported,
+    RuleView,
     Started,
     Stop,
     TrialView,
     Verdict,
-    View,
 )
 
 __all__ = ["Played", "RuleConformance", "play"]
@@ -80,8 +80,8 @@ def play(
     until: dict[int, int] = {}  # of promoted trials
     clock = 0.0
 
-    def view() -> View:
-        return View(remaining=max(0, trials - len(views)), seed=seed, at_seconds=clock)
+    def view() -> RuleView:
+        return RuleView(remaining=max(0, trials - len(views)), seed=seed, at_seconds=clock)
 
     while True:
         while len(running) < workers:
@@ -151,7 +151,7 @@ def play(
             del running[number]
 
 
-def _tell(rule: PromotionRule, played: Played, now: TrialView, view: View, seen: TrialView) -> Verdict:
+def _tell(rule: PromotionRule, played: Played, now: TrialView, view: RuleView, seen: TrialView) -> Verdict:
     """Fold the report of `now` and return the verdict on the trial as a study sees it: at its highest epoch."""
     reported = Reported(trial=now.number, epoch=now.epoch, losses=now.losses, at_seconds=view.at_seconds)
     played.index = _fold(rule, played, reported)
@@ -236,7 +236,7 @@ class RuleConformance:
             for epoch in range(1, (rule.max_epochs or _LONGEST) + 1):
                 losses = (64.0 - epoch,) * self.objectives
                 now = TrialView(number=number, epoch=epoch, losses=losses, best_loss=losses[0])
-                verdict = _tell(rule, played, now, View(remaining=0), seen=now)
+                verdict = _tell(rule, played, now, RuleView(remaining=0), seen=now)
                 assert not isinstance(verdict, Stop), f"trial {number} of equals was stopped at epoch {epoch}"
 
     def test_order_alone_counts(self) -> None:
@@ -254,7 +254,7 @@ class RuleConformance:
         rule = self.make_rule()
         for epoch in range(rule.max_epochs or _LONGEST):
             trial = TrialView(number=0, epoch=epoch, losses=(0.5,) * self.objectives, best_loss=0.5)
-            chances = rule.survival(rule.empty(), View(remaining=1), trial)
+            chances = rule.survival(rule.empty(), RuleView(remaining=1), trial)
             assert all(0.0 <= chance <= 1.0 for chance in chances)
             assert list(chances) == sorted(chances, reverse=True)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainwright.errors import SpaceExhausted
 from trainwright.search.searcher import Searcher
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 from trainwright.space import Choice, Configuration, Float, Int, Space, equals, require
 from trainwright.testing.legal_spaces import PARENTS, parent_space
 
@@ -25,7 +25,7 @@ __all__ = ["SearcherConformance", "play"]
 Loss = Callable[[Configuration, int], Sequence[float] | None]  # of a configuration and its number; None: it failed
 
 
-def play(searcher: Searcher, view: View, trials: int, loss: Loss, *, start: int = 0) -> list[Configuration]:
+def play(searcher: Searcher, view: SearchView, trials: int, loss: Loss, *, start: int = 0) -> list[Configuration]:
     """Run `trials` trials one after the other, numbered from `start`, and return their configurations."""
     done = []
     for number in range(start, start + trials):
@@ -77,7 +77,7 @@ class SearcherConformance:
 
     def test_every_proposal_is_legal_and_new(self) -> None:
         """Proposals meet conditions and requirements, carry their number, and none repeats another."""
-        view = View(self.conditional_space(), 1)
+        view = SearchView(self.conditional_space(), 1)
         done = play(self.make_searcher(), view, 40, bowl)
         assert [c.number for c in done] == list(range(40))
         assert all(view.space.check(c.params) == [] for c in done)
@@ -86,14 +86,14 @@ class SearcherConformance:
     def test_conditions_on_every_kind_of_parent(self) -> None:
         """Whatever a condition compares, and however, proposals are legal and new: also behind a threshold."""
         for kind in PARENTS:
-            view = View(parent_space(kind), 10)
+            view = SearchView(parent_space(kind), 10)
             done = play(self.make_searcher(), view, 25, bowl)
             assert [view.space.check(c.params) for c in done] == [[]] * 25, kind
             assert len({c.key for c in done}) == 25, kind
 
     def test_a_proposal_is_a_function_of_settings_view_and_number(self) -> None:
         """Asked twice, by another instance, or without the scratch: the same proposal, and the view unchanged."""
-        view = View(self.conditional_space(), 2)
+        view = SearchView(self.conditional_space(), 2)
         play(self.make_searcher(), view, 25, bowl)
         searcher = self.make_searcher()
         tried, count = set(view.tried), view.count
@@ -106,25 +106,27 @@ class SearcherConformance:
     def test_proposals_leave_global_randomness_alone(self) -> None:
         """No global generator is read or moved."""
         np.random.seed(5)  # noqa: NPY002 -- the global state is what is tested
-        view = View(self.conditional_space(), 2)
+        view = SearchView(self.conditional_space(), 2)
         first = play(self.make_searcher(), view, 20, bowl)
         after = np.random.random()  # noqa: NPY002
         np.random.seed(5)  # noqa: NPY002
         assert after == np.random.random()  # noqa: NPY002
         np.random.seed(6)  # noqa: NPY002
-        assert play(self.make_searcher(), View(self.conditional_space(), 2), 20, bowl) == first
+        assert play(self.make_searcher(), SearchView(self.conditional_space(), 2), 20, bowl) == first
 
     def test_seeds_differ(self) -> None:
         """Two studies that differ by their seed alone do not try the same configurations (an exhaustive grid may)."""
-        first, second = (play(self.make_searcher(), View(self.conditional_space(), seed), 20, bowl) for seed in (0, 1))
+        first, second = (
+            play(self.make_searcher(), SearchView(self.conditional_space(), seed), 20, bowl) for seed in (0, 1)
+        )
         assert first != second
 
     def test_a_resumed_study_goes_on_as_if_never_interrupted(self) -> None:
         """A view that is built anew in order of trial numbers gives the proposals of an uninterrupted run."""
         space = self.conditional_space()
-        whole = play(self.make_searcher(), View(space, 3), 60, self._mixed)
+        whole = play(self.make_searcher(), SearchView(space, 3), 60, self._mixed)
         for cut in (1, 20, 37, 59):
-            view = View(space, 3)
+            view = SearchView(space, 3)
             for number, configuration in enumerate(whole[:cut]):
                 view.propose(number, configuration)
                 view.result(number, self._mixed(configuration, number), epoch=None, complete=True)
@@ -132,7 +134,7 @@ class SearcherConformance:
 
     def test_batches_hold_no_duplicates_and_nothing_pending(self) -> None:
         """Whatever is under way is proposed again neither by a batch nor by single questions."""
-        searcher, view = self.make_searcher(), View(self.finite_space(), 4)
+        searcher, view = self.make_searcher(), SearchView(self.finite_space(), 4)
         keys = []
         for start in range(0, 48, 8):
             batch = searcher.ask(view, range(start, start + 8))
@@ -146,7 +148,7 @@ class SearcherConformance:
 
     def test_a_finite_space_is_searched_to_its_end(self) -> None:
         """Every configuration is tried once, and then the searcher says that nothing is left."""
-        searcher, view = self.make_searcher(), View(self.finite_space(), 5)
+        searcher, view = self.make_searcher(), SearchView(self.finite_space(), 5)
         size = view.space.size or 0
         assert len({c.key for c in play(searcher, view, size, bowl)}) == size
         for numbers in ([size], [size + 1, size + 2]):
@@ -167,7 +169,7 @@ class SearcherConformance:
             "mixture": self._mixed,
         }
         for loss in losses.values():
-            view = View(self.conditional_space(), 6)
+            view = SearchView(self.conditional_space(), 6)
             done = play(self.make_searcher(), view, 30, loss)
             assert all(view.space.check(c.params) == [] for c in done)
 
@@ -177,14 +179,14 @@ class SearcherConformance:
         if self.wide_spaces:
             spaces.append(Space.of({f"x{i}": Float(0.0, 1.0) if i % 2 else Choice("a", "b") for i in range(200)}))
         for space in spaces:
-            view = View(space, 7)
+            view = SearchView(space, 7)
             done = play(self.make_searcher(), view, 5, bowl)
             assert len({c.key for c in done}) == 5
 
     def test_intermediate_values_and_stops_are_understood(self) -> None:
         """Reports, stopped, paused and withdrawn trials, with and without a known number of epochs."""
         for epochs in (27, None):
-            searcher, view = self.make_searcher(), View(self.conditional_space(), 8, epochs=epochs)
+            searcher, view = self.make_searcher(), SearchView(self.conditional_space(), 8, epochs=epochs)
             for number in range(40):
                 [configuration] = searcher.ask(view, [number])
                 view.propose(number, configuration)
@@ -207,7 +209,7 @@ class SearcherConformance:
 
         runs = []
         for _ in range(2):
-            view = View(self.conditional_space(), 9, objectives=2)
+            view = SearchView(self.conditional_space(), 9, objectives=2)
             runs.append(play(self.make_searcher(), view, 40, loss))
             assert len({c.key for c in runs[-1]}) == 40
         assert runs[0] == runs[1]

@@ -24,7 +24,7 @@ from trainwright.errors import MissingExtra, SearchError, closest
 from trainwright.integrations.optuna.coordinates import coordinates
 from trainwright.randomness import rng
 from trainwright.search.searcher import draw_new, opening, propose
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class OptunaSearcher:
                 "the name of its class, such as 'TPESampler'"
             )
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number; each costs what the sampler costs, and O(new results)."""
         label = self.sampler if isinstance(self.sampler, str) else type(self.sampler).__name__
         session = view.memo.get(self)
@@ -94,7 +94,7 @@ def _prototype(sampler: Any) -> Any:
 class _Session:
     """An Optuna study that holds what a view holds."""
 
-    def __init__(self, prototype: Any, view: View) -> None:
+    def __init__(self, prototype: Any, view: SearchView) -> None:
         import optuna
 
         self.revision = view.revision
@@ -117,7 +117,7 @@ class _Session:
 
         return TrialState
 
-    def follow(self, view: View) -> None:
+    def follow(self, view: SearchView) -> None:
         """Tell Optuna what the view has learnt since."""
         rows = view.rows[self._read :]
         told = zip(
@@ -141,7 +141,7 @@ class _Session:
             if key not in self._running:
                 self._running[key] = self._add(row, self._states.RUNNING)
 
-    def ask(self, view: View, number: int, taken: set[bytes]) -> Row:
+    def ask(self, view: SearchView, number: int, taken: set[bytes]) -> Row:
         """Return a legal row that is neither tried nor taken, and add its key to `taken`."""
         seeds = rng(view.seed, "optuna", number)
         self._study.sampler = _seeded(self._prototype, seeds)
@@ -159,7 +159,7 @@ class _Session:
         self._running[key] = self._add(row, self._states.RUNNING)
         return row
 
-    def _suggest(self, view: View, trial: Any) -> Row:
+    def _suggest(self, view: SearchView, trial: Any) -> Row:
         row = np.zeros((1, len(self._coordinates)))
         for coordinate in self._coordinates:
             if not coordinate.conditional or not np.isnan(view.space.settle(row)[0, coordinate.index]):

@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import TrialState
 
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 from trainwright.space import Choice, Float, Int, Parameter, Space
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Followed:
         """Return the parameters that all finished trials have with one and the same range."""
         return self._shared.calculate(study)
 
-    def view(self, study: "Study", number: int, distributions: Mapping[str, BaseDistribution]) -> View:
+    def view(self, study: "Study", number: int, distributions: Mapping[str, BaseDistribution]) -> SearchView:
         """Return what a searcher sees for trial `number`: all others that have these parameters within these ranges."""
         names = frozenset(distributions)
         subset = self._views.pop(names, None)
@@ -56,7 +56,7 @@ class _Subset:
         self.distributions = dict(distributions)
         self._signs = signs
         self._space = Space.of({name: _parameter(it) for name, it in distributions.items()})
-        self.view = View(self._space, seed, len(signs))
+        self.view = SearchView(self._space, seed, len(signs))
         self._count = 0  # of trials looked at
         self._open: list[int] = []  # those of them that had not ended
         self._pending: set[int] = set()  # those of these that the view holds

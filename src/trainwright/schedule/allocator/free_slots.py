@@ -6,10 +6,10 @@ from typing import Protocol
 
 from trainwright.schedule.policies.allocation_policy import Block
 
-__all__ = ["Nodes", "Room", "Tiles"]
+__all__ = ["BuddyAllocator", "FixedBlocks", "FreeSlots"]
 
 
-class Room(Protocol):
+class FreeSlots(Protocol):
     """The free slots of an engine. Blocks that it gives are disjoint until they are given back."""
 
     @property
@@ -35,7 +35,7 @@ class Room(Protocol):
         """Leave out a node's slots, all of which are free, until they are given back."""
 
 
-class Tiles:
+class FixedBlocks:
     """Blocks of one size, side by side inside each node, or of so many whole nodes. O(log n) each step."""
 
     def __init__(self, slots: int, slots_per_node: int, size: int) -> None:
@@ -87,7 +87,7 @@ class Tiles:
         heapq.heapify(self._tiles)
 
 
-class Nodes:
+class BuddyAllocator:
     """Powers of two inside a node (buddies, Knowlton 1965), the whole node, and any number of whole nodes.
 
     O(log n) each step for a block inside a node, O(size) beyond. Nodes need not be neighbours: what runs on several

@@ -1,22 +1,34 @@
-"""What an allocation policy is: it gives devices to work, and knows nothing of quality but what the desk tells."""
+"""The protocol of allocation policies, and the actions by which they assign devices to trials."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from trainwright.schedule.allocator.allocator import Desk
-    from trainwright.schedule.allocator.free_slots import Room
+    from trainwright.schedule.allocator.device_allocator import DeviceAllocator
+    from trainwright.schedule.allocator.free_slots import FreeSlots
     from trainwright.schedule.rules.promotion_rule import PromotionRule
 
-__all__ = ["Action", "AllocationPolicy", "Block", "Go", "Hold", "Look", "Move", "Planner", "Rest", "Start", "Work"]
+__all__ = [
+    "Action",
+    "AllocationPolicy",
+    "Block",
+    "Hold",
+    "PendingTrial",
+    "Planner",
+    "Preempt",
+    "Replan",
+    "Resize",
+    "Resume",
+    "Start",
+]
 
 Block = tuple[int, ...]
 """The slots of an engine that one trial holds, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A trial to start or to go on with, after `epoch` epochs."""
+class PendingTrial:
+    """A trial to start, or to continue after `epoch` epochs."""
 
     trial: int
     epoch: int = 0
@@ -24,61 +36,61 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Let `work` run on `block`."""
+    """Start `pending` on `block`."""
 
-    work: Work
+    pending: PendingTrial
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """At its next checkpoint the running `trial` goes on on `block`, which is held for it from now on."""
+class Resize:
+    """The running `trial` continues on `block` from its next checkpoint; the block is reserved from now on."""
 
     trial: int
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """At its next checkpoint the running `trial` gives its devices back, until it is started again."""
+class Preempt:
+    """The running `trial` gives its devices back at its next checkpoint, until it is started again."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Plan again when the running `trial` is at its next checkpoint, whatever its rule says there."""
+class Replan:
+    """Plan again when the running `trial` is at its next checkpoint, whatever its rule decides there."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Let `trial`, which is at a checkpoint, wait there on its devices until it is moved or told to go."""
+    """`trial`, which is at a checkpoint, waits there on its devices until it is resized or resumed."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
-    """Let `trial`, which was held at a checkpoint, train on where it is."""
+class Resume:
+    """`trial`, which was held at a checkpoint, continues on its devices."""
 
     trial: int
 
 
-Action = Start | Move | Rest | Look | Hold | Go
+Action = Start | Resize | Preempt | Replan | Hold | Resume
 
 
 class Planner(Protocol):
-    """A policy at work: it may remember between plans, but only what desks have told it."""
+    """The decisions of a policy; it may keep state between plans, derived only from its allocator."""
 
-    def plan(self, desk: "Desk") -> None:
-        """Start, move and rest trials by the desk's methods, as far as devices are free."""
+    def plan(self, allocator: "DeviceAllocator") -> None:
+        """Start, resize and preempt trials by the allocator's methods, as far as devices are free."""
 
 
 @runtime_checkable
 class AllocationPolicy(Protocol):
-    """With how much. A frozen configuration; its planner is asked after every event."""
+    """How many devices each trial gets. A frozen configuration; its planner is called after every event."""
 
     @property
     def start(self) -> int:
@@ -94,7 +106,7 @@ class AllocationPolicy(Protocol):
         Return a sentence if the user should know of something before the study starts.
         """
 
-    def room(self, slots: int, slots_per_node: int) -> "Room":
+    def free_slots(self, slots: int, slots_per_node: int) -> "FreeSlots":
         """Return the free slots, in the blocks that this policy grants."""
 
     def planner(self) -> Planner:

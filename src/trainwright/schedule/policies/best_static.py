@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.allocator.free_slots import Room
+from trainwright.schedule.allocator.free_slots import FreeSlots
 from trainwright.schedule.policies.allocation_policy import Planner
 from trainwright.schedule.policies.fixed import Fixed
 from trainwright.schedule.policies.resizing import check_start
@@ -49,9 +49,9 @@ class BestStatic:
             "give it to study.simulate, and run the Fixed that its forecast names"
         )
 
-    def room(self, slots: int, slots_per_node: int) -> Room:
+    def free_slots(self, slots: int, slots_per_node: int) -> FreeSlots:
         """Return that of the smallest size."""
-        return Fixed(self.start).room(slots, slots_per_node)
+        return Fixed(self.start).free_slots(slots, slots_per_node)
 
     def planner(self) -> Planner:
         """Return that of the smallest size."""

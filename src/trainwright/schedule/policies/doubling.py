@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.allocator.allocator import Desk, Seat
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
 from trainwright.schedule.policies.resizing import MARGIN, Resizing, check_cap, check_factor, check_start, retreat
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 
@@ -71,7 +71,7 @@ def DoublingAsPublished(*, start: int = 1, factor: int = 2) -> Doubling:  # noqa
 
 @dataclass(slots=True)
 class _Wish:
-    seat: Seat
+    running: RunningTrial
     size: int
     until: float = math.inf  # set when it comes first, and no new trial before it
 
@@ -81,93 +81,97 @@ class _Planner:
     policy: Doubling
     wishes: list[_Wish] = field(default_factory=list)
 
-    def plan(self, desk: Desk) -> None:
-        seat = desk.changed
-        if seat is not None and seat.settled and seat.rungs and seat.epoch == seat.rung_epoch:
-            self._wish(desk, seat)
+    def plan(self, allocator: DeviceAllocator) -> None:
+        running = allocator.changed
+        if running is not None and running.is_settled and running.rungs and running.epoch == running.rung_epoch:
+            self._wish(allocator, running)
         if self.policy.mode == "block":
-            self._begin(desk, new=True)
-            self._serve_those_that_rest(desk)
+            self._begin(allocator, new=True)
+            self._serve_those_that_rest(allocator)
             return
-        if seat is not None:
-            retreat(desk, seat)
-        self._begin(desk, new=desk.waits())
-        if desk.waits():
+        if running is not None:
+            retreat(allocator, running)
+        self._begin(allocator, new=allocator.new_trial_waits())
+        if allocator.new_trial_waits():
             return
-        self._grant(desk)
+        self._grant(allocator)
         if self.wishes:
-            desk.wake(self.wishes[0].until)
+            allocator.plan_again_at(self.wishes[0].until)
         else:
-            self._begin(desk, new=True)  # too late to be complete, but nobody else has use for the devices
+            self._begin(allocator, new=True)  # too late to be complete, but nobody else has use for the devices
 
-    def _wish(self, desk: Desk, seat: Seat) -> None:
+    def _wish(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Note what the trial's last rung has earned it, if it has not got it."""
-        self.wishes = [wish for wish in self.wishes if wish.seat.trial != seat.trial]
-        size = self.policy.start * self.policy.factor**seat.rungs
-        if size <= len(seat.block):
+        self.wishes = [wish for wish in self.wishes if wish.running.trial != running.trial]
+        size = self.policy.start * self.policy.factor**running.rungs
+        if size <= len(running.block):
             return
-        self.wishes.append(_Wish(seat, size))
+        self.wishes.append(_Wish(running, size))
         if self.policy.mode == "block":
-            desk.rest(seat, size)
+            allocator.preempt(running, size)
         else:
-            self.wishes.sort(key=lambda wish: (-wish.seat.rungs, wish.seat.loss, wish.seat.trial))
+            self.wishes.sort(key=lambda wish: (-wish.running.rungs, wish.running.loss, wish.running.trial))
 
-    def _grant(self, desk: Desk) -> None:
+    def _grant(self, allocator: DeviceAllocator) -> None:
         """Serve the wishes in order, as far as devices are free."""
         while self.wishes:
             wish = self.wishes[0]
-            size = self._worthwhile(desk, wish) if wish.seat.settled else 0
+            size = self._worthwhile(allocator, wish) if wish.running.is_settled else 0
             if size:
                 if wish.until == math.inf:
-                    now, then = self._seconds(desk, wish.seat, size)
-                    wish.until = desk.at + (self.policy.wait_seconds or now - then)
-                late = desk.at >= wish.until
-                smaller = [each for each in desk.sizes() if len(wish.seat.block) < each < size] if late else []
-                if not any(desk.move(wish.seat, each) for each in (size, *reversed(smaller))) and not late:
+                    now, then = self._seconds(allocator, wish.running, size)
+                    wish.until = allocator.at + (self.policy.wait_seconds or now - then)
+                late = allocator.at >= wish.until
+                smaller = [each for each in allocator.sizes() if len(wish.running.block) < each < size] if late else []
+                if not any(allocator.resize(wish.running, each) for each in (size, *reversed(smaller))) and not late:
                     return
             del self.wishes[0]
 
-    def _worthwhile(self, desk: Desk, wish: _Wish) -> int:
+    def _worthwhile(self, allocator: DeviceAllocator, wish: _Wish) -> int:
         """Return the size up to which growth pays, 0 if none does."""
-        seat, found = wish.seat, 0
-        if desk.seats.get(seat.trial) is not seat:
+        running, found = wish.running, 0
+        if allocator.running.get(running.trial) is not running:
             return 0
-        before = len(seat.block)
+        before = len(running.block)
         # What is not measured is tried one step at a time: a belief in its speed can be far off.
-        step = self.policy.factor * max(before, int(self.policy.start * desk.estimates.known))
-        most = min(self.policy.cap or desk.slots, desk.slots, wish.size, step)
-        for size in desk.sizes():
+        step = self.policy.factor * max(before, int(self.policy.start * allocator.estimates.known))
+        most = min(self.policy.cap or allocator.slots, allocator.slots, wish.size, step)
+        for size in allocator.sizes():
             if before < size <= most:
-                if self._faster(desk, before, size) < MARGIN ** math.log2(size / before):
+                if self._faster(allocator, before, size) < MARGIN ** math.log2(size / before):
                     break  # the knee of the speed
                 before = found = size
         if not found:
             return 0
-        now, then = self._seconds(desk, seat, found)
+        now, then = self._seconds(allocator, running, found)
         return found if now > MARGIN * then else 0
 
-    def _faster(self, desk: Desk, before: int, size: int) -> float:
-        speed = desk.estimates.speedup
+    def _faster(self, allocator: DeviceAllocator, before: int, size: int) -> float:
+        speed = allocator.estimates.speedup
         return speed(size / self.policy.start) / speed(before / self.policy.start)
 
-    def _seconds(self, desk: Desk, seat: Seat, size: int) -> tuple[float, float]:
+    def _seconds(self, allocator: DeviceAllocator, running: RunningTrial, size: int) -> tuple[float, float]:
         """Return the seconds that a trial expects still to take as it is, and on so many devices, restart included."""
-        have = len(seat.block)
-        base = desk.estimates.epoch_seconds() or 0.0
-        now = desk.work(seat) * (seat.epoch_seconds or base / desk.estimates.speedup(have / self.policy.start))
-        return now, now / self._faster(desk, have, size) + desk.estimates.restart(size)
+        have = len(running.block)
+        base = allocator.estimates.epoch_seconds() or 0.0
+        now = allocator.remaining_epochs(running) * (
+            running.epoch_seconds or base / allocator.estimates.speedup(have / self.policy.start)
+        )
+        return now, now / self._faster(allocator, have, size) + allocator.estimates.restart(size)
 
-    def _serve_those_that_rest(self, desk: Desk) -> None:
+    def _serve_those_that_rest(self, allocator: DeviceAllocator) -> None:
         """Let those go on for whom enough devices are free at once, first come, first served."""
-        if desk.free < self.policy.start:
+        if allocator.free < self.policy.start:
             return
         left: list[_Wish] = []
         for wish in self.wishes:
-            waits = wish.seat.rests or wish.seat.trial in desk.resting
-            if waits and not (wish.seat.trial in desk.resting and desk.again(wish.seat.trial, wish.size)):
+            waits = wish.running.is_preempted or wish.running.trial in allocator.preempted
+            if waits and not (
+                wish.running.trial in allocator.preempted and allocator.restart(wish.running.trial, wish.size)
+            ):
                 left.append(wish)
         self.wishes = left
 
-    def _begin(self, desk: Desk, *, new: bool) -> None:
-        while desk.free >= self.policy.start and desk.begin(new=new):
+    def _begin(self, allocator: DeviceAllocator, *, new: bool) -> None:
+        while allocator.free >= self.policy.start and allocator.start_next(new=new):
             pass

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.allocator.allocator import Desk
-from trainwright.schedule.allocator.free_slots import Room, Tiles
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator
+from trainwright.schedule.allocator.free_slots import FixedBlocks, FreeSlots
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 
 __all__ = ["Fixed"]
@@ -38,15 +38,15 @@ class Fixed:
                 "or a larger engine"
             )
 
-    def room(self, slots: int, slots_per_node: int) -> Room:
+    def free_slots(self, slots: int, slots_per_node: int) -> FreeSlots:
         """Return tiles of that size."""
-        return Tiles(slots, slots_per_node, self.devices)
+        return FixedBlocks(slots, slots_per_node, self.devices)
 
     def planner(self) -> "Fixed":
         """Return itself: there is nothing to remember."""
         return self
 
-    def plan(self, desk: Desk) -> None:
+    def plan(self, allocator: DeviceAllocator) -> None:
         """Fill the free slots, lowest first, while work waits."""
-        while desk.begin():
+        while allocator.start_next():
             pass

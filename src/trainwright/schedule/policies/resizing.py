@@ -1,8 +1,8 @@
 """What the policies that resize share: nodes to take devices from, and the refusal of sizes that are none."""
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.allocator.allocator import Desk, Seat
-from trainwright.schedule.allocator.free_slots import Nodes, Room
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
+from trainwright.schedule.allocator.free_slots import BuddyAllocator, FreeSlots
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 
 __all__ = ["MARGIN", "Resizing", "check_cap", "check_factor", "check_start", "retreat"]
@@ -32,9 +32,9 @@ class Resizing:
             )
         return None
 
-    def room(self, slots: int, slots_per_node: int) -> Room:
+    def free_slots(self, slots: int, slots_per_node: int) -> FreeSlots:
         """Return nodes with buddies inside."""
-        return Nodes(slots, slots_per_node)
+        return BuddyAllocator(slots, slots_per_node)
 
 
 def check_start(policy: str, start: int) -> None:
@@ -55,16 +55,20 @@ def check_cap(policy: str, start: int, cap: int | None) -> None:
         raise ScheduleError(f"{policy}.cap: got {cap!r}; allowed: a whole number >= start={start}, or None for no cap")
 
 
-def retreat(desk: Desk, seat: Seat) -> bool:
+def retreat(allocator: DeviceAllocator, running: RunningTrial) -> bool:
     """Let a trial that growth has made slower go back, to the size on which it expects to end first."""
-    if not (seat.settled and seat.alone and seat.epoch_seconds):
+    if not (running.is_settled and running.start_epoch_seconds and running.epoch_seconds):
         return False
-    work, start = desk.work(seat), desk.policy.start
-    smaller = [size for size in desk.sizes() if start <= size < len(seat.block)]
+    work, start = allocator.remaining_epochs(running), allocator.policy.start
+    smaller = [size for size in allocator.sizes() if start <= size < len(running.block)]
     ends = [
-        (work * seat.alone / desk.estimates.speedup(size / start) + desk.estimates.restart(size), size)
+        (
+            work * running.start_epoch_seconds / allocator.estimates.speedup(size / start)
+            + allocator.estimates.restart(size),
+            size,
+        )
         for size in smaller
     ]
-    if not ends or work * seat.epoch_seconds <= MARGIN * min(ends)[0]:
+    if not ends or work * running.epoch_seconds <= MARGIN * min(ends)[0]:
         return False
-    return desk.move(seat, min(ends)[1])
+    return allocator.resize(running, min(ends)[1])

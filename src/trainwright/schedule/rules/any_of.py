@@ -12,10 +12,10 @@ from trainwright.schedule.rules.promotion_rule import (
     Pause,
     Promote,
     PromotionRule,
+    RuleView,
     Stop,
     TrialView,
     Verdict,
-    View,
     Wait,
 )
 
@@ -66,7 +66,7 @@ class AnyOf:
         """Fold the event into both."""
         return self.first.fold(index[0], event), self.second.fold(index[1], event)
 
-    def on_report(self, index: Index, view: View, trial: TrialView) -> Verdict:
+    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:
         """Return the strictest of the two verdicts; the first rule's on a tie."""
         verdicts = self.first.on_report(index[0], view, trial), self.second.on_report(index[1], view, trial)
         for kind in (Stop, Pause):
@@ -75,7 +75,7 @@ class AnyOf:
                     return verdict
         return next((v for v in verdicts if isinstance(v, Continue) and v.reason is not None), CONTINUE)
 
-    def on_free(self, index: Index, view: View) -> Promote | New | Wait:
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:
         """Ask the first rule."""
         return self.first.on_free(index[0], view)
 
@@ -83,6 +83,6 @@ class AnyOf:
         """Return the nearer of the two."""
         return min(self.first.next_epoch(index[0], trial), self.second.next_epoch(index[1], trial))
 
-    def survival(self, index: Index, view: View, trial: TrialView) -> tuple[float, ...]:
+    def survival(self, index: Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:
         """Return the first rule's."""
         return self.first.survival(index[0], view, trial)

@@ -7,7 +7,7 @@ from typing import Literal
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.rung_rule import RungRule
 from trainwright.schedule.rungs.ladder import check_ladder
-from trainwright.schedule.rungs.rungs import QuantileRung, RankRung, Rungs, Table
+from trainwright.schedule.rungs.rungs import QuantileRung, RankRung, Rungs, RungTable
 
 __all__ = ["ASHA", "check_kind"]
 
@@ -51,7 +51,7 @@ class ASHA(RungRule):
     def empty(self) -> Rungs:
         """Return empty rungs."""
         eta, pausing = self._factor, self.kind == "promotion"
-        tables: dict[int, Table] = {
+        tables: dict[int, RungTable] = {
             rung: QuantileRung(eta) if self.cutoff == "quantile" else RankRung(eta, least=0 if pausing else 1)
             for rung in self.rungs
         }

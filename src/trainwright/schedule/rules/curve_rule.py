@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from trainwright.schedule.rules.promotion_rule import CONTINUE, Event, Reported, Rule, TrialView, Verdict, View
+from trainwright.schedule.rules.promotion_rule import CONTINUE, BaseRule, Event, Reported, RuleView, TrialView, Verdict
 
 __all__ = ["Curve", "CurveRule", "Curves"]
 
@@ -24,7 +24,7 @@ class Curves:
     curves: dict[int, Any] = field(default_factory=dict)
 
 
-class CurveRule(Rule):
+class CurveRule(BaseRule):
     """Subclasses say of what classes index and curves are, and judge a new report."""
 
     index: ClassVar[type[Curves]] = Curves
@@ -47,7 +47,7 @@ class CurveRule(Rule):
                 curve.verdict = self.judge(index, curve, event.losses[0])
         return index
 
-    def on_report(self, index: Curves, view: View, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
+    def on_report(self, index: Curves, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
         """Return the verdict of the trial's latest report."""
         curve = index.curves.get(trial.number)
         return curve.verdict if curve is not None else CONTINUE

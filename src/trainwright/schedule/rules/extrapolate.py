@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.rules.promotion_rule import Event, Reported, TrialView, View, check_epochs
+from trainwright.schedule.rules.promotion_rule import Event, Reported, RuleView, TrialView, check_epochs
 from trainwright.schedule.rules.rung_rule import RungRule
 from trainwright.schedule.rungs.ladder import check_ladder
 from trainwright.schedule.rungs.rungs import Rungs
@@ -92,7 +92,7 @@ class Extrapolate(RungRule):
                     rung.threshold = max(rung.losses[trial] for _, trial in best) if agrees else None
         return index
 
-    def survival(self, index: _Index, view: View, trial: TrialView) -> tuple[float, ...]:  # type: ignore[override]
+    def survival(self, index: _Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # type: ignore[override]
         """Return share^k for the k-th later rung."""
         del view
         return tuple(float(self.share) ** k for k in range(1, index.later(trial) + 1))

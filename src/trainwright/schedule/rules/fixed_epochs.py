@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
+    BaseRule,
     Event,
     Index,
-    Rule,
+    RuleView,
     TrialView,
     Verdict,
-    View,
     check_epochs,
 )
 
@@ -17,7 +17,7 @@ __all__ = ["FixedEpochs"]
 
 
 @dataclass(frozen=True, slots=True)
-class FixedEpochs(Rule):
+class FixedEpochs(BaseRule):
     """Run every trial for `max_epochs` epochs, or as long as the training function likes if None. O(1) per report."""
 
     max_epochs: int | None = None
@@ -37,7 +37,7 @@ class FixedEpochs(Rule):
         """Nothing to remember."""
         return index
 
-    def on_report(self, index: Index, view: View, trial: TrialView) -> Verdict:  # noqa: ARG002 -- likewise
+    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- likewise
         """Go on."""
         return CONTINUE
 

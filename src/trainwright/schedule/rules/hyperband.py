@@ -10,12 +10,12 @@ from typing import Literal
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule.rules.asha import check_kind
-from trainwright.schedule.rules.promotion_rule import CONTINUE, Event, Opened, Promote, TrialView, Verdict, View
+from trainwright.schedule.rules.promotion_rule import CONTINUE, Event, Opened, Promote, RuleView, TrialView, Verdict
 from trainwright.schedule.rules.rung_rule import RungRule
 from trainwright.schedule.rules.successive_halving import check_straggler
 from trainwright.schedule.rungs.brackets import Brackets
 from trainwright.schedule.rungs.ladder import check_ladder, ladder
-from trainwright.schedule.rungs.rungs import RankRung, Rungs, Table
+from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
 
 __all__ = ["Hyperband"]
 
@@ -49,7 +49,7 @@ class _Drawn:
         home = self.homes.get(trial.number)
         return CONTINUE if home is None else self.brackets[home].verdict(trial)
 
-    def answer(self, view: View) -> Promote | None:
+    def answer(self, view: RuleView) -> Promote | None:
         """Return the promotion that leads farthest."""
         found = [answer for rungs in self.brackets if (answer := rungs.answer(view)) is not None]
         return max(found, key=lambda answer: answer.until_epoch, default=None)
@@ -118,6 +118,6 @@ class Hyperband(RungRule):
             return Brackets("Hyperband", self.brackets, self.weights, eta, self.max_epochs, self.straggler_seconds)
         sides = []
         for rungs in self.brackets:
-            tables: dict[int, Table] = {rung: RankRung(eta, least=0 if pausing else 1) for rung in rungs}
+            tables: dict[int, RungTable] = {rung: RankRung(eta, least=0 if pausing else 1) for rung in rungs}
             sides.append(Rungs("Hyperband", tables, self.max_epochs, pausing))
         return _Drawn(tuple(sides), self.weights)

@@ -8,6 +8,7 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
     WAIT,
+    BaseRule,
     Ended,
     Event,
     New,
@@ -16,15 +17,14 @@ from trainwright.schedule.rules.promotion_rule import (
     Promoted,
     Reason,
     Reported,
-    Rule,
+    RuleView,
     Started,
     TrialView,
     Verdict,
-    View,
     Wait,
     check_epochs,
 )
-from trainwright.schedule.rungs.order_statistics import Entry
+from trainwright.schedule.rungs.order_statistics import LossEntry
 
 __all__ = ["IEpoch"]
 
@@ -36,7 +36,7 @@ class _Index:
     failed: set[int] = field(default_factory=set)
     chosen: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
-    waiting: list[Entry] = field(default_factory=list)  # a heap
+    waiting: list[LossEntry] = field(default_factory=list)  # a heap
 
     def prune(self) -> None:
         """Forget the best that wait no more."""
@@ -45,7 +45,7 @@ class _Index:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IEpoch(Rule):
+class IEpoch(BaseRule):
     """Run every trial to `epochs`, pause it there, and once all have come go on with the `top_k` best. O(log n).
 
     `top_k` is a number of trials, or a fraction below 1 of all. The best goes first, up to `max_epochs`; a chosen one
@@ -79,7 +79,7 @@ class IEpoch(Rule):
 
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse several objectives, and a choice of more than there are."""
-        Rule.check(self, objectives, trials)
+        BaseRule.check(self, objectives, trials)
         if trials is not None and self.top_k > trials:
             raise ScheduleError(
                 f"IEpoch.top_k: got {self.top_k}, the budget has {trials} trials, so nothing would be selected; "
@@ -98,7 +98,7 @@ class IEpoch(Rule):
             index.started.add(event.trial)
             if event.epoch >= self.epochs and event.trial not in index.settled:
                 index.settled.add(event.trial)
-                heapq.heappush(index.waiting, Entry(event.losses[0], event.trial))
+                heapq.heappush(index.waiting, LossEntry(event.losses[0], event.trial))
                 index.prune()
         elif isinstance(event, Promoted):
             index.chosen.add(event.trial)
@@ -112,13 +112,13 @@ class IEpoch(Rule):
             index.prune()
         return index
 
-    def on_report(self, index: _Index, view: View, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
+    def on_report(self, index: _Index, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
         """Pause at the barrier; who was chosen goes on."""
         if trial.epoch < self.epochs or trial.number in index.chosen or trial.epoch >= self.max_epochs:
             return CONTINUE
         return Pause(Reason(rule="IEpoch", epoch=self.epochs, value=trial.loss))
 
-    def on_free(self, index: _Index, view: View) -> Promote | New | Wait:
+    def on_free(self, index: _Index, view: RuleView) -> Promote | New | Wait:
         """Promote the best that waits once the barrier is open, else start a new trial."""
         everyone = len(index.started) + view.remaining
         is_open = bool(index.chosen) or len(index.settled) >= self.quorum * everyone
@@ -141,7 +141,7 @@ class IEpoch(Rule):
         """Return the barrier, then the end."""
         return self.epochs if trial.epoch < self.epochs else self.max_epochs
 
-    def survival(self, index: _Index, view: View, trial: TrialView) -> tuple[float, ...]:
+    def survival(self, index: _Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:
         """Return the share of all trials that goes on."""
         if trial.epoch >= self.epochs:
             return ()

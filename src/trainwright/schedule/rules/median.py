@@ -6,7 +6,7 @@ from typing import ClassVar
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.curve_rule import Curve, CurveRule, Curves
 from trainwright.schedule.rules.promotion_rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict, check_epochs
-from trainwright.schedule.rungs.order_statistics import Entry, Halves
+from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatistics
 
 __all__ = ["Median"]
 
@@ -20,7 +20,7 @@ class _Curve(Curve):
 
 @dataclass(slots=True)
 class _Index(Curves):
-    epochs: dict[int, Halves] = field(default_factory=dict)  # running means at each compared epoch
+    epochs: dict[int, OrderStatistics] = field(default_factory=dict)  # running means at each compared epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +50,12 @@ class Median(CurveRule):
         curve.total, curve.count, curve.best = curve.total + loss, curve.count + 1, min(curve.best, loss)
         if curve.epoch < self.min_epochs or (curve.epoch - self.min_epochs) % self.interval:
             return curve.verdict if isinstance(curve.verdict, Stop) else CONTINUE
-        others = index.epochs.setdefault(curve.epoch, Halves())
+        others = index.epochs.setdefault(curve.epoch, OrderStatistics())
         verdict = self._compared(others, curve.epoch, curve.best)
-        others.push(Entry(curve.total / curve.count, curve.trial))
+        others.push(LossEntry(curve.total / curve.count, curve.trial))
         return verdict
 
-    def _compared(self, others: Halves, epoch: int, best: float) -> Verdict:
+    def _compared(self, others: OrderStatistics, epoch: int, best: float) -> Verdict:
         if len(others) < self.min_trials:
             return CONTINUE
         median = others.quantile((len(others) - 1) / 2)

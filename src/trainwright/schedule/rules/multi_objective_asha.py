@@ -14,7 +14,7 @@ from trainwright.schedule.rules.asha import check_kind
 from trainwright.schedule.rules.promotion_rule import Reported
 from trainwright.schedule.rules.rung_rule import RungRule
 from trainwright.schedule.rungs.ladder import check_ladder
-from trainwright.schedule.rungs.rungs import Rungs, Table
+from trainwright.schedule.rungs.rungs import Rungs, RungTable
 
 __all__ = ["MultiObjectiveASHA"]
 
@@ -130,7 +130,7 @@ class MultiObjectiveASHA(RungRule):
     def empty(self) -> Rungs:
         """Return empty rungs."""
         pausing = self.kind == "promotion"
-        tables: dict[int, Table] = {
+        tables: dict[int, RungTable] = {
             rung: _FrontRung(self._factor, 0 if pausing else 1, self.order) for rung in self.rungs
         }
         return Rungs("MultiObjectiveASHA", tables, self.max_epochs, pausing)

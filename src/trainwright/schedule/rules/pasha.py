@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.rules.promotion_rule import Event, Promote, Reported, TrialView, Verdict, View
+from trainwright.schedule.rules.promotion_rule import Event, Promote, Reported, RuleView, TrialView, Verdict
 from trainwright.schedule.rules.rung_rule import RungRule
 from trainwright.schedule.rungs.ladder import check_ladder
-from trainwright.schedule.rungs.rungs import RankRung, Rungs, Table
+from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
 
 __all__ = ["PASHA"]
 
@@ -95,7 +95,7 @@ class _Index:
         """Return that of the rungs."""
         return self.rungs.verdict(trial)
 
-    def answer(self, view: View) -> Promote | None:
+    def answer(self, view: RuleView) -> Promote | None:
         """Return the promotion that the rungs below the top offer."""
         return self.rungs.answer(view)
 
@@ -145,7 +145,7 @@ class PASHA(RungRule):
 
     def empty(self) -> _Index:
         """Return empty rungs, of which two are open."""
-        tables: dict[int, Table] = {rung: RankRung(self._factor, least=0) for rung in self.rungs}
+        tables: dict[int, RungTable] = {rung: RankRung(self._factor, least=0) for rung in self.rungs}
         levels = (*self.rungs, self.max_epochs)
         place = min(1, len(levels) - 1)
         rungs = Rungs("PASHA", tables, self.max_epochs, pausing=True, top=levels[place])

@@ -9,6 +9,7 @@ from trainwright.errors import ScheduleError
 __all__ = [
     "CONTINUE",
     "WAIT",
+    "BaseRule",
     "Continue",
     "Ended",
     "Event",
@@ -22,12 +23,11 @@ __all__ = [
     "PromotionRule",
     "Reason",
     "Reported",
-    "Rule",
+    "RuleView",
     "Started",
     "Stop",
     "TrialView",
     "Verdict",
-    "View",
     "Wait",
     "check_epochs",
 ]
@@ -173,7 +173,7 @@ class TrialView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class RuleView:
     """The study as a rule may see it: how many new trials the budget still allows, its seed, and what time it is."""
 
     remaining: int
@@ -202,20 +202,20 @@ class PromotionRule(Protocol):
     def fold(self, index: Index, event: Event) -> Index:
         """Return the index after `event`; the one passed in is used up. A repeated event changes nothing."""
 
-    def on_report(self, index: Index, view: View, trial: TrialView) -> Verdict:
+    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:
         """Judge a trial whose report has just been folded."""
 
-    def on_free(self, index: Index, view: View) -> Promote | New | Wait:
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:
         """Say what to do with free devices."""
 
     def next_epoch(self, index: Index, trial: TrialView) -> int:
         """Return the next epoch whose report can change a verdict."""
 
-    def survival(self, index: Index, view: View, trial: TrialView) -> tuple[float, ...]:
+    def survival(self, index: Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:
         """Return the probability that the trial reaches each later rung."""
 
 
-class Rule:
+class BaseRule:
     """What most rules share: they compare one objective, never pause, start new trials while the budget lasts."""
 
     @property
@@ -236,11 +236,11 @@ class Rule:
                 "give the study one objective, or use MultiObjectiveASHA or FixedEpochs"
             )
 
-    def on_free(self, index: Index, view: View) -> Promote | New | Wait:  # noqa: ARG002 -- the protocol's arguments
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:  # noqa: ARG002 -- the protocol's arguments
         """Start a new trial if the budget allows one."""
         return New() if view.remaining > 0 else WAIT
 
-    def survival(self, index: Index, view: View, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
+    def survival(self, index: Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
         """Without rungs there is nothing to survive."""
         return ()
 

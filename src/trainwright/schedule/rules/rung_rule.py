@@ -3,7 +3,17 @@
 from fractions import Fraction
 from typing import Protocol
 
-from trainwright.schedule.rules.promotion_rule import WAIT, Event, New, Promote, Rule, TrialView, Verdict, View, Wait
+from trainwright.schedule.rules.promotion_rule import (
+    WAIT,
+    BaseRule,
+    Event,
+    New,
+    Promote,
+    RuleView,
+    TrialView,
+    Verdict,
+    Wait,
+)
 from trainwright.schedule.rungs.ladder import as_fraction, ladder
 
 __all__ = ["RungIndex", "RungRule"]
@@ -18,7 +28,7 @@ class RungIndex(Protocol):
     def verdict(self, trial: TrialView) -> Verdict:
         """Judge a trial by its latest report."""
 
-    def answer(self, view: View) -> Promote | Wait | None:
+    def answer(self, view: RuleView) -> Promote | Wait | None:
         """Return a promotion, or until when to wait for one; None if there is nothing to wait for."""
 
     def next_epoch(self, trial: TrialView) -> int:
@@ -28,7 +38,7 @@ class RungIndex(Protocol):
         """Return how many rungs are still before the trial."""
 
 
-class RungRule(Rule):
+class RungRule(BaseRule):
     """Subclasses have the fields `max_epochs`, `min_epochs` and `eta`, and give `empty`."""
 
     max_epochs: int
@@ -54,11 +64,11 @@ class RungRule(Rule):
         index.fold(event)
         return index
 
-    def on_report(self, index: RungIndex, view: View, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
+    def on_report(self, index: RungIndex, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
         """Return the verdict of the rung that this report reached; between rungs the trial goes on."""
         return index.verdict(trial)
 
-    def on_free(self, index: RungIndex, view: View) -> Promote | New | Wait:
+    def on_free(self, index: RungIndex, view: RuleView) -> Promote | New | Wait:
         """Promote the best trial of the highest rung where one may go on, else start a new one."""
         answer = index.answer(view)
         if isinstance(answer, Promote):
@@ -69,6 +79,6 @@ class RungRule(Rule):
         """Return the next rung."""
         return index.next_epoch(trial)
 
-    def survival(self, index: RungIndex, view: View, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
+    def survival(self, index: RungIndex, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
         """Return eta^-k for the k-th later rung."""
         return tuple(float(self._factor) ** -k for k in range(1, index.later(trial) + 1))

@@ -16,11 +16,11 @@ from trainwright.schedule.rules.promotion_rule import (
     Promoted,
     Reason,
     Reported,
+    RuleView,
     Started,
     Stop,
     TrialView,
     Verdict,
-    View,
     Wait,
 )
 
@@ -195,7 +195,7 @@ class Brackets:
             return CONTINUE
         return Pause(Reason(rule=self.name, epoch=home.stages[len(values) - 1].rung, value=values[-1]))
 
-    def answer(self, view: View) -> Promote | Wait | None:
+    def answer(self, view: RuleView) -> Promote | Wait | None:
         """Return who goes on, from the highest rung down; or when to ask again for a rung that waits for stragglers."""
         if self.queue:
             return Promote(self.queue[0][3], self.queue[0][4])

@@ -21,17 +21,17 @@ from trainwright.schedule.rules.promotion_rule import (
     Promoted,
     Reason,
     Reported,
+    RuleView,
     Stop,
     TrialView,
     Verdict,
-    View,
 )
-from trainwright.schedule.rungs.order_statistics import Entry, Halves
+from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatistics
 
-__all__ = ["Place", "QuantileRung", "RankRung", "Rungs", "Table"]
+__all__ = ["Place", "QuantileRung", "RankRung", "RungTable", "Rungs"]
 
 
-class Table(Protocol):
+class RungTable(Protocol):
     """What a rung holds: the records of one epoch and those of its trials that wait."""
 
     def enter(self, event: Reported) -> tuple[bool, float | None]:
@@ -53,27 +53,27 @@ class RankRung:
 
     eta: Fraction
     least: int
-    halves: Halves = field(default_factory=Halves)
-    waiting: list[Entry] = field(default_factory=list)  # a heap; all that wait, so its top goes on if any does
+    halves: OrderStatistics = field(default_factory=OrderStatistics)
+    waiting: list[LossEntry] = field(default_factory=list)  # a heap; all that wait, so its top goes on if any does
 
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Record and cut again."""
-        entry = Entry(event.losses[0], event.trial)
+        entry = LossEntry(event.losses[0], event.trial)
         self.halves.push(entry)
         kept = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
         self.halves.cut(kept)
         if not kept:
             return False, None
-        worst = self.halves.greatest_kept()
+        worst = self.halves.greatest_below()
         return entry <= worst, worst.loss
 
     def wait(self, event: Reported) -> None:
         """Push it to those that wait."""
-        heapq.heappush(self.waiting, Entry(event.losses[0], event.trial))
+        heapq.heappush(self.waiting, LossEntry(event.losses[0], event.trial))
 
     def first(self) -> int | None:
         """Return the least that waits if it is on the better side of the cut."""
-        if not self.waiting or not self.halves.kept or self.waiting[0] > self.halves.greatest_kept():
+        if not self.waiting or not self.halves.kept or self.waiting[0] > self.halves.greatest_below():
             return None
         return self.waiting[0].trial
 
@@ -88,13 +88,13 @@ class QuantileRung:
     """Goes on: who is at most the linear 1/eta quantile of the losses entered before; the first always."""
 
     eta: Fraction
-    halves: Halves = field(default_factory=Halves)
+    halves: OrderStatistics = field(default_factory=OrderStatistics)
 
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Compare, then record."""
         loss, before = event.losses[0], len(self.halves)
         threshold = self.halves.quantile(float((before - 1) / self.eta)) if before else loss
-        self.halves.push(Entry(loss, event.trial))
+        self.halves.push(LossEntry(loss, event.trial))
         return loss <= threshold, threshold
 
     def wait(self, event: Reported) -> None:
@@ -129,7 +129,7 @@ class Rungs:
     """
 
     name: str  # of the rule, for reasons
-    tables: dict[int, Table]
+    tables: dict[int, RungTable]
     last: int  # the full length
     pausing: bool
     top: int | None = None
@@ -196,7 +196,7 @@ class Rungs:
             rung, places = place.rung, self.places
             self.tables[rung].prune(lambda trial: not (places[trial].waits and places[trial].rung == rung))
 
-    def answer(self, view: View) -> Promote | None:  # noqa: ARG002 -- others need it
+    def answer(self, view: RuleView) -> Promote | None:  # noqa: ARG002 -- others need it
         """Return the promotion of the best trial in the highest rung where one that goes on waits."""
         above = self.last
         for rung in sorted(self.tables, reverse=True):

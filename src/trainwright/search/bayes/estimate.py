@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.search.bayes.forest_model import Forest, Growth
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 
 __all__ = ["Estimate"]
 
@@ -34,14 +34,14 @@ class Estimate:
     Losses are clipped at Q3 + 1.5 IQR. Failed trials are left out.
     """
 
-    view: View
+    view: SearchView
     forest: Forest
     least_rows: int
     middle: float
     scale: float
 
     @classmethod
-    def of(cls, view: View) -> "Estimate":
+    def of(cls, view: SearchView) -> "Estimate":
         """Return the estimate from the told rows, of which the newest 2,000 count; there must be a finite one."""
         told = np.flatnonzero(~view.failed)[-_MOST:]
         losses = view.losses[told, 0]
@@ -60,7 +60,7 @@ class Estimate:
         return self.middle + self.scale * mean, self.scale * deviation
 
 
-def _grown(view: View, places: NDArray[np.intp], losses: Array, least_rows: int) -> Forest:
+def _grown(view: SearchView, places: NDArray[np.intp], losses: Array, least_rows: int) -> Forest:
     part = view.part(places, losses[:, None])
     forest = Forest(replace(_GROWTH, least_rows=least_rows), part)
     forest.update(part)
@@ -68,7 +68,7 @@ def _grown(view: View, places: NDArray[np.intp], losses: Array, least_rows: int)
     return forest
 
 
-def _least_error(view: View, told: NDArray[np.intp], losses: Array) -> int:
+def _least_error(view: SearchView, told: NDArray[np.intp], losses: Array) -> int:
     """Return the leaf size of least squared error at ends of trials whose configuration the forest has not seen."""
     _, configuration = np.unique(view.space.row_keys(view.rows[told]), return_inverse=True)
     _, first, place = np.unique(configuration, return_index=True, return_inverse=True)

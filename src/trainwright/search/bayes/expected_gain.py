@@ -13,7 +13,7 @@ from trainwright.randomness import rng
 from trainwright.search.bayes.acquisition import ei
 from trainwright.search.bayes.candidates import Moves
 from trainwright.search.bayes.estimate import Estimate
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 
 __all__ = ["ExpectedGain"]
 
@@ -45,7 +45,7 @@ class ExpectedGain:
         if objectives > 1:
             raise SearchError(f"ExpectedGain looks at one objective, the study has {objectives}; leave it out")
 
-    def step(self, view: View) -> int:
+    def step(self, view: SearchView) -> int:
         """Return the number of results, up to now, at which the question was due last; 0 if it never was."""
         size = self.results if self.results is not None else max(20, 2 * view.space.dimension + 1)
         if view.count_results < size:
@@ -54,7 +54,7 @@ class ExpectedGain:
             size = following
         return size
 
-    def gain(self, view: View) -> float:
+    def gain(self, view: SearchView) -> float:
         """Return the greatest expected improvement found, in units of the objective; O(rows log rows), 36 forests."""
         estimate = Estimate.of(view)
         told = view.rows[~view.failed]
@@ -70,6 +70,6 @@ class ExpectedGain:
             rows = moves.neighbours(generator, best, _CANDIDATES // 2)
         return greatest
 
-    def met(self, view: View) -> bool:
+    def met(self, view: SearchView) -> bool:
         """Whether to end the search now."""
         return self.step(view) > 0 and self.gain(view) < self.least

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
-from trainwright.search.bayes.rung_scale import Level, level_size
+from trainwright.search.bayes.rung_scale import RungScale, scale_size
 from trainwright.search.bayes.scalarisation import SCALARISATIONS, penalised, simplex
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 
 __all__ = ["Failures", "Forest", "Growth", "Kind", "Refit", "Scaler", "Target", "simplex"]
 
@@ -57,7 +57,7 @@ class Forest:
     `recalled` [objectives, rows] are the targets of the view's first rows, if these are another study's.
     """
 
-    def __init__(self, growth: Growth, view: View, recalled: Array | None = None) -> None:
+    def __init__(self, growth: Growth, view: SearchView, recalled: Array | None = None) -> None:
         self.growth = growth
         self._dominance = None
         if view.objectives > 1 and growth.scalarisation == "dominance":
@@ -77,8 +77,8 @@ class Forest:
         self._key = rng(view.seed, "forest", 0).integers(2**64, dtype=np.uint64)
         self._seed = view.seed
         self._revision = view.revision
-        self._leveled = level_size(view) if growth.leveled else 0  # rows by which the rungs are laid over each other
-        self._level = Level.of(view, self._leveled) if self._leveled else None
+        self._leveled = scale_size(view) if growth.leveled else 0  # rows by which the rungs are laid over each other
+        self._level = RungScale.of(view, self._leveled) if self._leveled else None
         self._finite = 0
         self._scaled = 0  # rows whose targets are on the scale of the moment
         self._objectives = view.objectives
@@ -109,13 +109,13 @@ class Forest:
         self._masks = np.zeros((trees, 2 * room if words > 1 else 1, max(1, words)), np.uint64)
         self._means = np.zeros((trees, 2 * room))
 
-    def outdated(self, view: View) -> bool:
+    def outdated(self, view: SearchView) -> bool:
         """Return whether an old row has changed, or what it is worth, so that only a new forest will do."""
-        if view.revision != self._revision or (self.growth.leveled and level_size(view) != self._leveled):
+        if view.revision != self._revision or (self.growth.leveled and scale_size(view) != self._leveled):
             return True
         return view.partial and not np.array_equal(self._M[: self.count, -1], view.progress[: self.count])
 
-    def update(self, view: View) -> None:
+    def update(self, view: SearchView) -> None:
         """Take the rows told since the last call."""
         from trainwright.search.bayes import trees as tree_kernels
 

@@ -29,7 +29,7 @@ from trainwright.search.bayes.scalarisation import simplex
 from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.transfer import EarlierStudy, Experience, Recalled, Transfer
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["ForestSearcher"]
@@ -115,7 +115,7 @@ class ForestSearcher:
         if self.warm_start is not None:  # read once, so that what comes to that study later changes nothing here
             object.__setattr__(self, "warm_start", Experience.of(self.warm_start, self.transfer))
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: the initial design, then the forest's choice.
 
         A batch shares forest and candidates; its first trial has the kappa of its number, the others draw theirs from
@@ -128,13 +128,13 @@ class ForestSearcher:
             early |= zip(late, self._ask_forest(view, late, taken), strict=True)
         return [early[n] for n in numbers]
 
-    def _opens(self, view: View, number: int) -> bool:
+    def _opens(self, view: SearchView, number: int) -> bool:
         """Whether a trial is of the initial design; told of another study, the forest needs no more than a start."""
         if self.warm_start is not None and self.transfer == "surrogate":
             return number <= len(self.points)
         return view.count_results < max(1, self._initial(view))
 
-    def _ask_forest(self, view: View, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
+    def _ask_forest(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
         if self.pending in _LIES:
             return self._lie(view, numbers)
         first = numbers[0]
@@ -149,12 +149,12 @@ class ForestSearcher:
             for found, number, kappa in zip(view.space.configurations(rows), numbers, kappas.tolist(), strict=True)
         ]
 
-    def learn(self, view: View) -> None:
+    def learn(self, view: SearchView) -> None:
         """Grow the forest by what was told since: the next proposal then costs less, and is the same."""
         if view.count_results >= max(1, self._initial(view)) and self.pending not in _LIES:
             self._grown(view)
 
-    def _initial(self, view: View) -> int:
+    def _initial(self, view: SearchView) -> int:
         if self.initial is not None:
             return self.initial
         most = view.space.dimension + 1
@@ -168,7 +168,7 @@ class ForestSearcher:
             self.kappa_final if self.kappa_final is not None else final
         )
 
-    def _kappa(self, view: View, number: int) -> float:
+    def _kappa(self, view: SearchView, number: int) -> float:
         start, final = self._appetites
         at = number - self._initial(view)
         kappa = SCHEDULES[self.schedule](at, start, final, self.period, view.space.dimension)
@@ -176,7 +176,7 @@ class ForestSearcher:
             kappa *= float(-np.log1p(-rng(view.seed, "kappa-slot", view.slot).random()))
         return kappa
 
-    def _weigh(self, view: View, number: int) -> Array:
+    def _weigh(self, view: SearchView, number: int) -> Array:
         if self.scalarisation == "dominance":
             return np.ones(1)
         if self.weights is None:
@@ -187,7 +187,7 @@ class ForestSearcher:
             )
         return np.array(self.weights)
 
-    def _design(self, view: View, number: int, taken: set[bytes]) -> Configuration:
+    def _design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
         recalled = self._recall(view)
         if recalled is not None and number == len(self.points):
             best = _first_new(view, recalled.best, np.zeros(len(recalled.best)), view.tried, taken)
@@ -208,7 +208,7 @@ class ForestSearcher:
             row = spread(view, place, taken, self.design)
         return propose(view, row, number, searcher="forest", design=self.design)
 
-    def _lie(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def _lie(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return proposals one by one, each by a new forest that takes what is pending for told."""
         told = view.outcomes[~view.failed & view.complete]
         honest = replace(self, pending="exclude")
@@ -222,7 +222,7 @@ class ForestSearcher:
             rows.append(view.space.encode(proposals[-1].params))
         return proposals
 
-    def _recall(self, view: View) -> Recalled | None:
+    def _recall(self, view: SearchView) -> Recalled | None:
         if self.warm_start is None:
             return None
         recalled = view.memo.get(("recalled", self))
@@ -232,7 +232,7 @@ class ForestSearcher:
             view.memo["recalled", self] = recalled
         return recalled
 
-    def _grown(self, view: View) -> Forest:
+    def _grown(self, view: SearchView) -> Forest:
         recalled = self._recall(view)
         ranks = None
         if recalled is not None and recalled.mixture is None:
@@ -248,7 +248,9 @@ class ForestSearcher:
         forest.update(view)
         return forest
 
-    def _choose(self, view: View, weights: Array, kappas: Array, numbers: Sequence[int], taken: set[bytes]) -> Array:
+    def _choose(
+        self, view: SearchView, weights: Array, kappas: Array, numbers: Sequence[int], taken: set[bytes]
+    ) -> Array:
         """Return for each kappa the row of least acquisition that is neither tried nor taken, after a local search."""
         recalled, moves = self._recall(view), _moves(view)
         forest = self._grown(view)
@@ -293,7 +295,7 @@ class ForestSearcher:
             chosen[place] = draw_new(view, numbers[place], taken, "last")
         return chosen
 
-    def _believe(self, view: View, forest: Forest, rows: Array) -> tuple[Array, Array]:
+    def _believe(self, view: SearchView, forest: Forest, rows: Array) -> tuple[Array, Array]:
         """Return mean and deviation of the target of each row."""
         mu, deviation, leaves = forest.predict(_at_full_fidelity(view, rows))
         if self.pending == "proximity" and len(view.pending):
@@ -315,14 +317,14 @@ def _checked(weights: Sequence[float]) -> tuple[float, ...]:
     return tuple((values / values.sum()).tolist())
 
 
-def _moves(view: View) -> Moves:
+def _moves(view: SearchView) -> Moves:
     moves = view.memo.get("moves")
     if not isinstance(moves, Moves):
         moves = view.memo["moves"] = Moves(view.space)
     return moves
 
 
-def _first_new(view: View, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
+def _first_new(view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
     """Return the place of the least score whose row is neither known nor taken, and take it; None if there is none."""
     for count in (1, 64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
         order = _least(scores, count)
@@ -343,14 +345,14 @@ def _least(scores: Array, count: int) -> NDArray[np.intp]:
     return places[np.argsort(scores[places], kind="stable")]
 
 
-def _best(view: View, y: Array) -> float:
+def _best(view: SearchView, y: Array) -> float:
     """Return the least target of a trial's end, or of any row if none has ended well."""
     told = ~view.failed
     ended = told & view.complete
     return float(y[ended if ended.any() else told].min())
 
 
-def _good(view: View, y: Array) -> Array:
+def _good(view: SearchView, y: Array) -> Array:
     """Return the rows of the 20 best trials, best first."""
     order = _least(np.where(view.failed, np.inf, y), 20 * (view.top + 1))  # of which a trial has one a rung
     order = order[~view.failed[order]]
@@ -359,7 +361,7 @@ def _good(view: View, y: Array) -> Array:
     return good
 
 
-def _at_full_fidelity(view: View, rows: Array) -> Array:
+def _at_full_fidelity(view: SearchView, rows: Array) -> Array:
     M = np.ones((len(rows), view.space.dimension + 1))
     M[:, :-1] = view.space.model_matrix(rows)
     return M

@@ -22,7 +22,7 @@ from trainwright.search.bayes.improvement import Improvement
 from trainwright.search.bayes.scalarisation import penalised, simplex
 from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.searcher import draw_new, opening, propose
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["GaussianProcessSearcher"]
@@ -72,7 +72,7 @@ class GaussianProcessSearcher:
             if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
                 raise SearchError(f"GaussianProcessSearcher: {name} must be an integer >= {least}, got {value!r}")
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: the initial design, then the place of most expected improvement."""
         taken: set[bytes] = set()
         if view.count_results < max(1, self._initial(view)):
@@ -94,13 +94,13 @@ class GaussianProcessSearcher:
             proposals.append(propose(view, row, number, searcher="gp", **mix))
         return proposals
 
-    def _initial(self, view: View) -> int:
+    def _initial(self, view: SearchView) -> int:
         if self.initial is not None:
             return self.initial
         most = view.space.dimension + 1
         return most if view.trials is None else min(most, max(1, view.trials // 2))
 
-    def _design(self, view: View, number: int, taken: set[bytes]) -> Configuration:
+    def _design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
         given = opening(view, number, taken, self.points, searcher="gp")
         if given is not None:
             return given
@@ -111,7 +111,7 @@ class GaussianProcessSearcher:
             row = spread(view, place, taken, self.design)
         return propose(view, row, number, searcher="gp", design=self.design)
 
-    def _posteriors(self, view: View, embedding: Embedding) -> tuple[Places, list[Posterior]]:
+    def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
         size, later = _fitted_sizes(view.count, self.max_rows // _GROWTHS)
         state = view.revision, size, view.partial
@@ -137,7 +137,7 @@ class GaussianProcessSearcher:
         view.memo[self] = _Known(state, first, posteriors)
         return places, posteriors
 
-    def _choose(self, view: View, improvement: Improvement, good: Array, number: int, taken: set[bytes]) -> Array:
+    def _choose(self, view: SearchView, improvement: Improvement, good: Array, number: int, taken: set[bytes]) -> Array:
         """Return the row of most expected improvement that is neither tried nor taken, after a local search."""
         moves = _moves(view)
         rows = moves.candidates(rng(view.seed, "candidates", number), good, self.candidates)
@@ -212,7 +212,7 @@ def _fitted_sizes(count: int, most: int) -> tuple[int, int]:
     return size, following
 
 
-def _thinned(view: View, count: int, most: int) -> Places:
+def _thinned(view: SearchView, count: int, most: int) -> Places:
     """Return the places of at most so many of the first `count` rows, in their order.
 
     From the highest rung down all rows are kept; of the first rung that is too crowded the best and an even sample of
@@ -238,7 +238,7 @@ def _thinned(view: View, count: int, most: int) -> Places:
     return np.sort(np.concatenate(kept))
 
 
-def _good(view: View, places: Places, means: Array) -> Array:
+def _good(view: SearchView, places: Places, means: Array) -> Array:
     """Return the 20 rows of least mean that have a result, best first, one a trial."""
     order = places[np.argsort(means, kind="stable")]
     order = order[~view.failed[order]]
@@ -251,7 +251,7 @@ def _begins(points: Array, known: Array) -> bool:
     return points.shape[1] == known.shape[1] and np.array_equal(points[: len(known)], known)
 
 
-def _moves(view: View) -> Moves:
+def _moves(view: SearchView) -> Moves:
     moves = view.memo.get("moves")
     if not isinstance(moves, Moves):
         moves = view.memo["moves"] = Moves(view.space)

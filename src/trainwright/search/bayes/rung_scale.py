@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.view import View
+from trainwright.search.view import SearchView
 
-__all__ = ["Level", "level_size"]
+__all__ = ["RungScale", "scale_size"]
 
 Array = NDArray[np.float64]
 Curve = tuple[Array, Array]  # losses in order, and their values
@@ -23,7 +23,7 @@ _STEP = 1.1  # scales that are kept are set anew at the sizes floor(1.1^k)
 _SHARE = 0.5  # of a rung's trials: with fewer that have a row below, the rung keeps its own losses
 
 
-def level_size(view: View) -> int:
+def scale_size(view: SearchView) -> int:
     """Return at how many rows the scale that holds now was set, by who keeps one; 0 where all rows are final."""
     if not view.partial:
         return 0
@@ -34,13 +34,13 @@ def level_size(view: View) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Level:
+class RungScale:
     """The maps of the rungs above the lowest, by rung and outcome."""
 
     maps: dict[tuple[int, int], Curve]
 
     @classmethod
-    def of(cls, view: View, size: int) -> Self:
+    def of(cls, view: SearchView, size: int) -> Self:
         """Return the scale of the first `size` rows, O(size log size); an outcome with a bound keeps its numbers."""
         told = np.flatnonzero(~view.failed[:size])
         rungs, numbers = view.rungs[told], view.numbers[told]
