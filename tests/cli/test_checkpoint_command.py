@@ -84,7 +84,7 @@ class TestInterval:
             (["--cost", 3, "--mtbf", 1, "--losses", 1], "interval: got both --mtbf and --losses"),
             (["--cost", "3x", "--mtbf", 1], "--cost: got '3x'; allowed: a time such as 90, 90s, 15m"),
             (["--cost", 3, "--mtbf", 0], "mtbf_seconds: got 0.0; allowed: a number of seconds > 0"),
-            (["--cost", 3, "--losses", -1], "got -1 losses in 0.0 node-seconds; allowed"),
+            (["--cost", 3, "--losses", -1], "failures: got -1; allowed: a whole number >= 0"),
         ],
     )
     def test_refusals(self, checkpoint, options, sentence):
