@@ -61,11 +61,11 @@ def simulate(
 ) -> SimulatedStudy:
     """Simulate a study until its budget is used and return what came of it.
 
-    The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of devices;
-    at the end of the time all that runs is cut off. `configure` gives the parameters of a new trial, `told` hears what came of them, as a searcher would: at every epoch
-    that the rule judges, and at those of `tells`. `gantt` keeps who held which devices when. Raises `InputError` for
-    what cannot run, `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever
-    ends the run, which names it.
+    The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of
+    devices; at the end of the time all that runs is cut off. `configure` gives the parameters of a new trial,
+    `told` hears what came of them, as a searcher would: at every epoch that the rule judges, and at those of
+    `tells`. `gantt` keeps who held which devices when. Raises `InputError` for what cannot run, `SchedulerStalled`
+    if the policy goes round in circles; a trial that waits for devices for ever ends the run, which names it.
     """
     limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
     scheduler.rule.check(objectives, trials)
