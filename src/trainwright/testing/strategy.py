@@ -7,7 +7,7 @@ import numpy as np
 from trainwright.plan.parallel.mesh import Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.registry import AXES
-from trainwright.plan.parallel.strategies.strategy import Load, Strategy
+from trainwright.plan.parallel.strategies.strategy import ParallelStrategy, StageLoad
 
 __all__ = ["StrategyConformance"]
 
@@ -17,7 +17,7 @@ class StrategyConformance:
 
     batch = 64
 
-    def make_strategy(self) -> Strategy:
+    def make_strategy(self) -> ParallelStrategy:
         """Return the strategy."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class StrategyConformance:
         """What doubling the degree leaves of any layer is no larger."""
         strategy, arrays, mesh = self.make_strategy(), self.make_work(), self.meshes()
         degrees = mesh.axis(strategy.axis.name).tolist()
-        pairs = [(degrees.index(each), degrees.index(2 * each)) for each in degrees if 2 * each in degrees]
+        pairs = [(degrees.index(degree), degrees.index(2 * degree)) for degree in degrees if 2 * degree in degrees]
         assert pairs
         for share in (strategy.compute(arrays, mesh), *strategy.memory(arrays, mesh)):
             for few, many in pairs:
@@ -74,7 +74,7 @@ class StrategyConformance:
         degree = mesh.axis(strategy.axis.name)
         weights = np.tile(arrays.per_block(arrays.weights), (mesh.rows, 1))
         runs = np.tile(arrays.counts.astype(np.float64), (mesh.rows, 1))
-        load = Load(
+        load = StageLoad(
             runs=runs,
             weights=weights,
             trained=weights,
