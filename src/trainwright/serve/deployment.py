@@ -14,9 +14,9 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import request_of
-from trainwright.serve.runtime.in_process import InProcess
+from trainwright.serve.runtime.in_process import InProcessRuntime
 from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.runtime.worker_processes import WorkerProcesses
+from trainwright.serve.runtime.worker_processes import WorkerRuntime
 from trainwright.serve.service import Options, Response
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Deployment:
         self._weights = dict(enumerate(ensemble.weights))
         self._draining = False
         self._started = False
-        self._runtime: InProcess | WorkerProcesses | None = None
+        self._runtime: InProcessRuntime | WorkerRuntime | None = None
 
     @property
     def ensemble(self) -> Ensemble:
@@ -71,11 +71,11 @@ class Deployment:
         if self._runtime is not None:
             raise ServeError("Deployment.start: was started before; allowed: once; make another one")
         inputs = {"input_shape": self.input_shape, "input_dtype": self.input_dtype.name}
-        runtime: InProcess | WorkerProcesses
+        runtime: InProcessRuntime | WorkerRuntime
         if self._planned.in_process:
-            runtime = InProcess(self._ensemble, self._planned, **inputs)
+            runtime = InProcessRuntime(self._ensemble, self._planned, **inputs)
         else:
-            runtime = WorkerProcesses(
+            runtime = WorkerRuntime(
                 self._ensemble, self._planned, settings=self.settings, runner=self._runner, **inputs
             )
         self._runtime = runtime
@@ -191,7 +191,7 @@ class Deployment:
             return "is draining"
         if self._runtime is None or not self._started:
             return "has not started"
-        if isinstance(self._runtime, InProcess):
+        if isinstance(self._runtime, InProcessRuntime):
             return "has ended"
         starting, every = self._runtime.not_ready(), len(self._runtime.instances())
         return f"{starting} of {every} workers cannot answer now, so members are below the quorum"

@@ -23,7 +23,7 @@ from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.combiner import Combiner, Finished
 from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, decode
-from trainwright.serve.runtime.pool import WorkerPool
+from trainwright.serve.runtime.pool import ServingPool
 from trainwright.serve.runtime.segments import LATE, Segments
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.unit_moves import UnitMoves
@@ -41,7 +41,7 @@ class Dispatcher(threading.Thread):
     """Serves requests on the workers of a pool, from `start` until `stop`."""
 
     def __init__(
-        self, *, pool: WorkerPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
+        self, *, pool: ServingPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
     ) -> None:
         super().__init__(name="trainwright-dispatch", daemon=True)
         self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings

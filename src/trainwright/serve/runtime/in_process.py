@@ -32,13 +32,13 @@ from trainwright.serve.runtime.responses import make_answer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["InProcess"]
+__all__ = ["InProcessRuntime"]
 
 _START_SECONDS = 0.2  # for which a batch is timed at the start
 _ENDED = "service: has ended; nothing is answered any more"
 
 
-class InProcess:
+class InProcessRuntime:
     """The runtime of a plan with `in_process`: the members' networks, a queue, and a thread for what waits in it."""
 
     def __init__(

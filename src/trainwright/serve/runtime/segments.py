@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
-from trainwright.serve.runtime.accumulate import Accumulator, Arrival, Slot
+from trainwright.serve.runtime.accumulate import Accumulator, Arrival, SegmentSlot
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.batching import Batcher, Piece, Request
 from trainwright.serve.runtime.combiner import Finished
@@ -57,7 +57,7 @@ class Segments:
                 self.counts["late"] += 1
                 self.finish(request, late=True)
 
-    def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> Slot:
+    def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> SegmentSlot:
         """Put up to `limit` of the rows that wait for these members into a free slot; `lost` members are left out."""
         # A segment serves all members at once, so its rows are copied once.
         pieces = self.batcher.take(members, limit)
@@ -99,7 +99,7 @@ class Segments:
                 request.kept[member][piece.first : piece.first + piece.rows] = found
         self._await_fewer(slot, 1)
 
-    def drop_members(self, slot: Slot, missing: Mapping[int, str]) -> None:
+    def drop_members(self, slot: SegmentSlot, missing: Mapping[int, str]) -> None:
         """Let the requests of a slot go without these members."""
         left = {member: why for member, why in missing.items() if member in slot.awaited}
         if left:
@@ -109,7 +109,7 @@ class Segments:
                     piece.request.missing |= left
             self._await_fewer(slot, len(left))
 
-    def refuse(self, slot: Slot, why: str) -> None:
+    def refuse(self, slot: SegmentSlot, why: str) -> None:
         """Refuse the request of a slot; if there are several, let each begin anew alone, to find the one."""
         requests = list(dict.fromkeys(piece.request for piece in slot.pieces if piece.live))
         for request in requests:
@@ -158,7 +158,7 @@ class Segments:
             for piece in list(slot.pieces):
                 self.finish(piece.request, refusal=refusal)
 
-    def _await_fewer(self, slot: Slot, members: int) -> None:
+    def _await_fewer(self, slot: SegmentSlot, members: int) -> None:
         """Let the requests of a slot wait for so many predictions less, and let go of what is complete."""
         for piece in list(slot.pieces):
             request = piece.request
