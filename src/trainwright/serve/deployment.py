@@ -50,7 +50,7 @@ class Deployment:
         self.settings = DeploymentSettings() if settings is None else settings
         self._planned = DeploymentPlan.simple(ensemble, "cpu") if plan is None else plan
         self._planned.check(ensemble)
-        self.input_shape, self.input_dtype = _inputs(ensemble, sample)
+        self.input_shape, self.input_dtype = _read_inputs(ensemble, sample)
         self._weights = dict(enumerate(ensemble.weights))
         self._draining = False
         self._started = False
@@ -107,10 +107,10 @@ class Deployment:
         has no valid answer; cancelling it lets rows that wait go.
         """
         options = _DEFAULT if options is None else options
-        rows = self._rows(x)
+        rows = self._check_rows(x)
         runtime = self._runtime
         if runtime is None or not self.ready():
-            raise NotReady(f"service: {self._unready()}; try again", 1.0)
+            raise NotReady(f"service: {self._say_unready()}; try again", 1.0)
         request = request_of(rows, options, self._weights, self.settings.deadline_ms)
         runtime.admit(request, self.queue_rows)
         return request.future
@@ -177,7 +177,7 @@ class Deployment:
             time.sleep(0.005)
         runtime.stop()
 
-    def _rows(self, x: "Array | torch.Tensor") -> Array:
+    def _check_rows(self, x: "Array | torch.Tensor") -> Array:
         rows = np.asarray(x)
         if rows.ndim == 0 or len(rows) == 0 or rows.shape[1:] != self.input_shape:
             wanted = ", ".join(["N", *map(str, self.input_shape)])
@@ -186,7 +186,7 @@ class Deployment:
             raise RequestError(f"x: got dtype {rows.dtype}; allowed: {self.input_dtype}, or what rounds to it")
         return rows
 
-    def _unready(self) -> str:
+    def _say_unready(self) -> str:
         if self._draining:
             return "is draining"
         if self._runtime is None or not self._started:
@@ -197,7 +197,7 @@ class Deployment:
         return f"{starting} of {every} workers cannot answer now, so members are below the quorum"
 
 
-def _inputs(ensemble: Ensemble, sample: "Array | torch.Tensor | None") -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _read_inputs(ensemble: Ensemble, sample: "Array | torch.Tensor | None") -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of one row."""
     if sample is not None:
         rows = np.asarray(sample)

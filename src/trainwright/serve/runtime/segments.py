@@ -131,7 +131,7 @@ class Segments:
         used = [member for member in request.members if request.came.get(member) == request.rows]
         missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
         if refusal is None and missing:
-            refusal = self._refusal(request, missing, late=late or LATE in request.missing.values())
+            refusal = self._refusal_for(request, missing, late=late or LATE in request.missing.values())
             self.counts["degraded"] += refusal is None
         pieces = request.pieces
         # Predictions of one piece are read where they lie; the slot stays in use until `release`.
@@ -175,7 +175,7 @@ class Segments:
                 piece.held = False
                 self.accumulator.release(self.accumulator.slots[piece.slot], readers=1)
 
-    def _refusal(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
+    def _refusal_for(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
         """Say why an answer without the missing members is none; None if it is one."""
         # What share of the asked weight is in the response decides whether it is one.
         total = sum(request.weights.values())
