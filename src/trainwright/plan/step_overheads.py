@@ -84,6 +84,7 @@ class Saving:
 def best_interval(cost: float, mtbf_seconds: Floats) -> Floats:
     """Return the tau for which time to solution is least: Newton's method from sqrt(2 M C), 0 if a save is free."""
     finite = np.where(np.isfinite(mtbf_seconds), mtbf_seconds, 1.0)
+    # Young's first-order interval, then Newton steps on the derivative of Daly's expression.
     tau = np.sqrt(2 * finite * cost)
     if cost:
         tau = np.minimum(tau, finite)
@@ -98,6 +99,7 @@ def inflation(saving: Saving, cluster: Cluster, devices: Floats) -> tuple[Floats
 
     The mean time between failures of a job is that of a device divided by its devices.
     """
+    # A job fails as soon as one of its devices does.
     mtbf = cluster.failure.device_mtbf_hours * _HOUR / devices
     cost = saving.blocking(cluster)
     tau = np.maximum(1e-9, saving.interval(cluster, mtbf))
@@ -112,6 +114,7 @@ def input_seconds(reading: Input, cluster: Cluster, mesh: Mesh) -> Floats:
 
     A node reads for the replicas that it holds; of a replica that spans nodes one of them reads.
     """
+    # The slowest of the links that a sample passes decides.
     nodes = np.ceil(mesh.devices / cluster.devices_per_node)
     a_node = np.ceil(mesh.batch / np.minimum(nodes, mesh.replicas))
     storage, host = cluster.storage, cluster.device.host_bandwidth
