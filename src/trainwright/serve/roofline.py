@@ -13,7 +13,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.library.weights import build_network
 from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.measure.roofline import predict_seconds
@@ -49,7 +49,7 @@ def _traced(member: Member) -> tuple[Profile, Profile]:
 
     if member.predicts and member.input_shape is not None:
         try:
-            network = built(member)
+            network = build_network(member)
             few, many = (
                 Profile.trace(
                     network,
@@ -79,7 +79,9 @@ def _dense(member: Member, rows: int) -> Profile:
         forward_flops=2.0 * count * rows,
         forward_bytes=4 * (count + 2 * width * rows),
     )
-    block = Block(name="dense", layers=(layer,), output_bytes=4 * width * rows, plain_temporary_bytes=4 * width * rows)
+    block = Block(
+        name="dense", layers=(layer,), output_bytes=4 * width * rows, no_grad_temporary_bytes=4 * width * rows
+    )
     return Profile(name=f"trial {member.trial}", batch=rows, blocks=(block,), input_bytes=4 * width * rows)
 
 
@@ -127,5 +129,5 @@ def _footprint(member: Member, traces: tuple[Profile, Profile]) -> Footprint:
 def _held(profile: Profile) -> Iterator[int]:
     handed = 0
     for block in profile.blocks:
-        yield handed + block.plain_temporary_bytes + block.output_bytes
+        yield handed + block.no_grad_temporary_bytes + block.output_bytes
         handed = block.output_bytes

@@ -105,13 +105,13 @@ def _read_condition(it: Any) -> Condition:
     value = _read_value(it.parent, it.value)
     if kind == "NotEqualsCondition":
         return not_(equals(name, value))
-    made = {"EqualsCondition": equals, "LessThanCondition": less, "GreaterThanCondition": greater}.get(kind)
-    if made is None:
+    make = {"EqualsCondition": equals, "LessThanCondition": less, "GreaterThanCondition": greater}.get(kind)
+    if make is None:
         raise SpaceError(
             f"from_configspace: {it.child.name} has a {kind}; allowed: Equals, NotEquals, In, LessThan and GreaterThan "
             "conditions, and their conjunctions"
         )
-    return made(name, value)
+    return make(name, value)
 
 
 def _read_value(it: Any, value: Any) -> Any:

@@ -79,9 +79,9 @@ class CutRecording:
                 last_read[number] = i
         found = set()
         for number, i in last_read.items():
-            made = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
+            maker = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
             # Read in a later stage, though it is neither the maker's output nor there all along: shared.
-            if bisect.bisect_left(ends, i) > made and number not in self.outputs[made] | self.recording.fixed:
+            if bisect.bisect_left(ends, i) > maker and number not in self.outputs[maker] | self.recording.fixed:
                 found.add(number)
         return found
 
@@ -119,12 +119,12 @@ class CutRecording:
         found = []
         before = 0
         for k, (first, last) in enumerate(self.spans):
-            own = lives.made_in(first, last) - self.common
+            made_here = lives.made_in(first, last) - self.common
             # Saved bytes (w_a): what the stage made and what lives when the forward pass is done, its output included.
-            kept = (own & recording.kept) | (self.outputs[k] & own)
-            saved_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
+            saved_here = (made_here & recording.live_after_forward) | (self.outputs[k] & made_here)
+            saved_bytes, output = lives.bytes(saved_here), lives.bytes(self.outputs[k])
             # The forward peak beyond the saved bytes.
-            forward = max(0, lives.peak(own, first, last) - saved_bytes)
+            forward = max(0, lives.peak(made_here, first, last) - saved_bytes)
             plain = max(0, saved_bytes + forward - output)
             # The pass without gradients was recorded too: its peak is measured instead of bounded.
             if again:
@@ -159,8 +159,10 @@ class CutRecording:
                 output_bytes=output,
                 saved_bytes=saved_bytes,
                 forward_temporary_bytes=forward,
-                plain_temporary_bytes=plain,
-                backward_temporary_bytes=self._backward_temporary(lives, k, kept, saved_bytes + gradient + before),
+                no_grad_temporary_bytes=plain,
+                backward_temporary_bytes=self._backward_temporary(
+                    lives, k, saved_here, saved_bytes + gradient + before
+                ),
                 gradient_bytes=gradient,
             )
             found.append((stage, layers))
@@ -172,14 +174,14 @@ class CutRecording:
         operations = self.recording.operations
         return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
 
-    def _backward_temporary(self, lives: "_StorageLives", k: int, kept: set[int], charged: int) -> int:
+    def _backward_temporary(self, lives: "_StorageLives", k: int, saved: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
         if first == past:
             return 0
         # What backward has made, plus what is left of the saved bytes, minus all that the convention already charges.
         transient = lives.backward_live(first, past)
-        held = lives.alive(kept, first, past)
-        return max(0, max(a + b for a, b in zip(transient, held, strict=True)) - charged)
+        remaining = lives.alive(saved, first, past)
+        return max(0, max(a + b for a, b in zip(transient, remaining, strict=True)) - charged)
 
     def _find_pending_gradients(self) -> dict[int, int]:
         """Return the gradients of tied weights that wait for the share of another use, and where the wait ends.
@@ -237,10 +239,10 @@ class CutRecording:
         Running the call again needs its inputs: those that would not be saved otherwise are subtracted.
         """
         operations, until = self.recording.operations, self.recording.saved_until
-        own = [i for i in layer.forward if operations[i].call in self.recording.attentions]
-        made = {number for i in own for number in operations[i].creates}
-        read = {number for i in own for number in operations[i].reads} - made - self.recording.fixed - until.keys()
-        alone = {number for number in made if until.get(number, own[-1] + 1) <= own[-1]}
+        calls = [i for i in layer.forward if operations[i].call in self.recording.attentions]
+        results = {number for i in calls for number in operations[i].creates}
+        read = {number for i in calls for number in operations[i].reads} - results - self.recording.fixed - until.keys()
+        alone = {number for number in results if until.get(number, calls[-1] + 1) <= calls[-1]}
         return max(0, lives.bytes(alone) - lives.bytes(read))
 
     def _find_weight_copies(self) -> set[int]:
@@ -248,8 +250,12 @@ class CutRecording:
         recording = self.recording
         cast = torch.ops.aten._to_copy.default  # noqa: SLF001 -- what autocast calls
         forward = recording.operations[: recording.parts["forward"][1]]
-        made = [each for each in forward if each.func is cast and each.reads.keys() & recording.parameters.keys()]
-        return {number for operation in made for number in operation.creates}
+        casts = [
+            operation
+            for operation in forward
+            if operation.func is cast and operation.reads.keys() & recording.parameters.keys()
+        ]
+        return {number for operation in casts for number in operation.creates}
 
 
 def _input_storage(recording: Recording) -> frozenset[int]:
@@ -261,11 +267,11 @@ class _UniqueNames:
     """Makes names unique: a second "add" becomes "add_2"."""
 
     def __init__(self) -> None:
-        self.given: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        self.given[name] = self.given.get(name, 0) + 1
-        return name if self.given[name] == 1 else f"{name}_{self.given[name]}"
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return name if self.counts[name] == 1 else f"{name}_{self.counts[name]}"
 
 
 class _StorageLives:
