@@ -137,7 +137,7 @@ class ForestSearcher(Settings, error=SearchError):
     def _kappa(self, view: SearchView, number: int) -> float:
         # An exponential decay from `kappa` towards `kappa_final` that starts again every period.
         at = number - self._initial(view)
-        kappa = self.kappa * (self.kappa_final / self.kappa) ** (at % _PERIOD / _PERIOD)
+        kappa = float(self.kappa * (self.kappa_final / self.kappa) ** (at % _PERIOD / _PERIOD))
         if view.slot is not None:  # each worker its own appetite for the unknown, of the same mean
             kappa *= float(-np.log1p(-rng(view.seed, "kappa-slot", view.slot).random()))
         return kappa
