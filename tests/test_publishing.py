@@ -28,7 +28,8 @@ OTHERWISE = {  # what is written in another way, and why
     "ledger/journal.py": "a journal only grows, and knows torn ends",
     "ledger/snapshots.py": "its claim decides whose it is; written, synced and renamed there",
     "cluster/calibration/storage.py": "it measures writing",
-    "report/optuna_journal.py": "a journal grows, as Optuna's own do",
+    "integrations/optuna/journal.py": "a journal grows, as Optuna's own do",
+    "testing/*": "a kit writes in temporary folders of its own",
     "report/tabular.py": "polars writes at the temporary path that `publish` gives",
 }
 METHODS = {"write_text", "write_bytes", "write_parquet", "savefig"}

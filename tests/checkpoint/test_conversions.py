@@ -12,7 +12,6 @@ from torch import nn
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.tools.convert import convert
 from trainwright.checkpoint.tools.diff import diff
-from trainwright.checkpoint.tools.formats.conformance import bits
 from trainwright.checkpoint.tools.formats.protocol import TensorInfo
 from trainwright.checkpoint.tools.formats.registry import FORMATS, format_named
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
@@ -29,6 +28,7 @@ from trainwright.errors import (
     CheckpointSpaceError,
     CheckpointVersionError,
 )
+from trainwright.testing.checkpoint_format import bits
 
 STATE = {"w": bits("float32", (40, 30)), "h": bits("bfloat16", (7,)), "a/b": bits("int64", ()), "e": torch.empty(0, 2)}
 STATE["tied"] = STATE["w"]

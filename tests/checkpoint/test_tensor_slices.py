@@ -12,9 +12,9 @@ from trainwright.checkpoint.digest import digest_bytes
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.ranks import tensor_slices as boxes
 from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
-from trainwright.checkpoint.tools.formats.conformance import bits
 from trainwright.checkpoint.tools.formats.tensors import equal_bits
 from trainwright.errors import CheckpointCorruptError
+from trainwright.testing.checkpoint_format import bits
 
 
 def write(folder, tensors, grid, chunk):

@@ -12,7 +12,7 @@ import pytest
 from servers import CuttingProxy, Server, needs_redis
 from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
 from trainwright.ledger import FORMAT, Record, RedisLedger, blocks, open_ledger
-from trainwright.ledger.conformance import LedgerConformance
+from trainwright.testing.ledger import LedgerConformance
 
 needs_redis()
 pytestmark = pytest.mark.outside("Redis")

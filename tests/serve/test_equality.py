@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwright.ensemble import RULES, Calibration, Stacking
+from trainwright.ensemble.combine.calibration import Calibration
+from trainwright.ensemble.combine.rules import RULES
 from trainwright.serve import Deployment, Options, Plan, Settings, Unit, parse_devices
 from trainwright.serve.matrix import digest_of
 
@@ -35,7 +36,7 @@ def test_every_rule_and_allocation(tmp_path, rule, allocation):
     """With real networks, calibrated, at batch sizes 1, 8 and 128, and 1 to 1,000 rows."""
     kind = "moments" if rule == "mixture" else "classes"
     found = networks.ensemble(tmp_path, [{}, {}, {}], kind=kind, weights=[0.5, 0.3, 0.2])
-    chosen = RULES[rule] if rule != "stacking" else Stacking(powers=(0.7, 0.2, 0.4), offsets=(0.1, -0.1, 0.0))
+    chosen = RULES[rule]
     calibration = Calibration(
         kind="variance" if kind == "moments" else "temperature",
         fitted=1.7,

@@ -1,15 +1,17 @@
 """`trainwright serve allocate ENSEMBLE`: which member runs where, with which batch size, and what that is worth."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
-
-if TYPE_CHECKING:
-    from trainwright.serve import Plan
+from trainwright.cli._plan_inputs import cluster_of
+from trainwright.cli.formatting import print_table
+from trainwright.ensemble import Ensemble
+from trainwright.errors import ServeConfigError
+from trainwright.serve import Plan, objective_of
+from trainwright.serve import allocate as search
 
 __all__ = ["allocate", "show_plan"]
 
@@ -35,12 +37,6 @@ def allocate(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
-    from trainwright.cli._plan_inputs import cluster_of
-    from trainwright.ensemble import Ensemble
-    from trainwright.errors import ServeConfigError
-    from trainwright.serve import allocate as search
-    from trainwright.serve import objective_of
-
     if cost not in {"profile", "real"}:
         raise ServeConfigError(f"--cost: got {cost!r}; allowed: profile, real")
     goal = objective_of(objective)
@@ -91,9 +87,11 @@ def _show_worth(plan: "Plan") -> None:
     if "low" in plan.expected:
         low, high = (_figure(plan.expected[end], latency) for end in ("low", "high"))
         print(f"expected between {low} and {high}, as far as the times are known")
-    for what, told in (("expected", plan.expected), ("measured", plan.measured)):
-        if "value" in told and not latency:
-            gains = [f"{told['value'] / told[key]:.2f} x {label}" for label, key in simpler if told.get(key, 0) > 0]
+    for what, content in (("expected", plan.expected), ("measured", plan.measured)):
+        if "value" in content and not latency:
+            gains = [
+                f"{content['value'] / content[key]:.2f} x {label}" for label, key in simpler if content.get(key, 0) > 0
+            ]
             print(f"{what} gain: {', '.join(gains)}")
     if "bound" in plan.expected:
         gap = 1 - plan.expected["value"] / plan.expected["bound"]

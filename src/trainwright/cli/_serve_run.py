@@ -2,16 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.ensemble import Ensemble
-    from trainwright.serve import Plan, Server, Service
+from trainwright.listening import token_for
+from trainwright.serve import Deployment, Plan, Server, Service, Settings, Throughput, placed
+from trainwright.serve.ray import RayService
+from trainwright.serve.timing import can_be_timed
 
 __all__ = ["run"]
 
@@ -43,10 +44,6 @@ def run(
     Without a plan the members are timed and a placement is searched for, as `serve allocate` does, which takes
     seconds; members that left no sample batch are placed by size alone.
     """
-    from trainwright.ensemble import Ensemble
-    from trainwright.listening import token_for
-    from trainwright.serve import Server, Settings
-
     if engine not in _ENGINES:
         raise InputError(f"--engine: got {engine!r}; allowed: {', '.join(_ENGINES)}")
     if not drain >= 0:
@@ -59,16 +56,13 @@ def run(
     placed = _placed(loaded, plan, devices, slo_ms)
     service = _started(loaded, placed, settings, engine)
     server = Server(service, host=host, port=port, token=token, name=name)
-    told = server.run(drain_seconds=drain, on_ready=_show)
-    _summarise(told)
+    content = server.run(drain_seconds=drain, on_ready=_show)
+    _summarise(content)
     if json:
-        print_json(told)
+        print_json(content)
 
 
 def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
-    from trainwright.serve import Plan, Throughput, placed
-    from trainwright.serve.timing import can_be_timed
-
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
         plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
@@ -87,12 +81,8 @@ def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms
 
 
 def _started(ensemble: "Ensemble", plan: "Plan", settings: Any, engine: str) -> "Service":
-    from trainwright.serve import Deployment
-
     if engine == "local":
         return Deployment(ensemble, plan, settings=settings).start()
-    from trainwright.serve.ray import RayService
-
     print("ray: on one machine it is slower than --engine local, by design; it is for several")
     return RayService(ensemble, plan, settings=settings)
 
@@ -102,6 +92,6 @@ def _show(server: "Server") -> None:
     print(f"ready: {entry}", flush=True)
 
 
-def _summarise(told: Any) -> None:
-    requests = ", ".join(f"{count} with status {status}" for status, count in sorted(told["requests"].items()))
-    print(f"requests: {requests or 'none'}; rows: {told['rows']}; degraded: {told['degraded']}")
+def _summarise(content: Any) -> None:
+    requests = ", ".join(f"{count} with status {status}" for status, count in sorted(content["requests"].items()))
+    print(f"requests: {requests or 'none'}; rows: {content['rows']}; degraded: {content['degraded']}")

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainwright.ensemble import Ensemble, Slots, uncertainty_of
-from trainwright.ensemble.library.networks import checked
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.combine.rule import PredictionSlots
+from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
+from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, RequestError
 from trainwright.serve.batching import Request
@@ -26,10 +28,12 @@ def answer_of(
     has no valid answer.
     """
     try:
-        found = {member: checked(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())}
+        found = {
+            member: check_outputs(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())
+        }
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
-    slots = Slots(
+    slots = PredictionSlots(
         rule=ensemble.rule, weights=[request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
     )
     for member, prediction in found.items():
@@ -64,7 +68,7 @@ def make_answer(
         used=tuple(trial[member] for member in used),
         missing={trial[member]: why for member, why in missing.items()},
         weight=sum(weights) / sum(request.weights[member] for member in request.members) if missing else 1.0,
-        uncertainty=uncertainty_of(members.values(), weights, ensemble.output) if options.uncertainty else None,
+        uncertainty=decompose_uncertainty(members.values(), weights, ensemble.output) if options.uncertainty else None,
         members={trial[member]: one for member, one in members.items()} if options.members else {},
         trace=trace,
     )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trainwright.ensemble.library.member import Member, read_member
-from trainwright.ensemble.library.networks import linked, shaped
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.library.networks import apply_link, shape_outputs
+from trainwright.ensemble.library.weights import build_network
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import ServeError
 
@@ -69,7 +69,7 @@ class Loop:
     def __init__(self, members: Sequence[Member], *, device: str) -> None:
         self.members = tuple(members)
         self.device = device
-        self.networks = [built(member).to(device) for member in members]
+        self.networks = [build_network(member).to(device) for member in members]
 
     def __call__(self, x: Array, members: Sequence[int]) -> Iterator[tuple[int, Array]]:
         """Yield (k, predictions [N, ...] in float64) for each of these members, as soon as it is done."""
@@ -93,7 +93,7 @@ class Loop:
     def told(self, k: int, output: "torch.Tensor") -> Array:
         """Return a network's output as predictions in float64, in this process's memory."""
         member = self.members[k]
-        return shaped(linked(output, member.link).cpu().double().numpy(), member.output)
+        return shape_outputs(apply_link(output, member.link).cpu().double().numpy(), member.output)
 
 
 class Vmap:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.library.networks import outputs_of
+from trainwright.ensemble.library.networks import predict_member
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import (
     DeadlinePassed,
@@ -217,12 +217,12 @@ class _Replica:
     def __init__(self, members: tuple[Member, ...], kind: str, threads: int, batch: int, path: tuple[str, ...]) -> None:
         import torch
 
-        from trainwright.ensemble.library.weights import built
+        from trainwright.ensemble.library.weights import build_network
 
         sys.path += [place for place in path if place not in sys.path]  # factories are found where they were there
 
         torch.set_num_threads(threads)
-        self._members = [(member, built(member)) for member in members]
+        self._members = [(member, build_network(member)) for member in members]
         self._device, self._batch = kind, batch  # of several accelerators Ray shows a replica only its own
 
     def predict(self, x: Array) -> list[Array]:
@@ -237,7 +237,7 @@ class _Replica:
 def _predict(network: Any, member: Member, x: Array, *, batch_rows: int, device: str) -> Array:
     """Return a member's predictions of rows x; RequestError for rows that its network cannot take."""
     try:
-        return outputs_of(network, x, member, batch_rows=batch_rows, device=device)
+        return predict_member(network, x, member, batch_rows=batch_rows, device=device)
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # what networks say to rows they cannot take

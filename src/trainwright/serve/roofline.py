@@ -13,7 +13,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.library.weights import build_network
 from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.measure.roofline import predict_seconds
@@ -49,7 +49,7 @@ def _traced(member: Member) -> tuple[Profile, Profile]:
 
     if member.predicts and member.input_shape is not None:
         try:
-            network = built(member)
+            network = build_network(member)
             few, many = (
                 Profile.trace(
                     network,

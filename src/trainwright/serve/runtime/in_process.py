@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.combine.rule import Rule, combine
-from trainwright.ensemble.library.networks import checked, linked, shaped
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.combine.rule import CombinationRule, combine
+from trainwright.ensemble.library.networks import apply_link, check_outputs, shape_outputs
+from trainwright.ensemble.library.weights import build_network
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
 from trainwright.serve.answers import make_answer
@@ -66,7 +66,7 @@ class InProcess:
     def start(self) -> None:
         """Load the members and compute a batch of zeros with each, which raises what a member raises."""
         for member in self._ensemble.members:
-            network = built(member)
+            network = build_network(member)
             first = next(network.parameters(), None)
             self._networks.append((_flatten_layers(network), None if first is None else first.dtype))
         x = np.zeros((self._batch, *self._input_shape), self._dtype)
@@ -220,7 +220,7 @@ class InProcess:
         # torch warns of arrays that it may not write to, such as those of an HTTP body.
         if len(requests) == 1 and x.dtype == self._dtype and x.flags.writeable and x.flags.c_contiguous:
             return x
-        with np.errstate(over="ignore"):  # infinite rows are refused by `checked`, which names the row
+        with np.errstate(over="ignore"):  # infinite rows are refused by `check_outputs`, which names the row
             return np.concatenate([one.x for one in requests], dtype=self._dtype, casting="same_kind")
 
     def _combined(
@@ -240,7 +240,7 @@ class InProcess:
                 return prediction if calibration is None else calibration.apply(prediction), {}
         try:
             predictions = {
-                member: checked(shaped(linked(output, one.link).double().numpy(), one.output), one)
+                member: check_outputs(shape_outputs(apply_link(output, one.link).double().numpy(), one.output), one)
                 for member, output, one in zip(first.members, outputs, subset.members, strict=True)
             }
         except EnsembleError as error:
@@ -319,7 +319,7 @@ class _Subset:
 
     members: tuple[Member, ...]
     weights: tuple[float, ...]
-    rule: Rule
+    rule: CombinationRule
     shares: "torch.Tensor | None"  # weights that sum to 1, where the outputs are logits of a weighted mean
 
     @classmethod

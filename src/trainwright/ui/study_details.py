@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.ledger import Lease, Status
 from trainwright.report.overview import Overview
-from trainwright.ui.follower import Follower
+from trainwright.ui.study_follower import StudyFollower
 
 __all__ = ["LOG_BYTES", "log_tail", "study_summary", "trial_page"]
 
@@ -17,7 +17,7 @@ LOG_BYTES = 65536
 _MOST_DROPPED, _MOST_FAILURES, _MOST_NUMBERS, _MOST_CURVE = 30, 20, 12, 2000
 
 
-def study_summary(follower: Follower) -> dict[str, Any]:
+def study_summary(follower: StudyFollower) -> dict[str, Any]:
     """Return counts, goals, the best, sessions, failures, and what could not be read."""
     with follower.reading() as overview:
         state = overview.state
@@ -34,7 +34,7 @@ def study_summary(follower: Follower) -> dict[str, Any]:
             "metrics": [objective.metric for objective in overview.objectives],
             "directions": [objective.direction for objective in overview.objectives],
             "constraints": [str(constraint) for constraint in state.constraints],
-            "parameters": [each["name"] for each in (state.space or {}).get("parameters", [])],
+            "parameters": [item["name"] for item in (state.space or {}).get("parameters", [])],
             "counts": overview.counts,
             "trials": len(overview.trials),
             "results": state.results,
@@ -56,20 +56,20 @@ def study_summary(follower: Follower) -> dict[str, Any]:
             "writers": len(state.writers),
             "sessions": state.sessions,
             "failures": _failures(overview),
-            "dropped": [str(each) for each in follower.dropped[:_MOST_DROPPED]],
+            "dropped": [str(item) for item in follower.dropped[:_MOST_DROPPED]],
             "dropped_count": len(follower.dropped),
             "unknown_kinds": state.unknown_kinds,
             "files": follower.directory is not None,
         }
 
 
-def trial_page(follower: Follower, number: int) -> dict[str, Any] | None:
+def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
     """Return everything known of a trial, or None if there is none of that number."""
     with follower.reading() as overview:
         trial = overview.state.trials.get(number)
         if trial is None:
             return None
-        numbers = [each.number for each in overview.trials]
+        numbers = [item.number for item in overview.trials]
         at = numbers.index(number)
         ranked = overview.ranking.tolist()
         epochs = sorted(trial.reports)
@@ -104,8 +104,8 @@ def trial_page(follower: Follower, number: int) -> dict[str, Any] | None:
                 for d in sorted(verdicts, key=lambda verdict: verdict.epoch)
             ],
             "checkpoints": [
-                {"epoch": each.epoch, "bytes": each.size, "path": each.path}
-                for _, each in sorted(trial.checkpoints.items())
+                {"epoch": item.epoch, "bytes": item.size, "path": item.path}
+                for _, item in sorted(trial.checkpoints.items())
             ],
             "offered": sorted(trial.offered),
             "failure": None

@@ -1,20 +1,20 @@
 """Study files: a TOML file, or a Python file with `study` and `train`, as the objects that they name."""
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import trainwright as tw
-from trainwright.cli.stages import ORDER, Stage, stages_of
+from trainwright.cli.workflow.stage import StudyJob
+from trainwright.cli.workflow.stages import ORDER, make_stages
 from trainwright.engine import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
 from trainwright.plugins import make
 from trainwright.settings import refuse_unknown
 
-__all__ = ["Job", "read_job"]
+__all__ = ["read_job"]
 
 _TABLES = (
     "study",
@@ -34,27 +34,12 @@ _STUDY_KEYS = (
 )  # fmt: skip
 
 
-@dataclass(kw_only=True)
-class Job:
-    """What `trainwright run` is to do: a study, how to run it, and the stages that follow."""
-
-    open_study: Callable[[], "tw.Study"]
-    train: Callable[..., Any]
-    budget: dict[str, Any] = field(default_factory=dict)
-    searcher: Any = None
-    scheduler: Any = None
-    engine: Any = None
-    directory: Path | None = None
-    space: Any = None
-    stages: tuple[Stage, ...] = ()
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a .toml file
-
-
-def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> Job:
+def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> StudyJob:
     """Return the job of a .toml or .py file; `directory` and `workers` override those that it names."""
     read_text(path, "study file", allowed=_ALLOWED)
     if path.suffix not in {".toml", ".py"}:
         raise InputError(f"study file {str(path)!r}: it ends in {path.suffix or 'nothing'!r}; allowed: {_ALLOWED}")
+    # Modules beside the file are found, whatever the current folder is.
     sys.path.insert(0, str(path.resolve().parent))  # where its modules are
     if path.suffix == ".toml":
         return _of_toml(path, directory, workers)
@@ -63,8 +48,9 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
     return _of_python(path, workers)
 
 
-def _of_python(path: Path, workers: int | None) -> Job:
+def _of_python(path: Path, workers: int | None) -> StudyJob:
     module = load_module(path.stem, "run")
+    # A file called like an installed module would silently load that module.
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != path.resolve():
         raise InputError(f"run: {path} has the name of another module ({found or 'built in'}); rename the file")
@@ -75,11 +61,11 @@ def _of_python(path: Path, workers: int | None) -> Job:
     if workers is not None and hasattr(module, "engine"):
         raise InputError(f"run: --workers {workers} and {path} both name an engine; leave one out")
     budget = {name: getattr(module, name) for name in ("trials", "wall_seconds", "stop_when") if hasattr(module, name)}
-    return Job(
+    return StudyJob(
         open_study=lambda: module.study,
         directory=module.study.directory,
         space=module.study.space,
-        stages=stages_of({}),
+        stages=make_stages({}),
         train=module.train,
         budget=budget,
         searcher=getattr(module, "searcher", None),
@@ -88,7 +74,7 @@ def _of_python(path: Path, workers: int | None) -> Job:
     )
 
 
-def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
+def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJob:
     content = read_toml(path, "study file", allowed=_ALLOWED)
     refuse_unknown(content, _TABLES, str(path))
     for name, table in content.items():
@@ -99,7 +85,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
         if name not in settings:
             raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
     _check_settings(settings, f"{path}, [study]")
-    stages = stages_of(content)
+    stages = make_stages(content)
     if not content.get("space"):
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
     for name, table in content["space"].items():
@@ -114,9 +100,9 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else settings.get("directory")
     kinds = ("searcher", "rule", "policy", "stop", "engine")
-    made = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
-    scheduler = {kind: made[kind] for kind in ("rule", "policy") if kind in made}
-    return Job(
+    result = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
+    scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
+    return StudyJob(
         open_study=lambda: tw.Study(
             space,
             settings["objectives"],
@@ -128,11 +114,11 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
         train=load_function(settings["train"]),
         budget={
             **{name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
-            **({"stop_when": made["stop"]} if "stop" in made else {}),
+            **({"stop_when": result["stop"]} if "stop" in result else {}),
         },
-        searcher=made.get("searcher"),
+        searcher=result.get("searcher"),
         scheduler=tw.Scheduler(**scheduler) if scheduler else None,
-        engine=made.get("engine"),
+        engine=result.get("engine"),
         directory=None if where is None else Path(where),
         space=space,
         stages=stages,
@@ -140,9 +126,9 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> Job:
     )
 
 
-def _check_table(given: Any, where: str) -> None:
-    if not isinstance(given, dict):
-        raise InputError(f"{where}: got {given!r}; allowed: a table, its entries below its name in brackets")
+def _check_table(values: Any, where: str) -> None:
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: got {values!r}; allowed: a table, its entries below its name in brackets")
 
 
 def _check_settings(settings: Mapping[str, Any], where: str) -> None:

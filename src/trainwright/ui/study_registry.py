@@ -9,21 +9,21 @@ from pathlib import Path
 
 from trainwright.errors import InputError
 from trainwright.ledger import is_url, open_ledger
-from trainwright.ui.follower import Follower
+from trainwright.ui.study_follower import StudyFollower
 
-__all__ = ["Shelf"]
+__all__ = ["StudyRegistry"]
 
 _DEPTH, _MOST = 3, 500
 _LOOK_SECONDS = 3.0
 _NO_STUDIES = frozenset({"ledger", "checkpoints", "library", "logs", "stages", "__pycache__"})
 
 
-class Shelf:
+class StudyRegistry:
     """The studies at `where`: one study's directory or URL, or a folder with studies up to three folders down."""
 
     def __init__(self, where: str | Path) -> None:
         self.where = where
-        self._followers: dict[str, Follower] = {}
+        self._followers: dict[str, StudyFollower] = {}
         self._lock = threading.Lock()
         self._looked = -_LOOK_SECONDS
         self._single = is_url(where) or _is_study(Path(where))
@@ -42,19 +42,20 @@ class Shelf:
         """Whether this is one study, and no folder of them."""
         return self._single
 
-    def studies(self) -> Mapping[str, Follower]:
+    def studies(self) -> Mapping[str, StudyFollower]:
         """Return the studies that are there, by short names; one that vanished stays, to tell that it did."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked >= _LOOK_SECONDS:
                 self._looked = now
                 for name, place in self._places():
+                    # Addresses use a digest of the path, which may have any characters.
                     key = hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()
                     if key not in self._followers:
-                        self._followers[key] = Follower(place, name)
+                        self._followers[key] = StudyFollower(place, name)
             return dict(self._followers)
 
-    def find(self, key: str) -> Follower | None:
+    def find(self, key: str) -> StudyFollower | None:
         """Return the study of a short name, None if there is none, and have it followed."""
         follower = self._followers.get(key) or self.studies().get(key)
         if follower is not None:
@@ -79,6 +80,7 @@ class Shelf:
             depth = len(here.relative_to(root).parts)
             if _is_study(here):
                 found.append((str(here.relative_to(root)), here))
+                # A study has no studies in its folders.
                 names.clear()
             elif depth >= _DEPTH:
                 names.clear()

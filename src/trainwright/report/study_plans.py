@@ -43,6 +43,7 @@ def plans_of(directory: Path) -> Plans:
     """
     found = _Found()
     try:
+        # The study's own folder only: checkpoints below hold thousands of files.
         files = sorted(path for path in directory.glob("*.json") if path.is_file() and path.name != "summary.json")
     except OSError:
         files = []
@@ -63,9 +64,9 @@ def plans_of(directory: Path) -> Plans:
             except TrainwrightError as error:
                 found.refused.append(f"{path.name}: {error}.")
     stage = _content(directory / "stages" / "plan.json")
-    told = stage.get("content") if isinstance(stage, dict) else None
+    table = stage.get("content") if isinstance(stage, dict) else None
     return Plans(
-        search=told if isinstance(told, dict) and isinstance(told.get("cost"), dict) else None,
+        search=table if isinstance(table, dict) and isinstance(table.get("cost"), dict) else None,
         memory=found.memory,
         strategies=found.strategies,
         refused=found.refused,
@@ -73,8 +74,8 @@ def plans_of(directory: Path) -> Plans:
 
 
 def _alone(plan: Forecast) -> Mapping[str, Any]:
-    told = {**asdict(plan), "devices": plan.devices, "seconds_per_iteration": plan.seconds_per_iteration}
-    return {"plans": [told], "rejected": []}
+    table = {**asdict(plan), "devices": plan.devices, "seconds_per_iteration": plan.seconds_per_iteration}
+    return {"plans": [table], "rejected": []}
 
 
 def _content(path: Path) -> Any:

@@ -2,29 +2,54 @@
 
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from trainwright.engine import load_function
 from trainwright.errors import InputError, closest
+from trainwright.ledger import State, open_ledger, state_of
+from trainwright.study import Study
 
-if TYPE_CHECKING:
-    from trainwright.cli._study_file import Job
-    from trainwright.ledger import State
-
-__all__ = ["EXPORT", "PLACEMENT", "Outcome", "Stage", "Work", "refuse_unknown", "source_of", "text_of"]
+__all__ = [
+    "EXPORT",
+    "PLACEMENT",
+    "StageOutcome",
+    "StageRun",
+    "StudyJob",
+    "WorkflowStage",
+    "read_source",
+    "read_text_of",
+    "refuse_unknown",
+]
 
 EXPORT = "ensemble"  # folder of the exported ensemble in the study's
 PLACEMENT = "allocation.json"  # its plan, likewise
 
 
+@dataclass(kw_only=True)
+class StudyJob:
+    """What `trainwright run` is to do: a study, how to run it, and the stages that follow."""
+
+    open_study: Callable[[], "Study"]
+    train: Callable[..., Any]
+    budget: dict[str, Any] = field(default_factory=dict)
+    searcher: Any = None
+    scheduler: Any = None
+    engine: Any = None
+    directory: Path | None = None
+    space: Any = None
+    stages: "tuple[WorkflowStage, ...]" = ()
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a .toml file
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class StageRun:
     """A study file as it is run: its job with the command line's overrides."""
 
     file: Path
-    job: "Job"
+    job: "StudyJob"
     directory: Path | None
     budget: Mapping[str, Any]
     progress: bool = True
@@ -38,22 +63,20 @@ class Work:
         return self.directory
 
     @property
-    def made(self) -> bool:
+    def study_exists(self) -> bool:
         """Whether the study is there, which it never is without a folder."""
-        kept = self.directory
-        return kept is not None and any((kept / "ledger" / name).is_file() for name in ("study.json", "url"))
+        stored = self.directory
+        return stored is not None and any((stored / "ledger" / name).is_file() for name in ("study.json", "url"))
 
     def state(self, stage: str) -> "State":
         """Return the state of the study, which `stage` needs."""
-        from trainwright.ledger import open_ledger, state_of
-
-        if not self.made:
+        if not self.study_exists:
             raise self.missing(stage, f"a study in {self.folder}, where there is none", "search")
         return state_of(open_ledger(self.folder))
 
     def read(self, stage: str, path: str, needed: str) -> str:
         """Return the text of a file that the stage `needed` writes into the study's folder, and `stage` rests on."""
-        found = text_of(self.folder / path)
+        found = read_text_of(self.folder / path)
         if found is None:
             raise self.missing(stage, f"{self.folder / path}, which is not there", needed)
         return found
@@ -65,7 +88,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class StageOutcome:
     """What a stage came to: for its record, and for summary.json."""
 
     content: Mapping[str, Any]
@@ -73,15 +96,15 @@ class Outcome:
     inputs: Mapping[str, Any] | None = field(default=None)  # if its own work changed them
 
 
-class Stage(Protocol):
+class WorkflowStage(Protocol):
     """One stage of a workflow, made from its table of a study file."""
 
     name: ClassVar[str]
 
-    def inputs(self, work: Work) -> Mapping[str, Any] | None:
+    def inputs(self, work: StageRun) -> Mapping[str, Any] | None:
         """Return what it rests on, by name; None if that cannot be told, so that it always runs."""
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: StageRun) -> StageOutcome:
         """Do it."""
 
     def show(self, content: Mapping[str, Any]) -> None:
@@ -98,7 +121,7 @@ def refuse_unknown(where: str, table: Iterable[str], known: Collection[str]) -> 
             raise InputError(f"{where}: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
 
 
-def text_of(path: str | Path | None) -> str | None:
+def read_text_of(path: str | Path | None) -> str | None:
     """Return what is in a file; None if it cannot be read."""
     try:
         return None if path is None else Path(path).read_text(encoding="utf-8")
@@ -106,9 +129,7 @@ def text_of(path: str | Path | None) -> str | None:
         return None
 
 
-def source_of(function: str, what: str) -> str | None:
+def read_source(function: str, what: str) -> str | None:
     """Return the source of the module that holds "module:function", which must be there; None if it has no file."""
-    from trainwright.engine import load_function
-
     load_function(function, what)
-    return text_of(getattr(sys.modules[function.partition(":")[0]], "__file__", None))
+    return read_text_of(getattr(sys.modules[function.partition(":")[0]], "__file__", None))

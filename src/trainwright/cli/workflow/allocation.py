@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown
+from trainwright.cli._serve_allocate import show_plan
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, refuse_unknown
+from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
+from trainwright.serve import Plan, objective_of, placed
 
-__all__ = ["Allocating"]
+__all__ = ["AllocationStage"]
 
 _WHERE = "[allocation]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Allocating:
+class AllocationStage:
     """The settings of an [allocation] table; unchanged while they and the ensemble are."""
 
     name: ClassVar[str] = "allocation"
@@ -33,32 +36,28 @@ class Allocating:
             raise InputError(f"{_WHERE} seed: got {self.seed!r}; allowed: a whole number")
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "Allocating":
+    def of(cls, table: Mapping[str, Any]) -> "AllocationStage":
         """Return the stage of an [allocation] table."""
         refuse_unknown(_WHERE, table, [one.name for one in fields(cls)])
         return cls(**table)
 
-    def inputs(self, work: Work) -> Mapping[str, Any]:
+    def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings and the ensemble's manifest."""
         return {"settings": asdict(self), "ensemble": work.read(self.name, f"{EXPORT}/manifest.json", "ensemble")}
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: StageRun) -> StageOutcome:
         """Place the members and write the plan."""
-        from trainwright.ensemble import Ensemble
-        from trainwright.serve import objective_of, placed
-
         # What this very workflow exported, whose training function is the user's own program.
         ensemble, goal = Ensemble.load(work.folder / EXPORT, trust=True), objective_of(self.objective)
         cost: Literal["profile", "real"] = "real" if self.cost == "real" else "profile"
         plan = placed(ensemble, self.devices, objective=goal, cost=cost, seed=self.seed)
         plan.save(work.folder / PLACEMENT)
-        return Outcome(content={"plan": plan.to_json(), "file": str(work.folder / PLACEMENT)}, outputs=(PLACEMENT,))
+        return StageOutcome(
+            content={"plan": plan.to_json(), "file": str(work.folder / PLACEMENT)}, outputs=(PLACEMENT,)
+        )
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print who runs where."""
-        from trainwright.cli._serve_allocate import show_plan
-        from trainwright.serve import Plan
-
         plan = Plan.from_json(content["plan"])
         show_plan(plan)
         if not plan.expected:

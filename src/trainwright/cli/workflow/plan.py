@@ -5,17 +5,24 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainwright.cli._words import size
-from trainwright.cli.stages._stage import Outcome, Work, refuse_unknown, source_of, text_of
+from trainwright.cli._plan_inputs import cluster_of
+from trainwright.cli.formatting import size
+from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source, read_text_of, refuse_unknown
+from trainwright.engine import load_function
 from trainwright.errors import InputError, TrainwrightError
+from trainwright.plan import Oracle
+from trainwright.plan.memory.budget import read_size
+from trainwright.report.formatting import duration
+from trainwright.schedule import Scheduler
+from trainwright.study.forecast.search_plan import plan_search
 
-__all__ = ["Planning"]
+__all__ = ["PlanStage"]
 
 _WHERE = "[plan]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planning:
+class PlanStage:
     """The settings of a [plan] table; unchanged while they, the space, the schedule and the profile's code are."""
 
     name: ClassVar[str] = "plan"
@@ -46,7 +53,7 @@ class Planning:
                 raise InputError(f"{_WHERE} {name}: got {getattr(self, name)!r}; allowed: a text")
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "Planning":
+    def of(cls, table: Mapping[str, Any]) -> "PlanStage":
         """Return the stage of a [plan] table."""
         refuse_unknown(_WHERE, table, [one.name for one in fields(cls)])
         for name in ("profile", "samples"):
@@ -57,25 +64,19 @@ class Planning:
                 )
         return cls(**table)
 
-    def inputs(self, work: Work) -> Mapping[str, Any]:
+    def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, what they speak of, and the digest of the file that holds the profile's function."""
         tables = {name: work.job.tables.get(name) for name in ("space", "searcher", "rule", "policy")}
         return {
             **tables,
             "settings": asdict(self),
             "trials": work.budget.get("trials"),
-            "code": source_of(self.profile, f"{_WHERE} profile"),
-            "cluster": text_of(self.cluster) if Path(self.cluster).suffix else self.cluster,
+            "code": read_source(self.profile, f"{_WHERE} profile"),
+            "cluster": read_text_of(self.cluster) if Path(self.cluster).suffix else self.cluster,
         }
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: StageRun) -> StageOutcome:
         """Judge, scale and simulate; refuse a search that cannot start or would cost more than allowed."""
-        from trainwright.cli._plan_inputs import cluster_of
-        from trainwright.engine import load_function
-        from trainwright.plan import Oracle
-        from trainwright.schedule import Scheduler
-        from trainwright.study.forecast.search_plan import plan_search
-
         trials = work.budget.get("trials")
         if not isinstance(trials, int):
             raise InputError(f"{_WHERE} needs a number of trials to forecast; give [study] trials")
@@ -107,12 +108,10 @@ class Planning:
             )
         state = "calibrated" if machine.verified else "uncalibrated"
         cluster = {"name": machine.name, "devices": machine.devices, "state": state}
-        return Outcome(content={**found.to_json(), "cluster": cluster, "trials": trials})
+        return StageOutcome(content={**found.to_json(), "cluster": cluster, "trials": trials})
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print verdicts, scaling and forecast, a line each."""
-        from trainwright.report.words import duration
-
         states, cluster, cost = content["configurations"], content["cluster"], content["cost"]
         largest = content["largest"]
         print(f"cluster:    {cluster['name']}, {cluster['devices']} devices, {cluster['state']}")
@@ -139,6 +138,4 @@ class Planning:
         return {"plan": {"configurations": content["configurations"], "cost": content["cost"]}}
 
     def _room(self) -> int:
-        from trainwright.plan.memory.budget import read_size
-
         return read_size(self.max_memory, f"{_WHERE} max_memory")

@@ -56,6 +56,7 @@ def window(overview: Overview, query: Query) -> dict[str, Any]:
         chosen = _sorted(overview, chosen, query)
     elif query.sort == "trial" and query.descending:
         chosen.reverse()
+    # A query from a browser must not ask for everything at once.
     limit = max(0, min(query.limit, MOST_ROWS))
     offset = max(0, query.offset)
     return {
@@ -89,6 +90,7 @@ def _row(overview: Overview, at: int) -> dict[str, Any]:
 def _sorted(overview: Overview, chosen: list[int], query: Query) -> list[int]:
     """Sort by a column: numbers before texts, what has no value last in either direction."""
     value = _column(query.sort, overview)
+    # Numbers and texts do not compare, so the kind goes first in the key.
     known: list[tuple[tuple[int, Any], int]] = []
     empty: list[int] = []
     for at in chosen:
@@ -150,8 +152,8 @@ def _test(term: str, overview: Overview) -> Callable[[int], bool]:
         holds = _SIGNS[sign]
 
         def compared(at: int) -> bool:
-            own = value(at)
-            return isinstance(own, int | float) and not math.isnan(own) and holds(float(own), limit)
+            number_at = value(at)
+            return isinstance(number_at, int | float) and not math.isnan(number_at) and holds(float(number_at), limit)
 
         return compared
     wanted = sign == "="
@@ -172,7 +174,7 @@ def _metrics(overview: Overview) -> list[str]:
 
 
 def _parameters(overview: Overview) -> list[str]:
-    return [each["name"] for each in (overview.state.space or {}).get("parameters", [])]
+    return [item["name"] for item in (overview.state.space or {}).get("parameters", [])]
 
 
 def _started(trial: TrialState) -> float | None:

@@ -15,22 +15,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainwright.ensemble.combine.rule import Rule, Slots, combine
-from trainwright.ensemble.combine.rules import rule_of
+from trainwright.ensemble.combine.rule import CombinationRule, PredictionSlots, combine
+from trainwright.ensemble.combine.rules import make_rule
 from trainwright.ensemble.metrics import Array
 from trainwright.randomness import rng
 
-__all__ = ["RuleConformance"]
+__all__ = ["CombinationConformance"]
 
 
-class RuleConformance:
-    """Subclass as Test<Rule>, give `make_rule`; a rule made for a number of members is made for four."""
+class CombinationConformance:
+    """Subclass as Test<CombinationRule>, give `make_rule`; a rule made for a number of members is made for four."""
 
     MEMBERS: ClassVar[int] = 4
     ROWS: ClassVar[int] = 23
     COLUMNS: ClassVar[int] = 3
 
-    def make_rule(self) -> Rule:
+    def make_rule(self) -> CombinationRule:
         """Return the rule under test."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class RuleConformance:
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
         expected = combine(rule, predictions, weights)
         for order in permutations(range(self.MEMBERS)):
-            slots = Slots(rule=rule, weights=weights)
+            slots = PredictionSlots(rule=rule, weights=weights)
             for member in order:
                 slots.put(member, predictions[member])
             found = slots.combined()
@@ -101,7 +101,7 @@ class RuleConformance:
     def test_missing_members(self) -> None:
         """Without some members the answer is that of the rule for the subset, whose weights are scaled up."""
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
-        slots = Slots(rule=rule, weights=weights)
+        slots = PredictionSlots(rule=rule, weights=weights)
         slots.put(3, predictions[3])
         slots.put(1, predictions[1])
         found = slots.combined()
@@ -138,9 +138,9 @@ class RuleConformance:
     def test_json(self) -> None:
         """Name and settings make the rule again."""
         rule = self.make_rule()
-        assert rule_of(rule.to_json(), rule.outputs[0]) == rule
+        assert make_rule(rule.to_json(), rule.outputs[0]) == rule
 
-    def _state(self, rule: Rule, members: Sequence[int] | range) -> Any:
+    def _state(self, rule: CombinationRule, members: Sequence[int] | range) -> Any:
         predictions, weights = self.predictions(), self.weights()
         state = rule.init(self.ROWS, self.COLUMNS)
         for member in members:

@@ -3,17 +3,18 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from trainwright.cli.stages._stage import EXPORT, PLACEMENT, Outcome, Work, refuse_unknown, source_of
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, read_source, refuse_unknown
+from trainwright.engine import load_function
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.metrics import Array
 from trainwright.errors import InputError, ServeError
+from trainwright.listening import token_for
+from trainwright.randomness import rng
+from trainwright.serve import Deployment, Plan, Server, Settings
 
-if TYPE_CHECKING:
-    from trainwright.ensemble import Ensemble
-    from trainwright.ensemble.metrics import Array
-    from trainwright.serve import Settings
-
-__all__ = ["Deploying"]
+__all__ = ["DeploymentStage"]
 
 _WHERE = "[deployment]"
 _ROWS = 32
@@ -21,7 +22,7 @@ _NEAR = 1e-6  # of the greatest answer, or of 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deploying:
+class DeploymentStage:
     """The settings of a [deployment] table; unchanged while they, the ensemble and its allocation are.
 
     `rows` names a function that returns a batch of inputs to ask; without it they are drawn.
@@ -35,10 +36,8 @@ class Deploying:
     settings: "Settings | None" = field(default=None)
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "Deploying":
+    def of(cls, table: Mapping[str, Any]) -> "DeploymentStage":
         """Return the stage of a [deployment] table: `rows`, `host`, `port`, `token_file`, and what `Settings` takes."""
-        from trainwright.serve import Settings
-
         limits = [one.name for one in fields(Settings)]
         refuse_unknown(_WHERE, table, ["rows", "host", "port", "token_file", *limits])
         for name, value in table.items():
@@ -49,24 +48,21 @@ class Deploying:
         port = table.get("port", cls.port)
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
             raise InputError(f"{_WHERE} port: got {port!r}; allowed: a whole number from 0 to 65535")
-        own = {name: value for name, value in table.items() if name not in limits}
-        return cls(**own, settings=Settings(**{name: table[name] for name in limits if name in table}))
+        choices = {name: value for name, value in table.items() if name not in limits}
+        return cls(**choices, settings=Settings(**{name: table[name] for name in limits if name in table}))
 
-    def inputs(self, work: Work) -> Mapping[str, Any]:
+    def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, the ensemble's manifest and its plan."""
         return {
             "settings": {**asdict(self), "host": None, "port": None, "token_file": None},  # of --serve alone
             "ensemble": work.read(self.name, f"{EXPORT}/manifest.json", "ensemble"),
             "allocation": work.read(self.name, PLACEMENT, "allocation"),
-            "code": None if self.rows is None else source_of(self.rows, f"{_WHERE} rows"),
+            "code": None if self.rows is None else read_source(self.rows, f"{_WHERE} rows"),
         }
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: StageRun) -> StageOutcome:
         """Start the workers, ask for one answer, and compare it with that of the ensemble in this process."""
         import numpy as np
-
-        from trainwright.ensemble import Ensemble
-        from trainwright.serve import Deployment, Plan
 
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
@@ -78,29 +74,25 @@ class Deploying:
             started = time.perf_counter()
             answer = service.predict(x)
             ended = time.perf_counter()
-        apart = float(np.abs(answer - expected).max()) if answer.shape == expected.shape else float("inf")
-        if not apart <= _NEAR * max(1.0, float(np.abs(expected).max())):
+        difference = float(np.abs(answer - expected).max()) if answer.shape == expected.shape else float("inf")
+        if not difference <= _NEAR * max(1.0, float(np.abs(expected).max())):
             raise ServeError(
-                f"deployment: the served ensemble answered {len(x)} rows otherwise than the ensemble, by {apart:g}; "
-                "allowed: rounding; its export or its code differ from what was trained"
+                f"deployment: the served ensemble answered {len(x)} rows otherwise than the ensemble, by "
+                f"{difference:g}; allowed: rounding; its export or its code differ from what was trained"
             )
-        return Outcome(
+        return StageOutcome(
             content={
                 "rows": len(x),
-                "difference": apart,
+                "difference": difference,
                 "start_seconds": started - begun,
                 "answer_ms": 1e3 * (ended - started),
                 "processes": 0 if plan.in_process else len(plan.instances),
             }
         )
 
-    def serve(self, work: Work) -> Mapping[str, Any]:
+    def serve(self, work: StageRun) -> Mapping[str, Any]:
         """Answer requests over HTTP until told to end; return what was answered."""
         from pathlib import Path
-
-        from trainwright.ensemble import Ensemble
-        from trainwright.listening import token_for
-        from trainwright.serve import Deployment, Plan, Server
 
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))
         # What this very workflow exported, whose training function is the user's own program.
@@ -112,8 +104,8 @@ class Deploying:
         def ready(server: Server) -> None:
             print(f"ready: {server.url}/?token={server.token}" if server.token else f"ready: {server.url}", flush=True)
 
-        told: Mapping[str, Any] = server.run(on_ready=ready)
-        return told
+        description: Mapping[str, Any] = server.run(on_ready=ready)
+        return description
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print that it answers as it should."""
@@ -129,9 +121,6 @@ class Deploying:
 
     def _rows(self, ensemble: "Ensemble") -> "Array":
         import numpy as np
-
-        from trainwright.engine import load_function
-        from trainwright.randomness import rng
 
         if self.rows is not None:
             return np.asarray(load_function(self.rows, f"{_WHERE} rows")())

@@ -9,7 +9,7 @@ from trainwright.errors import InputError, StudyError
 from trainwright.ledger import Cursor, State, Status, TrialState, blocks, fold, open_ledger
 from trainwright.study.job import JobNote
 
-__all__ = ["Endings", "Growing", "follow"]
+__all__ = ["FinishedTrials", "Growing", "follow"]
 
 _ENDS = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
 
@@ -17,14 +17,14 @@ _ENDS = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDO
 class Growing(Protocol):
     """An export that was written once and goes on with the study."""
 
-    endings: "Endings"
+    finished: "FinishedTrials"
 
     def update(self) -> int:
         """Append the trials that have ended since the last call; return how many."""
         ...
 
 
-class Endings:
+class FinishedTrials:
     """Reads a study's ledger and tells which trials have ended since, in the order of their numbers.
 
     With `lost`, lost trials count as ended; without, only once it is settled what becomes of them. `last` leaves all
@@ -38,7 +38,7 @@ class Endings:
         self.state = State()
         self._statuses = _ENDS | ({Status.LOST} if lost else set())
         self._last = last
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._ledger = open_ledger(directory)
         self._cursor: Cursor | None = None
         self.study_id = self._ledger.study_id
@@ -54,9 +54,11 @@ class Endings:
 
     def news(self) -> list[TrialState]:
         """Return the trials that ended since the last call."""
+        # In the order of numbers, so that an export repeated from the start is the same.
         ended = [number for number, trial in self.state.trials.items() if trial.status in self._statuses]
-        new = sorted(set(ended) - self._told)
-        self._told.update(new)
+        new = sorted(set(ended) - self._reported)
+        self._reported.update(new)
+        # `last` cuts the first batch only; later trials are all new.
         chosen, self._last = new[-self._last if self._last else 0 :], None
         return [self.state.trials[number] for number in chosen]
 
@@ -71,7 +73,7 @@ class Endings:
 
 def follow(exports: Sequence[Growing], *, poll_seconds: float = 2.0) -> None:
     """Go on with exports until the study has the results that it was run for, or until Ctrl-C."""
-    while not all(export.endings.settled for export in exports):
+    while not all(export.finished.settled for export in exports):
         time.sleep(poll_seconds)
         for export in exports:
             export.update()

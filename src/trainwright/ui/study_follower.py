@@ -12,7 +12,7 @@ from trainwright.errors import TrainwrightError
 from trainwright.ledger import Cursor, Dropped, Ledger, State, blocks, fold, is_url, open_ledger, under_way
 from trainwright.report.overview import Overview
 
-__all__ = ["Follower"]
+__all__ = ["StudyFollower"]
 
 _POLL_SECONDS = 0.25
 _LOOK_SECONDS = 1.0  # between looks whether those who run trials are at work
@@ -20,7 +20,7 @@ _IDLE_SECONDS = 60.0  # after nobody asked for so long, nothing is read until so
 _REOPEN_SECONDS = 2.0  # between attempts on a ledger that cannot be read
 
 
-class Follower:
+class StudyFollower:
     """A study that is followed from the first question on: its state, and a revision that grows with every change.
 
     `error` is the sentence that says why the ledger cannot be read now; what was read before is kept. `records` counts
@@ -92,6 +92,7 @@ class Follower:
         """Read what is new and return whether there was anything; an error is kept as a sentence."""
         before = self.revision
         try:
+            # Blocks are folded one by one under the lock, so that readers wait for one block at most.
             ledger = self._opened()
             for records, cursor in blocks(ledger, self._cursor):
                 with self._lock:
@@ -102,6 +103,7 @@ class Follower:
                         self.revision += 1
                 if self._ending.is_set():
                     return True
+            # Whether workers are at work changes without a record: their heartbeats stop.
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
                 self._look(under_way(ledger, self._state))
             self._tell(error=None, dropped=ledger.dropped())
@@ -117,6 +119,7 @@ class Follower:
         if self._ledger is None:
             ledger = open_ledger(self.where)
             with self._lock:
+                # A study deleted and begun again in the same place is another study.
                 if self.study_id != ledger.study_id:  # the first look, or another study in the same place
                     self._state, self._cursor, self.study_id = State(), None, ledger.study_id
                     self.records, self.loaded = 0, False
@@ -139,6 +142,7 @@ class Follower:
 
     def _tell(self, *, error: str | None, dropped: list[Dropped]) -> None:
         with self._lock:
+            # A new revision only if something changed, since every page draws again on it.
             if (error, len(dropped), True) != (self.error, len(self._dropped), self.loaded):
                 self.error, self._dropped, self.loaded = error, dropped, True
                 self.revision += 1
@@ -150,6 +154,7 @@ class Follower:
             if not frozen:  # what was read stays: the garbage collector need not look at it again and again
                 gc.freeze()
                 frozen = True
+            # Nobody looks at this study: stop polling its file system until somebody does.
             if time.monotonic() - self._asked > _IDLE_SECONDS:
                 self._wanted.clear()
                 self._wanted.wait()
