@@ -185,7 +185,7 @@ def test_data_groups_of_a_hybrid_share_uplinks():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"operation": "allreduce"}, r"got 'allreduce'; allowed: all_reduce, .*did you mean 'all_reduce'"),
+        ({"operation": "allreduce"}, r"got 'allreduce'; allowed: 'all_reduce', .*did you mean 'all_reduce'"),
         ({"bytes": -1}, "bytes of all_reduce: got -1.0; allowed: numbers >= 0"),
         ({"bytes": math.nan}, "got nan; allowed: numbers >= 0"),
         ({"flows": 0.5}, "flows: got 0.5; allowed: a number >= 1"),

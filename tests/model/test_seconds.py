@@ -143,7 +143,7 @@ def test_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schema": 7}, "schema: got 7; allowed: 1; trace the model again"),
+        ({"schema": 7}, "schema: got 7; allowed: 2; trace the model again"),
         ({"torch_version": "1.0.0"}, "traced by torch 1.0.0, here is torch 2"),
         ({"batch": 3}, "is not that of its content"),
         ({"colour": "red"}, "got ['colour']; allowed: "),

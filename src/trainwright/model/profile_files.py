@@ -15,7 +15,7 @@ from trainwright.model.profile_fields import ProfileFields
 
 __all__ = ["SCHEMA", "hash_profile", "profile_from_json", "profile_to_json", "read_profile", "write_profile"]
 
-SCHEMA = 1
+SCHEMA = 2
 _TIMES = {
     "forward_seconds", "backward_seconds", "update_seconds", "framework_seconds", "origin", "torch_version",
     "smaller_batches", "smaller_forward_seconds", "smaller_backward_seconds", "smaller_framework_seconds",
@@ -64,6 +64,7 @@ def profile_from_json(document: Any, where: str = "profile") -> ProfileFields:
     # Another torch may save other tensors: its bytes would be wrong, so the profile is refused.
     if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:
         raise ProfileError(f"{where}: traced by torch {profile.torch_version}, here is torch {installed}; {_RETRACE}")
+    # A file that was edited by hand no longer describes the model that was traced.
     if document.get("hash") != hash_profile(profile):
         raise ProfileError(f"{where}: its hash {document.get('hash')!r} is not that of its content; {_RETRACE}")
     return profile

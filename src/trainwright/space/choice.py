@@ -55,14 +55,14 @@ class Choice(Varying):
         default: Any = UNSET,
         when: Condition | None = None,
     ) -> None:
-        given = {
+        values_by_name = {
             "values": tuple(to_python(value) for value in values),
             "ordered": ordered,
             "weights": None if weights is None else tuple(to_python(weight) for weight in weights),
             "default": to_python(default),
             "when": when,
         }
-        for name, value in given.items():
+        for name, value in values_by_name.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -112,6 +112,7 @@ class Choice(Varying):
         seen = set()
         for value in self.values:
             check_value(name, value)
+            # 1, 1.0 and True are equal in Python and different here, so duplicates are found by their JSON.
             if canonical_json(value) in seen:
                 raise SpaceError(
                     f"{name}: value {value!r} is listed twice; list each once, and use weights to favour it"

@@ -19,6 +19,7 @@ from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Storage
 from trainwright.errors import InputError
+from trainwright.validators import check, integer, one_of
 
 __all__ = ["calibrate"]
 
@@ -47,17 +48,13 @@ def calibrate(
     ranks share processors: the times hold only for the measured sizes of groups, and torch's own code is measured
     too. Rank 0 calls `say` with the next phase.
     """
-    if devices not in {"cpu", "cuda"}:
-        raise InputError(f"devices: got {devices!r}; allowed: cpu, cuda")
+    check(devices, one_of("cpu", "cuda"), "devices")
     if devices == "cuda" and torch.cuda.device_count() < here.on_node:
         raise InputError(
             f"devices: got cuda with {here.on_node} ranks a node; allowed: cpu, or as many ranks as the node has GPUs: "
             f"{torch.cuda.device_count()}"
         )
-    if repeats < 2:
-        raise InputError(
-            f"repeats: got {repeats}; allowed: a whole number >= 2, for errors come from their differences"
-        )
+    check(repeats, integer(minimum=2), "repeats")  # errors come from the differences of repeats
     device = torch.device("cpu") if devices == "cpu" else torch.device("cuda", here.local_rank)
     if devices == "cuda":
         torch.cuda.set_device(device)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 
-from trainwright.errors import InputError, closest
+from trainwright.errors import InputError
+from trainwright.validators import check, one_of, optional
 
 __all__ = ["LAUNCHERS", "RankPlace", "find_rank_place", "join_process_group"]
 
@@ -67,8 +68,7 @@ def find_rank_place(launcher: str | None = None, environment: Mapping[str, str] 
 
     Raises `InputError` if the launcher is unknown, did not start this process, or did so unevenly.
     """
-    if launcher is not None and launcher not in _LAUNCHERS:
-        raise InputError(f"launch: got {launcher!r}; allowed: {', '.join(LAUNCHERS)}{closest(launcher, LAUNCHERS)}")
+    check(launcher, optional(one_of(*LAUNCHERS)), "launch")
     if launcher is None and not {"RANK", "WORLD_SIZE"} <= set(environment):
         return RankPlace()
     name = launcher or "torchrun"

@@ -106,8 +106,8 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     sizes = tuple(4 * (width + 1) * width for width in widths)
     units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
     # The spread over the moments, relative to their mean, as a root mean square over all widths.
-    apart = [spread_of_middle(times) / mean_of_middle(times) for times in zip(*every[1:], strict=True)]
-    return units, math.sqrt(statistics.fmean(each**2 for each in apart))
+    deviation = [spread_of_middle(times) / mean_of_middle(times) for times in zip(*every[1:], strict=True)]
+    return units, math.sqrt(statistics.fmean(each**2 for each in deviation))
 
 
 def measure_runtime(
@@ -161,14 +161,14 @@ def measure_runtime(
     # The first entry is over all moments, the others are single moments, for the spread.
     (own, longer), *moments = found
     every = [list(itertools.chain(*each)) for _, each in moments]
-    apart = math.hypot(*(spread_of_middle(times) for times in zip(*every, strict=True)))
+    deviation = math.hypot(*(spread_of_middle(times) for times in zip(*every, strict=True)))
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
     # A cluster's `pass_seconds` must rise.
     order = sorted(range(len(own)), key=own.__getitem__)
     names = ("step", *_SCHEDULES)
     smooth = (fit_rising(own, times) for times in longer)
     runtimes = {name: tuple(times[place] for place in order) for name, times in zip(names, smooth, strict=True)}
-    return tuple(own[place] for place in order), runtimes, apart / mean if mean else 0.0
+    return tuple(own[place] for place in order), runtimes, deviation / mean if mean else 0.0
 
 
 def fit_rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
@@ -242,8 +242,8 @@ def _make_pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> W
     def once() -> None:
         # As in a training step: gradients start empty, the last rank's loss reaches everyone.
         stage.submod.zero_grad()
-        given = (whole,) if rank == 0 else ()
-        iteration.step(*given, target=target if rank == ranks - 1 else None, return_outputs=False)
+        arguments = (whole,) if rank == 0 else ()
+        iteration.step(*arguments, target=target if rank == ranks - 1 else None, return_outputs=False)
         dist.broadcast(loss, ranks - 1)
         dist.all_reduce(loss)
 

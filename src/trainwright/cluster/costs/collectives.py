@@ -11,7 +11,8 @@ from trainwright.cluster.costs.contention import contention
 from trainwright.cluster.costs.hockney import Seconds, ring_seconds, send_seconds, tree_seconds
 from trainwright.cluster.network import OPERATIONS, NetworkLevel, Operation
 from trainwright.cluster.placement import group_tier
-from trainwright.errors import InputError, closest
+from trainwright.errors import InputError
+from trainwright.validators import check, number, one_of
 
 __all__ = ["CollectiveCost", "collective_candidates", "collective_seconds", "collective_times"]
 
@@ -73,20 +74,16 @@ def collective_candidates(
 def _price_algorithms(
     cluster: Cluster, operation: Operation, size: Seconds, *, ranks: int, stride: int, flows: float
 ) -> dict[str, Seconds]:
-    if operation not in OPERATIONS:
-        raise InputError(
-            f"operation: got {operation!r}; allowed: {', '.join(OPERATIONS)}{closest(operation, OPERATIONS)}"
-        )
+    check(operation, one_of(*OPERATIONS), "operation")
     if not np.all(np.greater_equal(size, 0)):
         raise InputError(f"bytes of {operation}: got {size!r}; allowed: numbers >= 0")
-    if not flows >= 1:
-        raise InputError(f"flows: got {flows!r}; allowed: a number >= 1, the groups that share a link")
+    check(flows, number(minimum=1), "flows")
     if ranks == 1:
         return {"none": size * 0.0}
     tier = _level_of(cluster, ranks, stride)
     # Measured times come first: no formula knows what the machine's library does.
     on_node = min(ranks, max(1, cluster.devices_per_node // stride))
-    times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks, on_node)), None)
+    times = next((known for known in cluster.measured if known.matches(operation, tier.name, ranks, on_node)), None)
     if times is not None:
         return {"measured": times.at(size, flows)}
     # Processes that share processors slow each other down in a way that no formula extrapolates.
@@ -107,6 +104,7 @@ def _by_formula(
 ) -> dict[str, Seconds]:
     tier = _level_of(cluster, ranks, stride)
     alpha, beta = tier.alpha, tier.beta * flows
+    # Point-to-point and one-to-all operations have a single algorithm here.
     if operation == "send":
         return {"direct": send_seconds(size, alpha, beta)}
     if operation == "broadcast":

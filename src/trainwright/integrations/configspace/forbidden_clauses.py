@@ -75,6 +75,7 @@ class Forbidden:
     def _require_active(self, conjunction: Conjunction) -> Conjunction:
         """Add that the conditional parameters which a conjunction does not compare are active."""
         compared = {name for name, _ in conjunction}
+        # ConfigSpace's clauses are false for inactive parameters only where they compare them.
         missing = [n for n in self.expression.names if n not in compared and self.parameters[n].when is not None]
         whole = conjunction + tuple((name, self._is_active(name)) for name in missing)
         if not whole:  # no configuration is legal
@@ -101,6 +102,7 @@ class Forbidden:
         return self._convert_comparison(node, truth=truth)
 
     def _bounded_product(self, parts: list[list[Conjunction]]) -> Any:
+        # A normal form can grow exponentially; beyond the limit values are listed instead.
         if math.prod(map(len, parts)) > self.most:
             raise _Inexpressible
         return itertools.product(*parts)
@@ -110,8 +112,8 @@ class Forbidden:
         # A parameter with few values: those that make the comparison true are listed.
         if len(names) == 1 and (values := values_of(self.parameters[names[0]])) is not None:
             holds = self._evaluate_node(node, {names[0]: values})
-            kept = [value for value, held in zip(values, holds, strict=True) if bool(held) is truth]
-            return [((names[0], self._one_of_values(names[0], kept)),)] if kept else []
+            matching = [value for value, is_true in zip(values, holds, strict=True) if bool(is_true) is truth]
+            return [((names[0], self._one_of_values(names[0], matching)),)] if matching else []
         if not isinstance(node, ast.Compare):
             raise _Inexpressible
         op = type(node.ops[0])
@@ -151,6 +153,7 @@ class Forbidden:
     def _compare_parameters(self, left: str, op: type[ast.cmpop], right: str) -> list[Conjunction]:
         if op is ast.NotEq:
             return self._compare_parameters(left, ast.Lt, right) + self._compare_parameters(left, ast.Gt, right)
+        # Relations between texts know equality alone.
         text = {self.kinds[left], self.kinds[right]} - {"bool", "int", "float"}
         if text and op is not ast.Eq:
             raise _Inexpressible
@@ -191,7 +194,7 @@ class Forbidden:
         for combination in itertools.product(*(lists[name] for name in rest)):
             fixed = {name: [value] * len(lists[last]) for name, value in zip(rest, combination, strict=True)}
             holds = self._evaluate_node(tree, {**fixed, last: lists[last]})
-            bad = [value for value, held in zip(lists[last], holds, strict=True) if not held]
+            bad = [value for value, is_true in zip(lists[last], holds, strict=True) if not is_true]
             if bad:
                 equal = [(n, self._one_of_values(n, [value])) for n, value in zip(rest, combination, strict=True)]
                 found.append((*equal, (last, self._one_of_values(last, bad))))

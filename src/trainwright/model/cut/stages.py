@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ from trainwright.errors import ProfileError
 from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between
 from trainwright.model.cut.fusion import fuse_layers
 from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
+from trainwright.model.cut.lifetimes import StorageLives
 from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
 from trainwright.model.layer import Layer, Stage
 from trainwright.model.profile_fields import ProfileFields
@@ -79,9 +80,9 @@ class CutRecording:
                 last_read[number] = i
         found = set()
         for number, i in last_read.items():
-            made = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
+            maker = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
             # Read in a later stage, though it is neither the maker's output nor there all along: shared.
-            if bisect.bisect_left(ends, i) > made and number not in self.outputs[made] | self.recording.fixed:
+            if bisect.bisect_left(ends, i) > maker and number not in self.outputs[maker] | self.recording.fixed:
                 found.add(number)
         return found
 
@@ -112,19 +113,19 @@ class CutRecording:
         recording = self.recording
         outside = _read_in_other_layers(recording, self.layers)
         weights = WeightCounter(recording.parameters, recording.trained)
-        lives = _StorageLives(recording, self._find_pending_gradients())
+        lives = StorageLives(recording, self._find_pending_gradients())
         again = self._match_no_grad_pass()
         saved, copies = self._saved_by_layer(), self._find_weight_copies()
         names, paths = _UniqueNames(), _UniqueNames()
         found = []
         before = 0
         for k, (first, last) in enumerate(self.spans):
-            own = lives.made_in(first, last) - self.common
+            made_here = lives.made_in(first, last) - self.common
             # Saved bytes (w_a): what the stage made and what lives when the forward pass is done, its output included.
-            kept = (own & recording.kept) | (self.outputs[k] & own)
-            saved_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
+            saved_here = (made_here & recording.live_after_forward) | (self.outputs[k] & made_here)
+            saved_bytes, output = lives.bytes(saved_here), lives.bytes(self.outputs[k])
             # The forward peak beyond the saved bytes.
-            forward = max(0, lives.peak(own, first, last) - saved_bytes)
+            forward = max(0, lives.peak(made_here, first, last) - saved_bytes)
             plain = max(0, saved_bytes + forward - output)
             # The pass without gradients was recorded too: its peak is measured instead of bounded.
             if again:
@@ -159,8 +160,10 @@ class CutRecording:
                 output_bytes=output,
                 saved_bytes=saved_bytes,
                 forward_temporary_bytes=forward,
-                plain_temporary_bytes=plain,
-                backward_temporary_bytes=self._backward_temporary(lives, k, kept, saved_bytes + gradient + before),
+                no_grad_temporary_bytes=plain,
+                backward_temporary_bytes=self._backward_temporary(
+                    lives, k, saved_here, saved_bytes + gradient + before
+                ),
                 gradient_bytes=gradient,
             )
             found.append((stage, layers))
@@ -172,14 +175,14 @@ class CutRecording:
         operations = self.recording.operations
         return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
 
-    def _backward_temporary(self, lives: "_StorageLives", k: int, kept: set[int], charged: int) -> int:
+    def _backward_temporary(self, lives: StorageLives, k: int, saved: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
         if first == past:
             return 0
         # What backward has made, plus what is left of the saved bytes, minus all that the convention already charges.
         transient = lives.backward_live(first, past)
-        held = lives.alive(kept, first, past)
-        return max(0, max(a + b for a, b in zip(transient, held, strict=True)) - charged)
+        remaining = lives.alive(saved, first, past)
+        return max(0, max(a + b for a, b in zip(transient, remaining, strict=True)) - charged)
 
     def _find_pending_gradients(self) -> dict[int, int]:
         """Return the gradients of tied weights that wait for the share of another use, and where the wait ends.
@@ -231,16 +234,16 @@ class CutRecording:
                 saved.setdefault(start, set()).add(number)
         return saved
 
-    def _rerun_bytes(self, layer: LayerOperations, lives: "_StorageLives") -> int:
+    def _rerun_bytes(self, layer: LayerOperations, lives: StorageLives) -> int:
         """Return the bytes that autograd saves only because of a call of torch's attention in this layer.
 
         Running the call again needs its inputs: those that would not be saved otherwise are subtracted.
         """
         operations, until = self.recording.operations, self.recording.saved_until
-        own = [i for i in layer.forward if operations[i].call in self.recording.attentions]
-        made = {number for i in own for number in operations[i].creates}
-        read = {number for i in own for number in operations[i].reads} - made - self.recording.fixed - until.keys()
-        alone = {number for number in made if until.get(number, own[-1] + 1) <= own[-1]}
+        calls = [i for i in layer.forward if operations[i].call in self.recording.attentions]
+        results = {number for i in calls for number in operations[i].creates}
+        read = {number for i in calls for number in operations[i].reads} - results - self.recording.fixed - until.keys()
+        alone = {number for number in results if until.get(number, calls[-1] + 1) <= calls[-1]}
         return max(0, lives.bytes(alone) - lives.bytes(read))
 
     def _find_weight_copies(self) -> set[int]:
@@ -248,8 +251,12 @@ class CutRecording:
         recording = self.recording
         cast = torch.ops.aten._to_copy.default  # noqa: SLF001 -- what autocast calls
         forward = recording.operations[: recording.parts["forward"][1]]
-        made = [each for each in forward if each.func is cast and each.reads.keys() & recording.parameters.keys()]
-        return {number for operation in made for number in operation.creates}
+        casts = [
+            operation
+            for operation in forward
+            if operation.func is cast and operation.reads.keys() & recording.parameters.keys()
+        ]
+        return {number for operation in casts for number in operation.creates}
 
 
 def _input_storage(recording: Recording) -> frozenset[int]:
@@ -261,64 +268,11 @@ class _UniqueNames:
     """Makes names unique: a second "add" becomes "add_2"."""
 
     def __init__(self) -> None:
-        self.given: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        self.given[name] = self.given.get(name, 0) + 1
-        return name if self.given[name] == 1 else f"{name}_{self.given[name]}"
-
-
-class _StorageLives:
-    """Answers which storages live when, and how many bytes they hold."""
-
-    def __init__(self, recording: Recording, pending: dict[int, int]) -> None:
-        self.storages = recording.storages
-        self.pending = pending
-        self.fixed = recording.fixed
-        # Sorted by birth, so that the storages made in an interval are one slice.
-        order = sorted((stored.first, number) for number, stored in recording.storages.items())
-        self.order = [number for _, number in order]
-        self.firsts = [first for first, _ in order]
-        self.backward, self.end = recording.parts["backward"]
-        self.changes = self._backward_changes(recording.gradients)
-
-    def made_in(self, first: int, last: int) -> set[int]:
-        """Return the storages made by operations first..last."""
-        low, high = bisect.bisect_left(self.firsts, first), bisect.bisect_right(self.firsts, last)
-        return set(self.order[low:high]) - self.fixed
-
-    def bytes(self, numbers: Collection[int]) -> int:
-        """Return the bytes of storages."""
-        return sum(self.storages[number].bytes for number in numbers)
-
-    def differentiable(self, number: int) -> bool:
-        """Return whether a storage gets a gradient."""
-        return self.storages[number].carries_gradient and self.storages[number].floating
-
-    def peak(self, numbers: Collection[int], first: int, last: int) -> int:
-        """Return the peak bytes of `numbers` while operations first..last run."""
-        return max(self.alive(numbers, first, last + 1), default=0)
-
-    def alive(self, numbers: Collection[int], first: int, past: int) -> list[int]:
-        """Return the bytes of `numbers` that live at each operation from `first` to before `past`."""
-        # A difference array: plus at birth, minus after death, then one running sum.
-        changes = [0] * (past - first + 1)
-        for number in numbers:
-            stored = self.storages[number]
-            start = max(stored.first, first, self.pending.get(number, first))
-            end = past - 1 if stored.last < 0 else min(stored.last, past - 1)
-            if start <= end:
-                changes[start - first] += stored.bytes
-                changes[end + 1 - first] -= stored.bytes
-        return list(accumulate(changes[:-1]))
-
-    def backward_live(self, first: int, past: int) -> list[int]:
-        """Return the live bytes that backward has made, without gradients of parameters."""
-        return self.changes[first - self.backward : past - self.backward]
-
-    def _backward_changes(self, gradients: Collection[int]) -> list[int]:
-        made = self.made_in(self.backward, self.end - 1) - set(gradients) if self.end > self.backward else set()
-        return self.alive(made, self.backward, self.end) if self.end > self.backward else []
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return name if self.counts[name] == 1 else f"{name}_{self.counts[name]}"
 
 
 def make_profile(
@@ -369,7 +323,7 @@ def make_profile(
 def _update_bytes(recording: Recording) -> int:
     """Return the peak bytes of the temporaries of the optimizer's step."""
     first, past = recording.parts["update"]
-    lives = _StorageLives(recording, {})
+    lives = StorageLives(recording, {})
     return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0
 
 

@@ -16,6 +16,7 @@ from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.trace.failures import Untraceable
 from trainwright.model.trace.recording import Recording, record_step
 from trainwright.model.trace.step import Loss, MakeOptimizer, TrainingStep, prepare_step
+from trainwright.validators import check, integer
 
 __all__ = ["TraceOptions", "measure_model", "trace_model"]
 
@@ -37,7 +38,7 @@ class TraceOptions:
     fuse: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
+        if not isinstance(self.model, nn.Module):  # the model itself may be too long for a message
             raise ProfileError(f"model: got {type(self.model).__name__}; allowed: a torch.nn.Module")
         batch_size(self.sample)
 
@@ -46,9 +47,10 @@ class TraceOptions:
         """The device asked for, else the model's where it is there, else the CPU."""
         if self.device is not None:
             return torch.device(self.device)
+        # A model on a GPU is traced by CUDA's rules for mixed precision and attention.
         first = next(self.model.parameters(), None)
-        there = first is not None and first.is_cuda and torch.cuda.is_available()
-        return torch.device("cuda" if there else "cpu")
+        on_cuda = first is not None and first.is_cuda and torch.cuda.is_available()
+        return torch.device("cuda" if on_cuda else "cpu")
 
     @property
     def granule_bytes(self) -> int:
@@ -98,9 +100,8 @@ def trace_model(request: TraceOptions) -> ProfileFields:
 
 def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) -> ProfileFields:
     """Return the profile of a step with the seconds of each operation, and of the whole step."""
-    for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ProfileError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
+    check(warmup, integer(minimum=0), "warmup", ProfileError)
+    check(repeats, integer(minimum=1), "repeats", ProfileError)
     profile = _measure_once(request, warmup, repeats)
     batch = profile.batch
     smaller = []

@@ -18,15 +18,15 @@ def replace_attention(run: Callable[..., Any]) -> Iterator[None]:
     torch's encoder layers in evaluation is switched off.
     """
     # The fast path of torch's encoder layers would bypass the replaced function.
-    own, fast = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
+    original, fast = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
 
     def attention(*args: Any, **kwargs: Any) -> Any:
-        return run(own, *args, **kwargs)
+        return run(original, *args, **kwargs)
 
     functional.scaled_dot_product_attention = attention
     mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = own
+        functional.scaled_dot_product_attention = original
         mha.set_fastpath_enabled(fast)

@@ -37,7 +37,7 @@ def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     Returns NotImplemented if it has no fake arguments, writes to its arguments, or fails on real tensors too.
     """
     # Views and in-place operations would have to share storages with their arguments, which a stand-in cannot.
-    tensors = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, FakeTensor)]
+    tensors = [tensor for tensor in tree_leaves((tuple(args), dict(kwargs))) if isinstance(tensor, FakeTensor)]
     if not tensors or func._schema.is_mutable or func.is_view:  # noqa: SLF001  no public name
         return NotImplemented
     try:
@@ -52,8 +52,8 @@ def _stand_in(value: Any) -> Any:
     if not isinstance(value, FakeTensor):
         return torch.device("cpu") if isinstance(value, torch.device) else value
     # Floats may hold anything; integers may be indices, and zero is a valid one.
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    return made if value.is_floating_point() or value.is_complex() else made.zero_()
+    stand_in = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    return stand_in if value.is_floating_point() or value.is_complex() else stand_in.zero_()
 
 
 def _to_fake(like: FakeTensor, value: Any) -> Any:
@@ -71,8 +71,8 @@ def _with_workspace(place: int) -> Callable[..., Any]:
             real = func(*tree_map(_to_zeros, tuple(args)), **tree_map(_to_zeros, dict(kwargs)))
         if real[place] is None:  # nothing is kept where no gradients are wanted
             return result
-        made = result[place].new_empty(real[place].numel())
-        return type(result)((*result[:place], made, *result[place + 1 :]))
+        stand_in = result[place].new_empty(real[place].numel())
+        return type(result)((*result[:place], stand_in, *result[place + 1 :]))
 
     return correct
 
@@ -88,7 +88,7 @@ def _like_input(_: Any, args: Sequence[Any], __: Mapping[str, Any], result: Any)
 
 def _in_fp32(_: Any, __: Sequence[Any], ___: Mapping[str, Any], result: Any) -> Any:
     """Recurrent layers: their gradients are float32, where torch 2.11 reports the input's precision."""
-    return type(result)(each.float() if isinstance(each, FakeTensor) else each for each in result)
+    return type(result)(tensor.float() if isinstance(tensor, FakeTensor) else tensor for tensor in result)
 
 
 _CORRECTIONS: dict[str, Callable[..., Any]] = {

@@ -160,7 +160,7 @@ class StepRecorder(StorageTracker):
         for tensor in inputs:
             if id(tensor) not in shaped:
                 shaped[id(tensor)] = TensorShape.of(tensor)
-                reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
+                reads.update((entry.number, shaped[id(tensor)]) for entry in self.see(tensor))
         # Autograd works above this dispatch: the node of this operation exists already.
         forward = self._forward_operation()
         try:
@@ -172,9 +172,9 @@ class StepRecorder(StorageTracker):
                 self.failure = _FailedOperation(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
                 raise
         outputs = tensors_in(result)
-        made = [(held, tensor) for tensor in outputs for held in self.see(tensor)]
+        seen = [(entry, tensor) for tensor in outputs for entry in self.see(tensor)]
         # Results in storages that were not read are new; others are views or changed in place.
-        creates = tuple(dict.fromkeys(held.number for held, _ in made if held.number not in reads))
+        creates = tuple(dict.fromkeys(entry.number for entry, _ in seen if entry.number not in reads))
         writes = _written_storages(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
         self._funcs.add(func)
         call = self._stack[-1]
@@ -196,9 +196,9 @@ class StepRecorder(StorageTracker):
         )
         # Gradients flow from any input that carries them to every floating result.
         flows = any(self.storages[number].carries_gradient for number in reads)
-        for held, tensor in made:
-            stored = self.storages[held.number]
-            if held.number in creates:
+        for entry, tensor in seen:
+            stored = self.storages[entry.number]
+            if entry.number in creates:
                 stored.elements, stored.floating = tensor.numel(), tensor.is_floating_point()
             stored.carries_gradient |= flows and stored.floating
         return result
@@ -244,11 +244,11 @@ class StepRecorder(StorageTracker):
         """Record what autograd saves for the backward pass of the operations inside."""
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            for held in self.see(tensor):
+            for entry in self.see(tensor):
                 # What is saved while a fused attention runs belongs to its call, not to the operation before.
                 place = max(self._stack[-1].first, len(self.operations) - 1)
-                self.saved.setdefault(held.number, place)
-                self.saved_until[held.number] = place
+                self.saved.setdefault(entry.number, place)
+                self.saved_until[entry.number] = place
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -258,9 +258,9 @@ class StepRecorder(StorageTracker):
         """Return the numbers of the storages of tensors, and mark those that carry gradients."""
         found = set()
         for tensor in tensors_in(tree):
-            for held in self.see(tensor):
-                found.add(held.number)
-                stored = self.storages[held.number]
+            for entry in self.see(tensor):
+                found.add(entry.number)
+                stored = self.storages[entry.number]
                 stored.carries_gradient |= tensor.requires_grad
                 stored.elements = max(stored.elements, tensor.numel())
                 stored.floating = tensor.is_floating_point()
@@ -277,13 +277,13 @@ class StepRecorder(StorageTracker):
         return self._stack[-1].path
 
     def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
-        held = super()._one(tensor)
-        if held is not None and held.number not in self.storages:
-            self.storages[held.number] = StorageLife(held.bytes, len(self.operations))
-        return held
+        entry = super()._one(tensor)
+        if entry is not None and entry.number not in self.storages:
+            self.storages[entry.number] = StorageLife(entry.bytes, len(self.operations))
+        return entry
 
-    def _freed(self, held: LiveStorage) -> None:
-        self.storages[held.number].last = len(self.operations) - 1
+    def _freed(self, entry: LiveStorage) -> None:
+        self.storages[entry.number].last = len(self.operations) - 1
 
     def _forward_operation(self) -> int:
         """Return the forward operation that a backward operation belongs to, -1 in the forward pass."""
@@ -327,5 +327,5 @@ def _written_storages(
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = kwargs.get(argument.name, args[place] if place < len(args) and not argument.kwarg_only else None)
-        found.update((held.number, None) for held in tracker.see(value))
+        found.update((entry.number, None) for entry in tracker.see(value))
     return tuple(found)

@@ -42,7 +42,7 @@ class Recording:
     """Storages of what the forward pass returned."""
     gradients: frozenset[int]
     """Storages of the gradients of parameters."""
-    kept: frozenset[int]
+    live_after_forward: frozenset[int]
     """Storages that live when the forward pass is done."""
     parts: dict[str, tuple[int, int]]
     """"forward", "backward", "update", and "plain" (a forward pass without gradients)."""
@@ -71,7 +71,7 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
                 recorder.start("forward")
                 with recorder.owner("activations"), recorder.saving():
                     step.forward()
-                results, kept = recorder.marks(step.result), recorder.live
+                results, live_after_forward = recorder.marks(step.result), recorder.live
                 parts["forward"] = (0, len(operations))
                 recorder.start("backward")
                 with recorder.owner("backward"):
@@ -108,12 +108,12 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
         attentions=frozenset(recorder.attentions),
         parameters=parameters,
         trained=_count_elements(trained, recorder),
-        trained_bytes=sum(each.numel() * each.dtype.itemsize for each in trained),
+        trained_bytes=sum(parameter.numel() * parameter.dtype.itemsize for parameter in trained),
         fixed=frozenset({*parameters, *buffers, *state, *sample}),
         sample=frozenset(sample),
         results=frozenset(results),
         gradients=frozenset(gradients),
-        kept=frozenset(kept),
+        live_after_forward=frozenset(live_after_forward),
         parts=parts,
         peak_bytes=peak - idle_bytes,
         peak_by_owner={owner: size for owner, size in by_owner.items() if size},

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainwright.errors import ProfileError, closest
+from trainwright.errors import ProfileError
 from trainwright.model.trace.storages import StorageTracker
+from trainwright.validators import check, one_of
 
 __all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "TrainingStep", "call_model", "prepare_step"]
 
@@ -32,6 +33,9 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
 }
+
+_NAMED = one_of(*OPTIMIZERS)
+_OPTIMIZER = replace(_NAMED, allowed=f"{_NAMED.allowed}, a function of the parameters, or None")
 
 
 @dataclass
@@ -66,8 +70,8 @@ class TrainingStep:
 
     def state_of(self, parameter: nn.Parameter) -> list[torch.Tensor]:
         """Return the tensors that the optimizer holds for one parameter."""
-        held = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
-        found = [*self.other_state.get(id(parameter), ()), *tree_leaves(held)]
+        states = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
+        found = [*self.other_state.get(id(parameter), ()), *tree_leaves(states)]
         return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
     @property
@@ -78,7 +82,11 @@ class TrainingStep:
         """
         # A fake step takes every path that does not depend on values, so a missing gradient is a fact.
         known = self.fake is not None
-        return [each for each in self.parameters if each.requires_grad and not (known and each.grad is None)]
+        return [
+            parameter
+            for parameter in self.parameters
+            if parameter.requires_grad and not (known and parameter.grad is None)
+        ]
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -171,15 +179,9 @@ def prepare_step(
     Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
     `lean` step skips the update of parameters that repeat earlier ones: their state exists, and the peak is the same.
     """
-    if precision not in PRECISIONS:
-        allowed = ", ".join(PRECISIONS)
-        raise ProfileError(f"precision: got {precision!r}; allowed: {allowed}{closest(str(precision), PRECISIONS)}")
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        allowed = ", ".join(OPTIMIZERS)
-        raise ProfileError(
-            f"optimizer: got {optimizer!r}; allowed: {allowed}, a function of the parameters, or None"
-            + closest(optimizer, OPTIMIZERS)
-        )
+    check(precision, one_of(*PRECISIONS), "precision", ProfileError)
+    if isinstance(optimizer, str):
+        check(optimizer, _OPTIMIZER, "optimizer", ProfileError)
     device = device or torch.device("cpu")
     whole = None if precision.startswith("amp-") else PRECISIONS[precision]
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
@@ -202,12 +204,12 @@ def prepare_step(
             updated = {id(parameter) for run in runs for parameter in run}
             state = {id(p): _make_state(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
-        made = [make(run) for run in runs] if make is not None else []
+        made_optimizers = [make(run) for run in runs] if make is not None else []
     return TrainingStep(
         model=copied,
         sample=moved,
         loss=loss,
-        optimizers=made,
+        optimizers=made_optimizers,
         precision=precision,
         device=device,
         fake=mode,
@@ -222,15 +224,15 @@ def _distinct_runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter
     """
     shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
     seen: set[Any] = set()
-    kept = [False] * len(parameters)
+    selected = [False] * len(parameters)
     # The first parameter, and both of each new pair of neighbouring shapes, stay.
     for i, pair in enumerate(pairwise(shapes)):
         if pair not in seen:
             seen.add(pair)
-            kept[max(0, i - 1) : i + 1] = [True] * (i + 1 - max(0, i - 1))
+            selected[max(0, i - 1) : i + 1] = [True] * (i + 1 - max(0, i - 1))
     return [
         [parameter for parameter, _ in run]
-        for keep, run in groupby(zip(parameters, kept, strict=True), key=lambda pair: pair[1])
+        for keep, run in groupby(zip(parameters, selected, strict=True), key=lambda pair: pair[1])
         if keep
     ]
 
@@ -262,7 +264,7 @@ class _Copier:
     def __init__(self, device: torch.device, dtype: torch.dtype | None, *, fake: bool) -> None:
         self.device, self.dtype, self.fake = device, dtype, fake
         self.storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self.kept: list[Any] = []  # a storage keeps its identity as long as it lives
+        self.alive: list[Any] = []  # a storage keeps its identity as long as it lives
 
     def memo(self, model: nn.Module) -> dict[int, Any]:
         """Return copies of all tensors that the modules of a model hold, by identity."""
@@ -287,7 +289,7 @@ class _Copier:
         # Keyed by storage, so that views and tied weights share one copy too.
         key = (storage._cdata, dtype)  # noqa: SLF001  the only identity of a storage
         if key not in self.storages:
-            self.kept.append(storage)
+            self.alive.append(storage)
             length = storage.nbytes() // tensor.dtype.itemsize
             flat = torch.empty(length, dtype=dtype, device=self.device)
             if not self.fake:

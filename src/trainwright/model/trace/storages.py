@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright.errors import InputError
+from trainwright.validators import check, integer
 
 __all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
 
@@ -48,14 +48,13 @@ class StorageTracker(TorchDispatchMode):
 
     def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
         super().__init__()
-        if granule_bytes < 1:
-            raise InputError(f"StorageTracker.granule_bytes: got {granule_bytes!r}; allowed: a whole number >= 1")
+        check(granule_bytes, integer(minimum=1), "StorageTracker.granule_bytes")
         self.granule_bytes = granule_bytes
         self.device = device
         self.live_bytes = 0
         self.peak_bytes = 0
         self._owner = "other"
-        self._held: dict[int, LiveStorage] = {}
+        self._entries: dict[int, LiveStorage] = {}
         self._by_owner: dict[str, int] = {}
         self._at_peak: dict[str, int] = {}
         self._numbers = 0
@@ -81,18 +80,18 @@ class StorageTracker(TorchDispatchMode):
         """Count the storages of all tensors in a tree that are not yet counted; return the entries of all of them."""
         found = []
         for leaf in _with_storage(tensors_in(tree)):
-            held = self._one(leaf)
-            if held is not None:
-                found.append(held)
+            entry = self._one(leaf)
+            if entry is not None:
+                found.append(entry)
         return found
 
     def watch(self, tree: Any, owner: str) -> None:
         """Count the storages of existing tensors, and set their owner."""
         # Bytes move from the owner that they were first counted for.
-        for held in self.see(list(tree) if isinstance(tree, Iterator) else tree):
-            self._by_owner[held.owner] -= held.bytes
-            held.owner = owner
-            self._by_owner[owner] = self._by_owner.get(owner, 0) + held.bytes
+        for entry in self.see(list(tree) if isinstance(tree, Iterator) else tree):
+            self._by_owner[entry.owner] -= entry.bytes
+            entry.owner = owner
+            self._by_owner[owner] = self._by_owner.get(owner, 0) + entry.bytes
 
     @contextlib.contextmanager
     def owner(self, name: str) -> Iterator[None]:
@@ -113,26 +112,27 @@ class StorageTracker(TorchDispatchMode):
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  the only identity that two Python objects of one storage share
+        # Rounded up to the allocator's granule.
         size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
-        held = self._held.get(key)
-        if held is None:
-            held = LiveStorage(self._numbers, size, self._owner)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
             # Called when the last reference is dropped: then the allocator gets the bytes back.
-            held.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
-            self._held[key] = held
-            self._change_bytes(held.owner, size)
-        elif held.bytes != size:  # a storage may be resized in place
-            self._change_bytes(held.owner, size - held.bytes)
-            held.bytes = size
-        return held
+            entry.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
+            self._entries[key] = entry
+            self._change_bytes(entry.owner, size)
+        elif entry.bytes != size:  # a storage may be resized in place
+            self._change_bytes(entry.owner, size - entry.bytes)
+            entry.bytes = size
+        return entry
 
     def _remove_storage(self, key: int) -> None:
-        held = self._held.pop(key)
-        self._change_bytes(held.owner, -held.bytes)
-        self._freed(held)
+        entry = self._entries.pop(key)
+        self._change_bytes(entry.owner, -entry.bytes)
+        self._freed(entry)
 
-    def _freed(self, held: LiveStorage) -> None:
+    def _freed(self, entry: LiveStorage) -> None:
         """Do nothing; subclasses may record that a storage was freed."""
 
     def _change_bytes(self, owner: str, size: int) -> None:
