@@ -90,13 +90,12 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "combination": _Kind(
             group="trainwright.combinations",
             built_in={
-                "weighted": "trainwright.ensemble.combine.means:Weighted",
-                "mean": "trainwright.ensemble.combine.means:Mean",
-                "geometric": "trainwright.ensemble.combine.means:Geometric",
-                "vote": "trainwright.ensemble.combine.means:Vote",
-                "median": "trainwright.ensemble.combine.median:Median",
-                "mixture": "trainwright.ensemble.combine.mixture:Mixture",
-                "stacking": "trainwright.ensemble.combine.stacking:Stacking",
+                "weighted": "trainwright.ensemble.combine.rules:WeightedMean",
+                "mean": "trainwright.ensemble.combine.rules:PlainMean",
+                "geometric": "trainwright.ensemble.combine.rules:GeometricMean",
+                "vote": "trainwright.ensemble.combine.rules:MajorityVote",
+                "median": "trainwright.ensemble.combine.rules:MedianRule",
+                "mixture": "trainwright.ensemble.combine.rules:NormalMixture",
             },
         ),
         # The oracle finds its own strategies in their folder.
