@@ -7,7 +7,7 @@ A state packs, four bits for each stage, where its bare output and its saved val
 import numpy as np
 
 from trainwright.kernels import Ints, compiled
-from trainwright.plan.memory._queue import EMPTY, pop, push, slot, tabled, way
+from trainwright.plan.memory._queue import EMPTY, build_table, find_slot, path_to, pop_heap, push_heap
 from trainwright.plan.memory.sizes import Sizes
 
 __all__ = ["OFFLOAD", "PREFETCH", "RELEASE", "WAIT", "search_with_copies"]
@@ -91,20 +91,20 @@ def search_with_copies(
     heap, nodes, waiting = np.zeros(capacity), np.zeros(capacity, np.int64), 0
     states[0] = n << _GRADIENT
     count = 1
-    table, holder = tabled(states, count, 4 * capacity)
-    waiting = push(heap, nodes, waiting, float((forward + back).sum()), 0)
+    table, holder = build_table(states, count, 4 * capacity)
+    waiting = push_heap(heap, nodes, waiting, float((forward + back).sum()), 0)
     follow = np.empty((8 * n + 16, 4), np.int64)  # state, ticks, action, stage or key
     proven = 0.0
     while waiting:
         proven, node = heap[0], nodes[0]
-        waiting = pop(heap, nodes, waiting)
+        waiting = pop_heap(heap, nodes, waiting)
         if closed[node]:
             continue
         closed[node] = True
         state = states[node]
         gradient, stage, kind = _field(state, _GRADIENT, 3), _field(state, _STAGE, 3), _field(state, _KIND, 2)
         if gradient == 0:
-            return way(came, node), cost[node], cost[node]
+            return path_to(came, node), cost[node], cost[node]
         if proven >= bound or count > limit:
             break
         if waiting + len(follow) > heap.size:
@@ -116,7 +116,7 @@ def search_with_copies(
             closed = np.concatenate((closed, np.zeros(closed.size, np.bool_)))
             came = np.concatenate((came, np.zeros(came.shape, np.int64)))
         if 2 * (count + len(follow)) > table.size:
-            table, holder = tabled(states, count, 4 * table.size)
+            table, holder = build_table(states, count, 4 * table.size)
         out, into = _field(state, _OUT, 4), _field(state, _IN, 4)
         used = z.delta[gradient] + z.grown[gradient] + (size[into] if into else 0)
         for key in range(2, 2 * gradient + 2):
@@ -195,7 +195,7 @@ def search_with_copies(
             reached = cost[node] + spent
             if reached + rest >= bound:
                 continue
-            at = slot(table, after)
+            at = find_slot(table, after)
             known = table[at] != EMPTY
             other = holder[at] if known else count
             if known and (closed[other] or cost[other] <= reached):
@@ -205,5 +205,5 @@ def search_with_copies(
                 count += 1
             cost[other] = reached
             came[other, 0], came[other, 1], came[other, 2], came[other, 3] = node, action, what, stage
-            waiting = push(heap, nodes, waiting, reached + rest, other)
+            waiting = push_heap(heap, nodes, waiting, reached + rest, other)
     return np.empty((0, 3), np.int64), np.inf, min(proven, float(bound)) if waiting else float(bound)

@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.exact import Searched, keep_within, list_operations
+from trainwright.plan.memory.exact import SearchResult, keep_within, list_operations
 from trainwright.plan.memory.integer_program import Integer, Terms
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skip_connections import lightest
+from trainwright.plan.memory.skip_connections import without_skips
 
 __all__ = ["solve_milp"]
 
@@ -43,7 +43,7 @@ _SLACK = 1e-6
 
 def solve_milp(
     chain: Chain, budget_bytes: int, *, better_than_seconds: float = math.inf, limit_seconds: float = 60.0
-) -> Searched:
+) -> SearchResult:
     """Search for the fastest plan of the phases' order that is not slower than a known one, by HiGHS.
 
     Where the time ends first, `lower_seconds` is the bound reached so far and `finished` is false. O(L^2) binaries,
@@ -51,8 +51,8 @@ def solve_milp(
     """
     room = budget_bytes - chain.fixed_bytes
     if room <= 0:
-        return Searched(operations=None, seconds=math.inf, lower_seconds=0.0, finished=True)
-    searched = _Programme(lightest(chain), room).solve(better_than_seconds, limit_seconds)
+        return SearchResult(operations=None, seconds=math.inf, lower_seconds=0.0, finished=True)
+    searched = _Programme(without_skips(chain), room).solve(better_than_seconds, limit_seconds)
     return keep_within(searched, chain, budget_bytes)
 
 
@@ -182,17 +182,17 @@ class _Programme:
 
     # Solution
 
-    def solve(self, known: float, limit_seconds: float) -> Searched:
+    def solve(self, known: float, limit_seconds: float) -> SearchResult:
         """Run HiGHS; nothing slower than a known time is searched."""
         solved = self.integer.solve(limit_seconds, gap=_SLACK, known=known / self.unit)
         lower = min(known, max(0.0, solved.bound) * self.unit)
         if solved.values is None:
-            return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=solved.finished)
+            return SearchResult(operations=None, seconds=math.inf, lower_seconds=lower, finished=solved.finished)
         operations = list_operations(self._path(solved.values > 0.5))
         simulation = simulate(self.chain, operations, budget_bytes=self.chain.fixed_bytes + self.room)
         if not simulation.fits:  # by HiGHS's tolerance beyond the room: the bound holds, the plan does not
-            return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=False)
-        return Searched(
+            return SearchResult(operations=None, seconds=math.inf, lower_seconds=lower, finished=False)
+        return SearchResult(
             operations=operations,
             seconds=simulation.seconds,
             lower_seconds=lower,

@@ -3,16 +3,16 @@
 from typing import Any, Literal
 
 from trainwright.errors import BudgetError
-from trainwright.memory.chain_files import as_chain
+from trainwright.memory.chain_files import load_chain
 from trainwright.plan.memory.budget import read_size
 from trainwright.plan.memory.chain import Chain, Option, Skip, Stage
 from trainwright.plan.memory.compiled_plan import CompiledPlan
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import plan_chain
 from trainwright.plan.memory.simulate import Simulation, simulate
-from trainwright.plan.memory.tradeoff_curve import Curve, CurvePoint, curve_of
+from trainwright.plan.memory.tradeoff_curve import Curve, CurvePoint, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
 
 __all__ = [
@@ -20,9 +20,9 @@ __all__ = [
     "CompiledPlan",
     "Curve",
     "CurvePoint",
-    "Kind",
     "Link",
     "Operation",
+    "OperationKind",
     "Option",
     "PipelinePlan",
     "Plan",
@@ -57,7 +57,7 @@ def plan(
     A model needs `sample`, and may have `loss`, `optimizer` and `accumulate`, as in `fit`. Plans of compiled code come
     with what `fit` returns.
     """
-    chain = as_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
+    chain = load_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
     return plan_chain(chain, budget=budget, **settings)
 
 
@@ -128,8 +128,8 @@ def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
 
 
 def curve(subject: Any, sample: Any = None, **settings: Any) -> Curve:
-    """Return memory against time of a model, a chain or a chain file, with the settings of `curve_of`."""
-    return curve_of(as_chain(subject, sample), **settings)
+    """Return memory against time of a model, a chain or a chain file, with the settings of `trade_off_curve`."""
+    return trade_off_curve(load_chain(subject, sample), **settings)
 
 
 def pipeline(
@@ -148,7 +148,7 @@ def pipeline(
     "16 GiB"; the settings are those of `plan_pipeline`.
     """
     size = read_size(memory, "memory")
-    chain = as_chain(subject, sample, loss=loss, skips=False)
+    chain = load_chain(subject, sample, loss=loss, skips=False)
     return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
 
 

@@ -7,7 +7,7 @@ import pytest
 from memory_chains import budgets, random_chain
 from trainwright.plan.memory import simulate
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.local_search import improve
+from trainwright.plan.memory.local_search import improve_plan
 from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
 
 
@@ -71,7 +71,7 @@ def test_moves_lie_between(seed):
     chain = random_chain(seed, least=4, most=8, options=seed % 2, split=True)
     for budget in budgets(chain, lowest_plan(chain)[1], 4)[1:]:
         solved = solve_persistent(chain, budget)
-        moved = simulate(chain, improve(chain, budget, solved.operations), budget_bytes=budget)
+        moved = simulate(chain, improve_plan(chain, budget, solved.operations), budget_bytes=budget)
         assert moved.fits
         assert moved.seconds <= solved.seconds + 1e-9
         searched = solve_exact(chain, budget)
@@ -88,7 +88,7 @@ def test_moves_find_what_persistence_forbids():
         best = solve_exact(chain, budget).seconds
         if best < solved.seconds - 1e-9:
             better += 1
-            moved = simulate(chain, improve(chain, budget, solved.operations), budget_bytes=budget)
+            moved = simulate(chain, improve_plan(chain, budget, solved.operations), budget_bytes=budget)
             optimal += moved.seconds < best + 1e-9
     assert better >= 8
     assert optimal >= 0.7 * better

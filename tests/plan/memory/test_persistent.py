@@ -7,7 +7,7 @@ import pytest
 
 from memory_chains import budgets, random_chain
 from trainwright.plan.memory import simulate
-from trainwright.plan.memory.persistent import Persistent, lowest_plan, solve_persistent
+from trainwright.plan.memory.persistent import PersistentTable, lowest_plan, solve_persistent
 
 
 def brute_force(chain, budget):
@@ -92,7 +92,7 @@ def test_the_lowest_plan_has_the_least_peak(seed):
 def test_one_table_holds_every_memory():
     """Rows fall with memory and end at the time of a step that keeps everything."""
     chain = random_chain(3, least=6)
-    table = Persistent(chain, unit=1, slots=200)
+    table = PersistentTable(chain, unit=1, slots=200)
     values = table.values
     assert (np.diff(values[np.isfinite(values)]) <= 0).all()
     assert values[-1] == pytest.approx(chain.plain_seconds)

@@ -3,16 +3,16 @@
 import numpy as np
 
 from trainwright.kernels import Ints, compiled
-from trainwright.plan.memory._queue import EMPTY, pop, push, slot, tabled, way
+from trainwright.plan.memory._queue import EMPTY, build_table, find_slot, path_to, pop_heap, push_heap
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["search"]
+__all__ = ["search_plans"]
 
 FORWARD_ALL, FORWARD_KEEP, BACKWARD, DELETE = 0, 1, 3, 4
 
 
 @compiled
-def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[Ints, float, float]:
+def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[Ints, float, float]:
     """Return the operations (kind, stage from 1, option), their seconds (inf: none below `bound`), a lower bound.
 
     A state holds a digit for each stage (0 nothing, 1 the bare output, 2 + o saved by option o) and the gradient's
@@ -39,19 +39,19 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
     top = powers[n]  # state = digits + top * gradient; the digit of stage i has weight powers[i - 1]
     states[0] = top * n
     count = 1
-    table, holder = tabled(states, count, 4 * capacity)
-    size = push(heap, nodes, size, cheapest.sum(), 0)
+    table, holder = build_table(states, count, 4 * capacity)
+    size = push_heap(heap, nodes, size, cheapest.sum(), 0)
     digit = np.zeros(n + 1, np.int64)
     proven = 0.0
     while size:
         proven, node = heap[0], nodes[0]
-        size = pop(heap, nodes, size)
+        size = pop_heap(heap, nodes, size)
         if closed[node]:
             continue
         closed[node] = True
         gradient = states[node] // top
         if gradient == 0:
-            return way(came, node), cost[node], cost[node]
+            return path_to(came, node), cost[node], cost[node]
         if proven >= bound or count > limit:
             break
         code, used, rest = states[node] - top * gradient, delta[gradient] + grown[gradient], 0.0
@@ -73,7 +73,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
             closed = np.concatenate((closed, np.zeros(more, np.bool_)))
             came = np.concatenate((came, np.zeros((more, 4), np.int64)))
         if 2 * (count + 4 * n * base) > table.size:
-            table, holder = tabled(states, count, 4 * table.size)
+            table, holder = build_table(states, count, 4 * table.size)
         # The backward that can run now: where it frees as much as it takes, nothing is gained by waiting.
         alone = False
         if digit[gradient] > 1 and (gradient == 1 or digit[gradient - 1]):
@@ -120,7 +120,7 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
                     reached = cost[node] + spent
                     if reached + left >= bound:
                         continue
-                    place = slot(table, state)
+                    place = find_slot(table, state)
                     known = table[place] != EMPTY
                     other = holder[place] if known else count
                     if known and (closed[other] or cost[other] <= reached):
@@ -130,5 +130,5 @@ def search(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[In
                         count += 1
                     cost[other] = reached
                     came[other] = (node, kind, i, option)
-                    size = push(heap, nodes, size, reached + left, other)
+                    size = push_heap(heap, nodes, size, reached + left, other)
     return np.empty((0, 3), np.int64), np.inf, min(proven, bound) if size else bound

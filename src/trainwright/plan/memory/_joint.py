@@ -9,18 +9,18 @@ import numpy as np
 from trainwright.kernels import Ints, Singles, compiled
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["fill"]
+__all__ = ["fill_priced_table"]
 
 _INF = np.float32(np.inf)
 
 
 @compiled
-def _slots(count: int, unit: int, up: int) -> int:
+def _to_slots(count: int, unit: int, up: int) -> int:
     return max(0, count + up) // unit
 
 
 @compiled
-def fill(z: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, int], price: float) -> Singles:
+def fill_priced_table(z: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, int], price: float) -> Singles:
     """Return the table; `kinds` are `first_kind` [n + 1] and the bytes of each kind, `grid` as in `_persistent`."""
     first_kind, weight = kinds
     unit, up, slots = grid
@@ -31,13 +31,13 @@ def fill(z: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, int], price: 
         for t in range(s, n):
             for x in range(first_kind[s], first_kind[s + 1]):
                 target, w = table[x, t], weight[x]
-                wide, fare = _slots(w, unit, up), np.float32(price * w)
+                wide, fare = _to_slots(w, unit, up), np.float32(price * w)
                 for o in range(z.first[s], z.first[s + 1]):
                     need = w + max(
                         arrived[t + 1] + z.saved[o] + z.temporary[o],
                         z.delta[s + 1] + z.saved[o] + arrived[s] + z.back_temporary[o],
                     )
-                    low, cost = _slots(need, unit, up), np.float32(z.forward[o] + z.back[o])
+                    low, cost = _to_slots(need, unit, up), np.float32(z.forward[o] + z.back[o])
                     if s == t:
                         for m in range(low, slots + 1):
                             target[m] = min(target[m], cost)
@@ -56,9 +56,9 @@ def fill(z: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, int], price: 
                     if j > s:
                         rest = max(rest, arrived[t + 1] + z.out[j + 1] + z.plain_temporary[j] + z.out[j])
                     right, left, cost = table[first_kind[split], t], table[x, j], np.float32(ran)
-                    for m in range(_slots(max(need, rest), unit, up), slots + 1):
+                    for m in range(_to_slots(max(need, rest), unit, up), slots + 1):
                         value = right[m] + fare
-                        if m >= wide and m >= _slots(w + rest, unit, up):
+                        if m >= wide and m >= _to_slots(w + rest, unit, up):
                             value = min(value, right[m - wide])
                         target[m] = min(target[m], cost + value + left[m])
     return table

@@ -10,20 +10,20 @@ import numpy as np
 from trainwright.kernels import Ints, compiled
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["BACKWARD", "DELETE_OUTPUT", "DELETE_SAVED", "FORWARD_ALL", "FORWARD_KEEP", "phase", "shortest"]
+__all__ = ["BACKWARD", "DELETE_OUTPUT", "DELETE_SAVED", "FORWARD_ALL", "FORWARD_KEEP", "list_phase", "shortest_path"]
 
 FORWARD_ALL, FORWARD_KEEP, BACKWARD, DELETE_OUTPUT, DELETE_SAVED = 0, 1, 3, 4, 5
 
 
 @compiled
-def _emit(done: Ints, count: int, kind: int, stage: int, option: int) -> int:
+def _emit_row(done: Ints, count: int, kind: int, stage: int, option: int) -> int:
     if count < len(done):
         done[count, 0], done[count, 1], done[count, 2] = kind, stage, option
     return count + 1
 
 
 @compiled
-def phase(
+def list_phase(
     z: Sizes, room: int, turn: tuple[int, int], rows: tuple[Ints, Ints], scratch: tuple[Ints, Ints]
 ) -> tuple[float, int]:
     """Return the seconds of a phase from one row to the next, inf if it does not fit, and its number of operations.
@@ -58,18 +58,18 @@ def phase(
         if now[i] and not then[i] and not runs[i + 1] and i < d - 1:
             if now[i] == 1:
                 used -= out[i]
-                count = _emit(done, count, DELETE_OUTPUT, i, 0)
+                count = _emit_row(done, count, DELETE_OUTPUT, i, 0)
             else:
                 used -= saved[first[i - 1] + now[i] - 2]
-                count = _emit(done, count, DELETE_SAVED, i, 0)
+                count = _emit_row(done, count, DELETE_SAVED, i, 0)
     for i in range(1, d + 1):
         if runs[i]:
             if now[i] == 1:
                 used -= out[i]
-                count = _emit(done, count, DELETE_OUTPUT, i, 0)
+                count = _emit_row(done, count, DELETE_OUTPUT, i, 0)
             elif now[i] > 1:
                 used -= saved[first[i - 1] + now[i] - 2]
-                count = _emit(done, count, DELETE_SAVED, i, 0)
+                count = _emit_row(done, count, DELETE_SAVED, i, 0)
             wanted = 2 + own if i == d else then[i]
             if wanted > 1:
                 o = first[i - 1] + wanted - 2
@@ -77,34 +77,34 @@ def phase(
                     return np.inf, 0
                 used += saved[o]
                 seconds += forward[o]
-                count = _emit(done, count, FORWARD_ALL, i, wanted - 2)
+                count = _emit_row(done, count, FORWARD_ALL, i, wanted - 2)
             else:
                 if used + out[i] + plain_temporary[i - 1] > room:
                     return np.inf, 0
                 used += out[i]
                 seconds += plain[i - 1]
-                count = _emit(done, count, FORWARD_KEEP, i, 0)
+                count = _emit_row(done, count, FORWARD_KEEP, i, 0)
             before = i - 1
             if before and not then[before] and i < d:  # only this stage has read it
                 if now[before] > 1:
                     used -= saved[first[before - 1] + now[before] - 2]
-                    count = _emit(done, count, DELETE_SAVED, before, 0)
+                    count = _emit_row(done, count, DELETE_SAVED, before, 0)
                 else:
                     used -= out[before]
-                    count = _emit(done, count, DELETE_OUTPUT, before, 0)
+                    count = _emit_row(done, count, DELETE_OUTPUT, before, 0)
     o = first[d - 1] + (now[d] - 2 if now[d] > 1 else own)
     if used + delta[d - 1] + grown[d - 1] - grown[d] + back_temporary[o] > room:
         return np.inf, 0
     seconds += back[o]
-    count = _emit(done, count, BACKWARD, d, 0)
+    count = _emit_row(done, count, BACKWARD, d, 0)
     if d > 1 and not then[d - 1]:
         held = now[d - 1] > 1
-        count = _emit(done, count, DELETE_SAVED if held else DELETE_OUTPUT, d - 1, 0)
+        count = _emit_row(done, count, DELETE_SAVED if held else DELETE_OUTPUT, d - 1, 0)
     return seconds, count
 
 
 @compiled
-def shortest(z: Sizes, room: int, bound: float, rows: Ints, begins: Ints) -> tuple[Ints, float]:
+def shortest_path(z: Sizes, room: int, bound: float, rows: Ints, begins: Ints) -> tuple[Ints, float]:
     """Return the best sequence of rows, one per stage, as places in `rows`, and its seconds, inf if not below `bound`.
 
     The candidates of stage d stand at begins[d] to begins[d + 1] - 1, for d = 0..n; n and 0 have one each: no values.
@@ -123,7 +123,7 @@ def shortest(z: Sizes, room: int, bound: float, rows: Ints, begins: Ints) -> tup
             options = 1 if now[d] > 1 else first[d] - first[d - 1]
             for target in range(begins[d - 1], begins[d]):
                 for own in range(options):
-                    seconds, _ = phase(z, room, (d, own), (now, rows[target]), (runs, none))
+                    seconds, _ = list_phase(z, room, (d, own), (now, rows[target]), (runs, none))
                     if best[place] + seconds < best[target]:
                         best[target], came[target] = best[place] + seconds, place
     path = np.empty(n + 1, np.int64)

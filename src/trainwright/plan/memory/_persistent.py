@@ -12,7 +12,7 @@ from trainwright.kernels import Ints, Singles, compiled
 from trainwright.plan.memory._least import least
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", "fill", "walk"]
+__all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", "fill_table", "walk_table"]
 
 FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE = 0, 1, 2, 3, 4
 _INF = np.float32(np.inf)
@@ -20,34 +20,34 @@ _BLOCK = 8
 
 
 @compiled
-def _row(s: int, t: int, n: int) -> int:
+def _row_index(s: int, t: int, n: int) -> int:
     return s * n - (s * (s - 1)) // 2 + (t - s)
 
 
 @compiled
-def _improve(target: Singles, right: Singles, left: Singles, cost: np.float32) -> None:
+def _lower_by_split(target: Singles, right: Singles, left: Singles, cost: np.float32) -> None:
     """Lower target to cost + right + left where that is less."""
     for m in range(target.size):
         target[m] = least(target[m], cost + (right[m] + left[m]))
 
 
 @compiled
-def _improve_by_one(target: Singles, below: Singles, cost: np.float32) -> None:
+def _lower_by_option(target: Singles, below: Singles, cost: np.float32) -> None:
     for m in range(target.size):
         target[m] = least(target[m], cost + below[m])
 
 
 @compiled
-def _round(count: int, unit: int, up: int) -> int:
+def _to_slots(count: int, unit: int, up: int) -> int:
     """Divide by the unit, rounded up if `up` is unit - 1, down if 0, to the nearest if unit // 2."""
     return (count + up) // unit
 
 
 @compiled
-def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singles, Ints]:
+def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singles, Ints]:
     """Return the table and, for each row, the least feasible m (slots + 1 if none).
 
-    `grid` is the bytes of a slot, what `_round` adds, and the number of slots.
+    `grid` is the bytes of a slot, what `_to_slots` adds, and the number of slots.
     """
     out, delta, plain_temporary, plain, cheapest, first = (
         z.out,
@@ -72,7 +72,7 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singl
             if s < 0 or s > t:
                 continue
             free = total[t + 1] - total[s]
-            row = _row(s, t, n)
+            row = _row_index(s, t, n)
             target = table[row]
             target[:] = _INF
             if s == t or not leaves_only:
@@ -81,18 +81,18 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singl
                         arrived[t + 1] + saved[o] + temporary[o],
                         delta[s + 1] + saved[o] + arrived[s] + back_temporary[o],
                     )
-                    low = _round(need, unit, up)
+                    low = _to_slots(need, unit, up)
                     cost = np.float32(forward[o] + back[o])
                     if s == t:
                         for m in range(low, slots + 1):
                             target[m] = min(target[m], cost)
                         start[row] = min(start[row], low)
                         continue
-                    width = _round(saved[o], unit, up)
-                    below = _row(s + 1, t, n)
+                    width = _to_slots(saved[o], unit, up)
+                    below = _row_index(s + 1, t, n)
                     low = max(low, start[below] + width)
                     if low <= slots:
-                        _improve_by_one(target[low:], table[below, low - width : slots + 1 - width], cost)
+                        _lower_by_option(target[low:], table[below, low - width : slots + 1 - width], cost)
                         start[row] = min(start[row], low)
             if s == t:
                 continue
@@ -104,16 +104,16 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singl
                 more = arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0)
                 if more > need:
                     need = more
-                    low0 = _round(need, unit, up)
-                right, left = _row(split, t, n), _row(s, j, n)
-                width = _round(out[split], unit, up)
+                    low0 = _to_slots(need, unit, up)
+                right, left = _row_index(split, t, n), _row_index(s, j, n)
+                width = _to_slots(out[split], unit, up)
                 low = max(low0, start[right] + width, start[left])
                 limit = np.float32(free + ran)
                 while high > low and target[high - 1] <= limit:
                     high -= 1
                 start[row] = min(start[row], low)
                 if low < high:
-                    _improve(
+                    _lower_by_split(
                         target[low:high],
                         table[right, low - width : high - width],
                         table[left, low:high],
@@ -125,7 +125,9 @@ def fill(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singl
 
 
 @compiled
-def walk(z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Ints, float]:
+def walk_table(
+    z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leaves_only: bool
+) -> tuple[Ints, float]:
     """Return the plan of C(1, n, slots) as rows (kind, stage from 1, option), and the seconds of its operations.
 
     Nothing was stored on the way up: at each node of the plan the choices are compared again, O(n) each.
@@ -162,22 +164,24 @@ def walk(z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leav
                 value = np.float32(forward[o] + back[o])
                 left = m
                 if s < t:
-                    left = m - _round(saved[o], unit, up)
-                    value = value + table[_row(s + 1, t, n), left] if left >= start[_row(s + 1, t, n)] else _INF
-                if m >= _round(need, unit, up) and value < best:
+                    left = m - _to_slots(saved[o], unit, up)
+                    value = (
+                        value + table[_row_index(s + 1, t, n), left] if left >= start[_row_index(s + 1, t, n)] else _INF
+                    )
+                if m >= _to_slots(need, unit, up) and value < best:
                     best, option = value, o
         need, ran = np.int64(-1), 0.0
         for split in range(s + 1, t + 1):
             j = split - 1
             ran += plain[j]
             need = max(need, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
-            left = m - _round(out[split], unit, up)
-            right = _row(split, t, n)
-            if m < _round(need, unit, up):
+            left = m - _to_slots(out[split], unit, up)
+            right = _row_index(split, t, n)
+            if m < _to_slots(need, unit, up):
                 break
-            if left < start[right] or m < start[_row(s, j, n)]:
+            if left < start[right] or m < start[_row_index(s, j, n)]:
                 continue
-            value = np.float32(ran) + table[right, left] + table[_row(s, j, n), m]
+            value = np.float32(ran) + table[right, left] + table[_row_index(s, j, n), m]
             if value < best:
                 best, option, split_at = value, -1, split
         if option < 0 and split_at < 0:
@@ -189,7 +193,7 @@ def walk(z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leav
             tasks[waiting] = (BACKWARD, s + 1, option, 0)
             waiting += 1
             if s < t:
-                tasks[waiting] = (-1, s + 1, t, m - _round(saved[option], unit, up))
+                tasks[waiting] = (-1, s + 1, t, m - _to_slots(saved[option], unit, up))
                 waiting += 1
             continue
         for j in range(s, split_at):
@@ -198,13 +202,13 @@ def walk(z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leav
             seconds += plain[j]
         tasks[waiting] = (-1, s, split_at - 1, m)
         tasks[waiting + 1] = (DELETE, split_at, 0, 0)
-        tasks[waiting + 2] = (-1, split_at, t, m - _round(out[split_at], unit, up))
+        tasks[waiting + 2] = (-1, split_at, t, m - _to_slots(out[split_at], unit, up))
         waiting += 3
     return done[:count], seconds
 
 
 @compiled
-def lowest(z: Sizes) -> tuple[Ints, Ints]:
+def least_bytes(z: Sizes) -> tuple[Ints, Ints]:
     """Return the least bytes of any persistent plan of s..t, packed as the table, and the choice that needs them.
 
     A choice is -1 - option for a forward with gradients, or the s' of a split; no slots, so exact to the byte.
@@ -223,15 +227,15 @@ def lowest(z: Sizes) -> tuple[Ints, Ints]:
                     arrived[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + arrived[s] + back_temporary[o]
                 )
                 if s < t:
-                    least = max(least, saved[o] + need[_row(s + 1, t, n)])
+                    least = max(least, saved[o] + need[_row_index(s + 1, t, n)])
                 if least < best:
                     best, which = least, -1 - (o - first[s])
             ran = np.int64(0)
             for split in range(s + 1, t + 1):
                 j = split - 1
                 ran = max(ran, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
-                least = max(ran, out[split] + need[_row(split, t, n)], need[_row(s, j, n)])
+                least = max(ran, out[split] + need[_row_index(split, t, n)], need[_row_index(s, j, n)])
                 if least < best:
                     best, which = least, split
-            need[_row(s, t, n)], choice[_row(s, t, n)] = best, which
+            need[_row_index(s, t, n)], choice[_row_index(s, t, n)] = best, which
     return need, choice

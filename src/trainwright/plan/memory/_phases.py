@@ -7,14 +7,22 @@ has of phase d and stage i whether the value of i leaves for the host after its 
 import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
-from trainwright.plan.memory.copy_schedule import BACKWARD, DELETE, FORWARD_ALL, FORWARD_KEEP, OFFLOAD, Limits, fastest
+from trainwright.plan.memory.copy_schedule import (
+    BACKWARD,
+    DELETE,
+    FORWARD_ALL,
+    FORWARD_KEEP,
+    OFFLOAD,
+    Limits,
+    fastest_schedule,
+)
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["anneal", "listed"]
+__all__ = ["anneal_phases", "list_rows"]
 
 
 @compiled
-def listed(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
+def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
     """Return the rows that phases stand for, as `_placed.place` reads them, and the seconds of their operations.
 
     Each forward and backward reads what was made last; a value lives from where it is made to its last reader, and
@@ -97,7 +105,7 @@ def listed(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
 
 
 @compiled
-def anneal(
+def anneal_phases(
     z: Sizes, within: tuple[Limits, Floats], phases: tuple[Ints, Ints], draws: Floats, heat: float
 ) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by changing digits; `phases` end as those of it.
@@ -106,8 +114,8 @@ def anneal(
     """
     (limits, hurries), (made, away) = within, phases
     n, tries = z.plain.size, len(draws)
-    rows, _ = listed(z, made, away)
-    best, least = fastest(z, limits, hurries, rows)
+    rows, _ = list_rows(z, made, away)
+    best, least = fastest_schedule(z, limits, hurries, rows)
     spent, kept_made, kept_away = least, made.copy(), away.copy()
     weights = np.sqrt(z.saved[z.first[:-1]].astype(np.float64)) + 1.0
     weights = np.cumsum(weights) / weights.sum()
@@ -150,11 +158,11 @@ def anneal(
                 undo[many, 0], undo[many, 1], undo[many, 2], undo[many, 3] = 0, d, j, old
                 many += 1
                 made[d, j] = new
-        rows, sums = listed(z, made, away)
+        rows, sums = list_rows(z, made, away)
         limit = spent * (1 - heat * (1 - turn / tries) * np.log(1 - draw[1])) if spent < np.inf else np.inf
         found, time = rows[:0], np.inf
         if sums <= limit:
-            found, time = fastest(z, limits, hurries, rows)
+            found, time = fastest_schedule(z, limits, hurries, rows)
         if len(found) and time <= limit:
             spent = time
             if time < least:

@@ -4,13 +4,13 @@ import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
 
-__all__ = ["EMPTY", "pop", "push", "slot", "tabled", "way"]
+__all__ = ["EMPTY", "build_table", "find_slot", "path_to", "pop_heap", "push_heap"]
 
 EMPTY = np.int64(-1)
 
 
 @compiled
-def slot(keys: Ints, key: int) -> np.int64:
+def find_slot(keys: Ints, key: int) -> np.int64:
     """Return where a key stands, or would stand, in an open table whose size is a power of two."""
     mask = keys.size - 1
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -21,7 +21,7 @@ def slot(keys: Ints, key: int) -> np.int64:
 
 
 @compiled
-def push(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
+def push_heap(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
     child = size
     while child:
         parent = (child - 1) >> 1
@@ -34,7 +34,7 @@ def push(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
 
 
 @compiled
-def pop(heap: Floats, nodes: Ints, size: int) -> int:
+def pop_heap(heap: Floats, nodes: Ints, size: int) -> int:
     """Remove the least entry, which the caller has read."""
     size -= 1
     value, node = heap[size], nodes[size]
@@ -54,17 +54,17 @@ def pop(heap: Floats, nodes: Ints, size: int) -> int:
 
 
 @compiled
-def tabled(states: Ints, count: int, size: int) -> tuple[Ints, Ints]:
+def build_table(states: Ints, count: int, size: int) -> tuple[Ints, Ints]:
     """Return a table of so many places with the first states in it: keys, and the number of each."""
     table, holder = np.full(size, EMPTY), np.zeros(size, np.int64)
     for each in range(count):
-        place = slot(table, states[each])
+        place = find_slot(table, states[each])
         table[place], holder[place] = states[each], each
     return table, holder
 
 
 @compiled
-def way(came: Ints, node: int) -> Ints:
+def path_to(came: Ints, node: int) -> Ints:
     """Return the steps [length, 3] from the first state to a node; a row of `came` is the parent and the step."""
     length, at = 0, node
     while at:

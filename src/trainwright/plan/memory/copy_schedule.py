@@ -1,7 +1,7 @@
 """Kernels that carry joint plans out: a priced plan with decisions forced, its copies placed in time, and its seconds.
 
-Rows are (kind, stage from 1, option); of DELETE, OFFLOAD and PREFETCH the option is -1 for a bare output. `walk` reads
-a plan off the table of `_joint`, `place` adds the copies, `seconds` runs the list as `simulate` does, `climb` changes
+Rows are (kind, stage from 1, option); of DELETE, OFFLOAD and PREFETCH the option is -1 for a bare output. `walk_priced_table` reads
+a plan off the table of `_joint`, `place_copies` adds the copies, `simulate_seconds` runs the list as `simulate` does, `anneal_choices` changes
 one decision after another and keeps what is faster. A key is 2 stage + (1 if saved): what may wait on the host.
 
 Longer than 450 lines because kernels that call each other stay in one file (see `kernels`).
@@ -12,8 +12,22 @@ import numpy as np
 from trainwright.kernels import Floats, Ints, Singles, compiled
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", "OFFLOAD", "PREFETCH", "Table", "climb",
-           "fastest", "place", "seconds", "unforced", "walk"]  # fmt: skip
+__all__ = [
+    "BACKWARD",
+    "DELETE",
+    "FORWARD_ALL",
+    "FORWARD_DROP",
+    "FORWARD_KEEP",
+    "OFFLOAD",
+    "PREFETCH",
+    "Table",
+    "anneal_choices",
+    "fastest_schedule",
+    "no_forced_choices",
+    "place_copies",
+    "simulate_seconds",
+    "walk_priced_table",
+]  # fmt: skip
 
 FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE, OFFLOAD, PREFETCH = 0, 1, 2, 3, 4, 5, 6
 _EXPAND = -1
@@ -31,19 +45,19 @@ _GONE = 1e-12
 
 
 @compiled
-def _slots(count: int, unit: int, up: int) -> int:
+def _to_slots(count: int, unit: int, up: int) -> int:
     return max(0, count + up) // unit
 
 
-def unforced(n: int) -> Ints:
-    """Return the decisions of a plan of n stages, none of them forced, as `walk` reads them."""
+def no_forced_choices(n: int) -> Ints:
+    """Return the decisions of a plan of n stages, none of them forced, as `walk_priced_table` reads them."""
     forced = np.full((n, n, 3), _FREE, np.int64)
     forced[:, :, 2] = 0
     return forced
 
 
 @compiled
-def _grown(rows: Ints, count: int, more: int) -> Ints:
+def _grow_rows(rows: Ints, count: int, more: int) -> Ints:
     if count + more <= len(rows):
         return rows
     longer = np.empty((2 * len(rows) + more, rows.shape[1]), np.int64)
@@ -52,7 +66,7 @@ def _grown(rows: Ints, count: int, more: int) -> Ints:
 
 
 @compiled
-def walk(z: Sizes, priced: Table, forced: Ints) -> tuple[Ints, Floats, Ints]:
+def walk_priced_table(z: Sizes, priced: Table, forced: Ints) -> tuple[Ints, Floats, Ints]:
     """Return the plan in all slots as rows, its seconds and the bytes that leave, and the nodes (s, t) it has.
 
     A row OFFLOAD says that a value waits on the host from here to its next reader. `forced` [n, n, 3] has of node
@@ -71,12 +85,12 @@ def walk(z: Sizes, priced: Table, forced: Ints) -> tuple[Ints, Floats, Ints]:
     while waiting:
         waiting -= 1
         kind, s, t, m, x = tasks[waiting]
-        done = _grown(done, count, n + 4)
+        done = _grow_rows(done, count, n + 4)
         if kind != _EXPAND:
             done[count] = (kind, s, t)
             count += 1
             continue
-        nodes = _grown(nodes, seen, 1)
+        nodes = _grow_rows(nodes, seen, 1)
         nodes[seen] = (s, t)
         seen += 1
         m = min(max(m + forced[s, t, 2], 0), slots)
@@ -85,7 +99,7 @@ def walk(z: Sizes, priced: Table, forced: Ints) -> tuple[Ints, Floats, Ints]:
             if m > slots:
                 return done[:0], sums, nodes[:seen]
         w = weight[x]
-        wide, fare = _slots(w, unit, up), np.float32(price * w)
+        wide, fare = _to_slots(w, unit, up), np.float32(price * w)
         best, option, split_at, leaves = _INF, -1, -1, False
         choice, must = forced[s, t, 0], forced[s, t, 1]
         for o in range(z.first[s], z.first[s + 1]):
@@ -95,7 +109,7 @@ def walk(z: Sizes, priced: Table, forced: Ints) -> tuple[Ints, Floats, Ints]:
                 arrived[t + 1] + z.saved[o] + z.temporary[o],
                 z.delta[s + 1] + z.saved[o] + arrived[s] + z.back_temporary[o],
             )
-            if m < _slots(need, unit, up) and choice == _FREE:
+            if m < _to_slots(need, unit, up) and choice == _FREE:
                 continue
             value = np.float32(z.forward[o] + z.back[o])
             away = False
@@ -113,10 +127,10 @@ def walk(z: Sizes, priced: Table, forced: Ints) -> tuple[Ints, Floats, Ints]:
                 rest = max(rest, arrived[t + 1] + z.out[j + 1] + z.plain_temporary[j] + z.out[j])
             if choice != _FREE and choice != _SPLIT + split:
                 continue
-            if m < _slots(max(need, rest), unit, up) and choice == _FREE:
+            if m < _to_slots(max(need, rest), unit, up) and choice == _FREE:
                 continue
             right = table[first_kind[split], t]
-            away = m < wide or m < _slots(w + rest, unit, up) or right[m] + fare < right[m - wide]
+            away = m < wide or m < _to_slots(w + rest, unit, up) or right[m] + fare < right[m - wide]
             value = np.float32(ran) + (right[m] + fare if away else right[m - wide]) + table[x, j, m]
             if value < best or (option < 0 and split_at < 0):
                 best, option, split_at, leaves = value, -1, split, away
@@ -154,7 +168,7 @@ def walk(z: Sizes, priced: Table, forced: Ints) -> tuple[Ints, Floats, Ints]:
 
 
 @compiled
-def place(z: Sizes, room: int, rows: Ints, to_device: float, hurry: float) -> Ints:
+def place_copies(z: Sizes, room: int, rows: Ints, to_device: float, hurry: float) -> Ints:
     """Return the rows with the copies that let them run in `room` bytes, or none if none can.
 
     A row OFFLOAD of `rows` says that a value leaves until its next reader; where that is not enough, values whose next
@@ -309,7 +323,7 @@ _Machine = tuple[Floats, Ints, Ints, Ints, Ints]
 
 
 @compiled
-def _free(machine: _Machine, key: int) -> None:
+def _free_value(machine: _Machine, key: int) -> None:
     _, c, v, _, _ = machine
     v[key, _READER] = -1
     c[_USED] -= v[key, _ALIVE]
@@ -317,7 +331,7 @@ def _free(machine: _Machine, key: int) -> None:
 
 
 @compiled
-def _start(room: int, machine: _Machine) -> None:
+def _start_fetch(room: int, machine: _Machine) -> None:
     """Start the next copy back if its value has left, and fits."""
     f, c, v, _, incoming = machine
     if c[_COPYING] or c[_IN_AT] == c[_IN_END]:
@@ -330,7 +344,7 @@ def _start(room: int, machine: _Machine) -> None:
 
 
 @compiled
-def _advance(limits: Limits, machine: _Machine, until: float, done: int) -> None:
+def _advance_copies(limits: Limits, machine: _Machine, until: float, done: int) -> None:
     """Let copies go on until a time, or, for ever given, until the next one ends."""
     room, rates = limits
     f, c, v, outgoing, incoming = machine
@@ -355,12 +369,12 @@ def _advance(limits: Limits, machine: _Machine, until: float, done: int) -> None
             if c[_OUT_AT] < c[_OUT_END]:
                 f[_OUT_LEFT] = v[outgoing[c[_OUT_AT]], _SENT]
             if 0 <= v[key, _READER] <= done:
-                _free(machine, key)
+                _free_value(machine, key)
         if into and end_in <= end + _GONE * end:
             key = incoming[c[_IN_AT]]
             c[_IN_AT] += 1
             c[_COPYING], v[key, _COMING], v[key, _HOST] = 0, 0, -1
-        _start(room, machine)
+        _start_fetch(room, machine)
         if until == np.inf:
             return
     if until < np.inf:
@@ -371,7 +385,7 @@ _ALIVE, _OPTION, _HOST, _READER, _FLYING, _COMING, _SENT = 0, 1, 2, 3, 4, 5, 6
 
 
 @compiled
-def seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
+def simulate_seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
     """Return the seconds of a list, infinite where it fails: what `simulate` says, without records."""
     n, total = z.plain.size, len(rows)
     v = np.zeros((2 * n + 2, 7), np.int64)  # by key
@@ -391,7 +405,7 @@ def seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
                     return np.inf
                 v[key, _HOST] = -1
                 if v[key, _ALIVE] >= 0:
-                    _free(machine, key)
+                    _free_value(machine, key)
                 continue
             if kind == OFFLOAD:
                 if v[key, _ALIVE] < 0 or leaving or coming:
@@ -409,7 +423,7 @@ def seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
                 v[key, _COMING] = 1
                 incoming[c[_IN_END]] = key
                 c[_IN_END] += 1
-            _start(room, machine)
+            _start_fetch(room, machine)
             continue
         bare_key, saved_key = 2 * stage - 2, 2 * stage - 1
         own = 2 * stage + (kind in (FORWARD_ALL, BACKWARD))
@@ -441,49 +455,51 @@ def seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
                 return np.inf
             if c[_OUT_AT] == c[_OUT_END] and not c[_COPYING]:
                 return np.inf
-            _advance(limits, machine, np.inf, at - 1)
+            _advance_copies(limits, machine, np.inf, at - 1)
         if kind != BACKWARD:
             v[own, _ALIVE], v[own, _OPTION] = made, o if kind == FORWARD_ALL else 0
         c[_USED] += made + temporary
-        _advance(limits, machine, f[_NOW] + spent, at - 1)
+        _advance_copies(limits, machine, f[_NOW] + spent, at - 1)
         c[_USED] -= temporary
         if kind == BACKWARD:
             c[_USED] -= z.delta[stage]
-            _free(machine, own)
+            _free_value(machine, own)
             gradient -= 1
         elif kind == FORWARD_DROP and v[bare_key, _ALIVE] >= 0 and v[bare_key, _READER] < 0:
-            _free(machine, bare_key)
+            _free_value(machine, bare_key)
         for key in range(max(2, bare_key), 2 * stage + 2):
             if 0 <= v[key, _READER] <= at and not v[key, _FLYING]:
-                _free(machine, key)
-        _start(room, machine)
+                _free_value(machine, key)
+        _start_fetch(room, machine)
     return f[_NOW] if gradient == 0 else np.inf
 
 
 @compiled
-def fastest(z: Sizes, limits: Limits, hurries: Floats, rows: Ints) -> tuple[Ints, float]:
+def fastest_schedule(z: Sizes, limits: Limits, hurries: Floats, rows: Ints) -> tuple[Ints, float]:
     """Return the fastest of the lists that several hurries make of a plan, and its seconds."""
     best, least = rows[:0], np.inf
     for hurry in hurries:
-        copied = place(z, limits[0], rows, limits[1][1], hurry)
+        copied = place_copies(z, limits[0], rows, limits[1][1], hurry)
         if not len(copied):
             break
-        spent = seconds(z, limits, copied)
+        spent = simulate_seconds(z, limits, copied)
         if spent < least:
             best, least = copied, spent
     return best, least
 
 
 @compiled
-def climb(z: Sizes, priced: Table, within: tuple[Limits, Floats], forced: Ints, draws: Floats) -> tuple[Ints, float]:
+def anneal_choices(
+    z: Sizes, priced: Table, within: tuple[Limits, Floats], forced: Ints, draws: Floats
+) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by forcing more decisions of the plan that a table means.
 
     One try for each row of `draws`, 14 numbers in [0, 1). Annealing: a change that loses a share x of the time is kept
     with probability exp(-x / heat), heat falling to zero. In the end `forced` has the decisions of the fastest.
     """
     (limits, hurries), slots, tries = within, priced[2][2], len(draws)
-    rows, sums, nodes = walk(z, priced, forced)
-    best, least = fastest(z, limits, hurries, rows)
+    rows, sums, nodes = walk_priced_table(z, priced, forced)
+    best, least = fastest_schedule(z, limits, hurries, rows)
     if not len(rows):
         return best, least
     spent, kept = least, forced.copy()
@@ -507,11 +523,11 @@ def climb(z: Sizes, priced: Table, within: tuple[Limits, Floats], forced: Ints, 
             else:
                 new = _SPLIT + s + 1 + int(more * (t - s))
             forced[s, t, what] = new
-        rows, sums, other = walk(z, priced, forced)
+        rows, sums, other = walk_priced_table(z, priced, forced)
         limit = spent * (1 - _HEAT * (1 - turn / tries) * np.log(1 - draw[1])) if spent < np.inf else np.inf
         found, time = rows[:0], np.inf
         if len(rows) and sums[0] <= limit:
-            found, time = fastest(z, limits, hurries, rows)
+            found, time = fastest_schedule(z, limits, hurries, rows)
         if len(found) and time <= limit:
             spent, nodes = time, other
             if time < least:

@@ -23,17 +23,17 @@ import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.sizes import sizes_of
 
 if TYPE_CHECKING:
     from trainwright.plan.memory.copy_schedule import Table
 
-__all__ = ["Priced", "Programme", "operations_of", "rows_of"]
+__all__ = ["PricedPlan", "PricedProgram", "operations_of", "rows_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Priced:
+class PricedPlan:
     """A plan as rows of `_placed`, which say what leaves too, and what it takes."""
 
     rows: Ints
@@ -49,7 +49,7 @@ class Priced:
         return self.seconds + self.price * self.bytes
 
 
-class Programme:
+class PricedProgram:
     """The programme of a chain in `room` bytes beside the fixed ones; each price has a table of its own.
 
     `down` rounds sizes down and the room up, for a bound. A table takes O(L^3 slots) time and O(L^2 slots) bytes.
@@ -68,24 +68,24 @@ class Programme:
 
     def table(self, price: float) -> "Table":
         """Return what `_placed` reads at a price in seconds for each byte that leaves."""
-        from trainwright.plan.memory._joint import fill
+        from trainwright.plan.memory._joint import fill_priced_table
 
-        return self.kinds, fill(self.sizes, self.kinds, self.grid, price), self.grid, price
+        return self.kinds, fill_priced_table(self.sizes, self.kinds, self.grid, price), self.grid, price
 
-    def solve(self, price: float) -> Priced | None:
+    def solve(self, price: float) -> PricedPlan | None:
         """Return the best plan at a price; None if there is none."""
-        from trainwright.plan.memory.copy_schedule import unforced, walk
+        from trainwright.plan.memory.copy_schedule import no_forced_choices, walk_priced_table
 
         if self.room < 0:
             return None
-        rows, sums, _ = walk(self.sizes, self.table(price), unforced(self.sizes.plain.size))
+        rows, sums, _ = walk_priced_table(self.sizes, self.table(price), no_forced_choices(self.sizes.plain.size))
         if not len(rows):
             return None
-        return Priced(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
+        return PricedPlan(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
 
 
-_KINDS = (Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP, Kind.BACKWARD, Kind.DELETE, Kind.OFFLOAD,
-          Kind.PREFETCH)  # fmt: skip
+_KINDS = (OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP, OperationKind.BACKWARD, OperationKind.DELETE, OperationKind.OFFLOAD,
+          OperationKind.PREFETCH)  # fmt: skip
 
 
 def operations_of(rows: Ints) -> tuple[Operation, ...]:

@@ -11,9 +11,9 @@ import math
 
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Kind, Operation, Value, offload, prefetch
+from trainwright.plan.memory.operations import Operation, OperationKind, Value, offload, prefetch
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skip_connections import folded
+from trainwright.plan.memory.skip_connections import fold_skips
 
 __all__ = ["largest_stage", "lowest_with_copies"]
 
@@ -21,24 +21,24 @@ __all__ = ["largest_stage", "lowest_with_copies"]
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     """Return a plan with copies to the host of the least budget, whatever its time, and that budget in bytes."""
     last = len(chain.steps)
-    needs, options, forward_needs = _needs(chain)
+    needs, options, forward_needs = _stage_needs(chain)
     least = max(needs)
     listed: list[Operation] = []
     early = {stage for stage in range(1, last + 1) if forward_needs[stage] > least}
     for stage in range(1, last + 1):
         if stage in early:
-            listed += [Operation(Kind.FORWARD_ALL, stage, None, options[stage]), offload(Value.SAVED, stage)]
+            listed += [Operation(OperationKind.FORWARD_ALL, stage, None, options[stage]), offload(Value.SAVED, stage)]
         if stage < last:
-            listed.append(Operation(Kind.FORWARD_KEEP, stage))
+            listed.append(Operation(OperationKind.FORWARD_KEEP, stage))
         if stage > 1:
             listed.append(offload(Value.OUTPUT, stage - 1))
     for stage in range(last, 0, -1):
         if stage > 1:
             listed.append(prefetch(Value.OUTPUT, stage - 1))
-        again = Operation(Kind.FORWARD_ALL, stage, None, options[stage])
-        listed += [prefetch(Value.SAVED, stage) if stage in early else again, Operation(Kind.BACKWARD, stage)]
+        again = Operation(OperationKind.FORWARD_ALL, stage, None, options[stage])
+        listed += [prefetch(Value.SAVED, stage) if stage in early else again, Operation(OperationKind.BACKWARD, stage)]
         if stage > 1:
-            listed.append(Operation(Kind.DELETE, stage - 1, Value.OUTPUT))
+            listed.append(Operation(OperationKind.DELETE, stage - 1, Value.OUTPUT))
     if chain.skips:
         return tuple(listed), simulate(chain, listed, link=Link(to_host=math.inf, to_device=math.inf)).peak_bytes
     return tuple(listed), least + chain.fixed_bytes
@@ -46,13 +46,13 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
 
 def largest_stage(chain: Chain) -> int:
     """Return the stage, the loss the last, that no plan with copies can do with less for."""
-    needs = _needs(chain)[0]
+    needs = _stage_needs(chain)[0]
     return needs.index(max(needs))
 
 
-def _needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
+def _stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
     """Return, by stage from 1, the bytes that it needs alone, the option that needs them, and those of its forward."""
-    chain = folded(chain)
+    chain = fold_skips(chain)
     steps, last = chain.steps, len(chain.steps)
     grown, gradient = 0, chain.loss.delta_bytes
     least, options, forward_needs = [0] * (last + 1), [0] * (last + 1), [0] * (last + 1)

@@ -23,15 +23,15 @@ import numpy as np
 from trainwright.kernels import Ints
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
-from trainwright.plan.memory.joint import Priced, Programme, operations_of, rows_of
+from trainwright.plan.memory.joint import PricedPlan, PricedProgram, operations_of, rows_of
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.operations import Operation
-from trainwright.plan.memory.phases import annealed, everything, phases_of
+from trainwright.plan.memory.phases import anneal_all, phases_of, save_everything
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 from trainwright.randomness import rng
 
-__all__ = ["hull", "lower_bound", "plan_offload"]
+__all__ = ["lower_bound", "plan_offload", "price_hull"]
 
 _SLOTS = 200
 _PRICES = 10
@@ -62,7 +62,12 @@ def plan_offload(
 
     `start` is a plan without copies that fits, if there is one, `lowest` one with copies that may.
     """
-    from trainwright.plan.memory.copy_schedule import climb, fastest, unforced, walk
+    from trainwright.plan.memory.copy_schedule import (
+        anneal_choices,
+        fastest_schedule,
+        no_forced_choices,
+        walk_priced_table,
+    )
 
     best, least = start, math.inf
     if start is not None:
@@ -80,16 +85,16 @@ def plan_offload(
     limits = (room, (*link.rates(outgoing=True, incoming=False), *link.rates(outgoing=True, incoming=True)))
     whole = simulate(chain, keep_all(chain)).peak_bytes - chain.fixed_bytes
     short = len(chain.steps) <= _LONG
-    seeds: list[tuple[float, int, Programme, float, Ints]] = []
+    seeds: list[tuple[float, int, PricedProgram, float, Ints]] = []
     for share in _ROOMS if short else _ROOMS_LONG:
         if share > 1 and share * room > whole:
             continue
-        programme = Programme(chain, int(share * room), slots=_slots(chain))
-        for priced in hull(programme, prices=_PRICES if short else _PRICES_LONG):
-            rows, seconds = fastest(sizes, limits, _HURRIES, priced.rows)
+        programme = PricedProgram(chain, int(share * room), slots=_slot_count(chain))
+        for priced in price_hull(programme, prices=_PRICES if short else _PRICES_LONG):
+            rows, seconds = fastest_schedule(sizes, limits, _HURRIES, priced.rows)
             if math.isfinite(seconds):
                 accept(operations_of(rows))
-                seeds.append((seconds, len(seeds), programme, priced.price, unforced(sizes.plain.size)))
+                seeds.append((seconds, len(seeds), programme, priced.price, no_forced_choices(sizes.plain.size)))
     fewer = min(1.0, (_LONG / len(chain.steps)) ** 2)
     scale = min(fewer, len(chain.steps) / _WHOLE)
     quickest = float(np.minimum.reduceat(sizes.forward + sizes.back, sizes.first[:-1]).sum())
@@ -99,18 +104,20 @@ def plan_offload(
         changed = []
         for _, number, programme, price, forced in heapq.nsmallest(count, seeds):
             draws = rng(number, "copies moves", count).random((int(scale * tries), 14))
-            rows, seconds = climb(sizes, programme.table(price), (limits, _HURRIES), forced, draws)
+            rows, seconds = anneal_choices(sizes, programme.table(price), (limits, _HURRIES), forced, draws)
             accept(operations_of(rows))
             changed.append((seconds, number, programme, price, forced))
         seeds = changed
     if least <= quickest * (1 + _NOTHING):
         return best
     starts = [
-        walk(sizes, programme.table(price), forced)[0]
+        walk_priced_table(sizes, programme.table(price), forced)[0]
         for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
     ]
     phases = [phases_of(sizes.plain.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))]
-    for seconds, rows in annealed(sizes, (limits, _HURRIES), [*phases, everything(sizes.plain.size)], scale=scale):
+    for seconds, rows in anneal_all(
+        sizes, (limits, _HURRIES), [*phases, save_everything(sizes.plain.size)], scale=scale
+    ):
         if seconds < least:
             accept(operations_of(rows))
     return best
@@ -125,7 +132,7 @@ def lower_bound(chain: Chain, budget_bytes: int, link: Link) -> float:
     rate = min(link.to_host, link.to_device)
     if math.isinf(rate):
         return 0.0
-    programme = Programme(chain, budget_bytes - chain.fixed_bytes, slots=_slots(chain), down=True)
+    programme = PricedProgram(chain, budget_bytes - chain.fixed_bytes, slots=_slot_count(chain), down=True)
 
     def bound(exponent: float) -> float:
         price = math.exp(exponent) / rate
@@ -142,7 +149,7 @@ def lower_bound(chain: Chain, budget_bytes: int, link: Link) -> float:
     return best
 
 
-def hull(programme: Programme, *, prices: int = _PRICES) -> Iterator[Priced]:
+def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[PricedPlan]:
     """Yield the plans that are best at some price, from endless links on; at most so many prices are asked for."""
     most, least = programme.solve(0.0), programme.solve(_DEAR)
     if most is None or least is None:
@@ -164,5 +171,5 @@ def hull(programme: Programme, *, prices: int = _PRICES) -> Iterator[Priced]:
             heapq.heappush(pairs, (one.seconds - other.seconds, 2 * count + (one is found), one, other))
 
 
-def _slots(chain: Chain) -> int:
+def _slot_count(chain: Chain) -> int:
     return _SLOTS if len(chain.steps) <= _LONG else max(60, _SLOTS * _LONG // len(chain.steps))

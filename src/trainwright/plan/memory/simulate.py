@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Kind, Operation, Value
-from trainwright.plan.memory.skip_accounting import Skipped
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
+from trainwright.plan.memory.skip_accounting import SkipAccounting
 
-__all__ = ["Point", "Simulation", "Span", "Violation", "simulate"]
+__all__ = ["LaneSpan", "MemoryPoint", "PlanViolation", "Simulation", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MemoryPoint:
     """From `seconds` on, until the next point, these bytes are alive."""
 
     seconds: float
@@ -42,7 +42,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LaneSpan:
     """An operation on a lane: "compute", "to host" or "to device"."""
 
     lane: str
@@ -52,7 +52,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class PlanViolation:
     """Where a list fails (the place of an operation in it, from 0), and why."""
 
     operation: int
@@ -69,15 +69,15 @@ class Simulation:
     """Place in the list of what was being done when the peak was first reached."""
     peak_owners: tuple[tuple[str, int], ...]
     """Who holds the bytes of the peak."""
-    points: tuple[Point, ...] = field(repr=False)
-    spans: tuple[Span, ...] = field(repr=False)
+    points: tuple[MemoryPoint, ...] = field(repr=False)
+    spans: tuple[LaneSpan, ...] = field(repr=False)
     skip_bytes_by_stage: tuple[int, ...] = field(repr=False, default=())
     """The most of values that skip stages, while the backward of each stage (the first's at 1) is the next to come."""
     wait_input_seconds: float = 0.0
     """Idle because a copy had not arrived."""
     wait_memory_seconds: float = 0.0
     """Idle because bytes were not freed yet."""
-    violation: Violation | None = None
+    violation: PlanViolation | None = None
 
     @property
     def fits(self) -> bool:
@@ -97,7 +97,7 @@ def simulate(
 
 _Key = tuple[Value, int]
 _GONE = 1e-12
-_BARE = (Kind.FORWARD_KEEP, Kind.FORWARD_DROP)
+_BARE = (OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP)
 
 
 @dataclass(slots=True)
@@ -122,10 +122,10 @@ class _Machine:
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
         self.sums = [chain.fixed_bytes, 0, 0, chain.loss.delta_bytes, 0, 0, 0]  # as a Point has them
-        self.skipped = Skipped(chain, operations)
+        self.skipped = SkipAccounting(chain, operations)
         self.skip_most = [0] * (len(self.steps) + 1)
-        self.points: list[Point] = []
-        self.spans: list[Span] = []
+        self.points: list[MemoryPoint] = []
+        self.spans: list[LaneSpan] = []
         self.peak, self.peak_at, self.peak_owners = -1, 0, self._owners(None)
         self.outgoing: deque[_Copy] = deque()
         self.incoming: deque[_Copy] = deque()
@@ -143,7 +143,7 @@ class _Machine:
                 break
             self.done = place
         if violation is None and self.gradient:
-            violation = Violation(len(self.operations), f"the list ends before backward {self.gradient}")
+            violation = PlanViolation(len(self.operations), f"the list ends before backward {self.gradient}")
         return Simulation(
             seconds=self.now,
             peak_bytes=self.peak,
@@ -157,15 +157,15 @@ class _Machine:
             violation=violation,
         )
 
-    def _move(self, operation: Operation, value: Value) -> Violation | None:
+    def _move(self, operation: Operation, value: Value) -> PlanViolation | None:
         """Del, Off and Pre take no time; they stand between two computations."""
         key, place = (value, operation.stage), self.place
         coming = any(copy.key == key for copy in self.incoming)
-        if operation.kind is Kind.DELETE:
+        if operation.kind is OperationKind.DELETE:
             if key in self.readers or coming:
-                return Violation(place, f"{operation}: it is being copied")
+                return PlanViolation(place, f"{operation}: it is being copied")
             if key not in self.alive and key not in self.host:
-                return Violation(place, f"{operation}: it is not there")
+                return PlanViolation(place, f"{operation}: it is not there")
             self.host.pop(key, None)
             if key in self.alive:
                 self._free(key)
@@ -173,38 +173,38 @@ class _Machine:
             self._note()
             return None
         if not self.linked:
-            return Violation(place, f"{operation}: there is no link to the host")
-        if operation.kind is Kind.OFFLOAD:
+            return PlanViolation(place, f"{operation}: there is no link to the host")
+        if operation.kind is OperationKind.OFFLOAD:
             if key not in self.alive or key in self.readers or coming:
-                return Violation(place, f"{operation}: it is not on the device")
+                return PlanViolation(place, f"{operation}: it is not on the device")
             self.host[key] = self.alive[key]
             self.readers[key] = self._last_reader(key)
             self.outgoing.append(_Copy(place, key, float(self.alive[key][0]), self.now))
             self.skipped.do(place, operation)
         else:
             if key not in self.host or coming:
-                return Violation(place, f"{operation}: it is not on the host")
+                return PlanViolation(place, f"{operation}: it is not on the host")
             self.incoming.append(_Copy(place, key, float(self.host[key][0])))
         self._start_copies()
         return None
 
-    def _compute(self, operation: Operation) -> Violation | None:
+    def _compute(self, operation: Operation) -> PlanViolation | None:
         while True:
             reason, cause = self._obstacle(operation)
             if not reason:
                 break
             if not cause or not self._pending():
-                return Violation(self.place, f"{operation}: {reason}")
+                return PlanViolation(self.place, f"{operation}: {reason}")
             before = self.now
             self._advance(math.inf)
             self.waits[cause] += self.now - before
         stage, number = self.steps[operation.stage - 1], operation.stage
         made, temporary, seconds = self._product(operation)
-        if operation.kind is Kind.BACKWARD:
+        if operation.kind is OperationKind.BACKWARD:
             self.sums[3] += made
             self.sums[5] += stage.parameter_gradient_bytes
         else:
-            saves = operation.kind is Kind.FORWARD_ALL
+            saves = operation.kind is OperationKind.FORWARD_ALL
             key = (Value.SAVED if saves else Value.OUTPUT, number)
             self.alive[key] = (made, operation.option)
             self.sums[2 if saves else 1] += made
@@ -212,14 +212,14 @@ class _Machine:
         start = self.now
         self._note(("temporaries of stage", number, temporary))
         self._advance(start + seconds)
-        self.spans.append(Span("compute", self.place, start, self.now))
+        self.spans.append(LaneSpan("compute", self.place, start, self.now))
         self.sums[4] -= temporary
-        if operation.kind is Kind.BACKWARD:
+        if operation.kind is OperationKind.BACKWARD:
             self.sums[3] -= stage.delta_bytes
             self.readers.pop((Value.SAVED, number), None)
             self._free((Value.SAVED, number))
             self.gradient -= 1
-        elif operation.kind is Kind.FORWARD_DROP:
+        elif operation.kind is OperationKind.FORWARD_DROP:
             read = (Value.OUTPUT, number - 1)
             if read in self.alive and read not in self.readers:  # one that is leaving goes when its copy ends
                 self._free(read)
@@ -236,13 +236,13 @@ class _Machine:
         if not 1 <= number <= len(self.steps):
             return f"there is no stage {number}", ""
         needs = [self._input(number)]
-        if operation.kind is Kind.BACKWARD:
+        if operation.kind is OperationKind.BACKWARD:
             if self.gradient != number:
                 return f"the gradient of stage {self.gradient} is there, not of {number}", ""
             needs.append((Value.SAVED, number))
         elif operation.option >= len(self.steps[number - 1].options) + 1:
             return f"stage {number} has no option {operation.option}", ""
-        elif (Value.SAVED if operation.kind is Kind.FORWARD_ALL else Value.OUTPUT, number) in self.alive:
+        elif (Value.SAVED if operation.kind is OperationKind.FORWARD_ALL else Value.OUTPUT, number) in self.alive:
             return "what it makes is there already", ""
         for key in needs:
             if key is not None and not self._ready(key):
@@ -250,7 +250,7 @@ class _Machine:
                 return f"{name} is not there", "input" if any(copy.key == key for copy in self.incoming) else ""
         made, temporary, _ = self._product(operation)
         wanted = sum(self.sums) + made + temporary
-        if operation.kind is Kind.BACKWARD:
+        if operation.kind is OperationKind.BACKWARD:
             wanted += self.steps[number - 1].parameter_gradient_bytes
         if wanted > self.room:
             return f"it needs {wanted} bytes, the budget is {self.room}", "memory"
@@ -271,11 +271,11 @@ class _Machine:
     def _product(self, operation: Operation) -> tuple[int, int, float]:
         """Return bytes made, temporary bytes and seconds of a computation."""
         stage, number = self.steps[operation.stage - 1], operation.stage
-        if operation.kind is Kind.BACKWARD:
+        if operation.kind is OperationKind.BACKWARD:
             option = stage.choices[self.alive[Value.SAVED, number][1]] if stage.options else stage
             gradient = self.steps[number - 2].delta_bytes if number > 1 else self.chain.input_gradient_bytes
             return gradient, option.backward_temporary_bytes, option.backward_seconds
-        if operation.kind is Kind.FORWARD_ALL:
+        if operation.kind is OperationKind.FORWARD_ALL:
             option = stage.choices[operation.option] if operation.option else stage
             made, temporary, seconds = option.saved_bytes, option.forward_temporary_bytes, option.forward_seconds
         else:
@@ -294,16 +294,16 @@ class _Machine:
         )
         for later in range(self.place + 1, len(self.operations)):
             other = self.operations[later]
-            if other.kind is Kind.PREFETCH and (other.value, other.stage) == key:
+            if other.kind is OperationKind.PREFETCH and (other.value, other.stage) == key:
                 break
             if value is Value.SAVED and other.value is Value.OUTPUT and other.stage == stage:
-                bare = other.kind is Kind.PREFETCH
-            own = other.kind is Kind.BACKWARD and other.stage == stage and value is Value.SAVED
+                bare = other.kind is OperationKind.PREFETCH
+            own = other.kind is OperationKind.BACKWARD and other.stage == stage and value is Value.SAVED
             if other.value is None and ((other.stage == stage + 1 and not bare) or own):
                 last = later
             elif value is Value.SAVED and other.kind in _BARE and other.stage == stage:
                 bare = True  # who comes next reads this one
-            if other.kind is Kind.FORWARD_DROP and other.stage == stage + 1:
+            if other.kind is OperationKind.FORWARD_DROP and other.stage == stage + 1:
                 bare = False
         return last
 
@@ -343,13 +343,13 @@ class _Machine:
             self.now = end
             if out and end_out <= end + _GONE * end:
                 copy = self.outgoing.popleft()
-                self.spans.append(Span("to host", copy.operation, copy.start, end))
+                self.spans.append(LaneSpan("to host", copy.operation, copy.start, end))
                 if self.outgoing:
                     self.outgoing[0].start = end
                 self._leave()
             if into and end_in <= end + _GONE * end:
                 copy = self.incoming.popleft()
-                self.spans.append(Span("to device", copy.operation, copy.start, end))
+                self.spans.append(LaneSpan("to device", copy.operation, copy.start, end))
                 self.copying_in = False
                 del self.host[copy.key]
             self._note()
@@ -374,7 +374,7 @@ class _Machine:
         if self.chain.skips:
             self.sums[6] = self.skipped.alive_bytes(self.alive)
             self.skip_most[self.gradient] = max(self.skip_most[self.gradient], self.sums[6])
-        point = Point(self.now, *self.sums)
+        point = MemoryPoint(self.now, *self.sums)
         if not self.points or point != self.points[-1]:
             self.points.append(point)
         if point.total_bytes > self.peak:

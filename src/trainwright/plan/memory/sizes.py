@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.skip_connections import folded
+from trainwright.plan.memory.skip_connections import fold_skips
 
 __all__ = ["Sizes", "sizes_of"]
 
@@ -36,8 +36,8 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(chain: Chain) -> Sizes:
-    """Return a chain's numbers as arrays, with what skips stages among them (see `folded`)."""
-    chain = folded(chain)
+    """Return a chain's numbers as arrays, with what skips stages among them (see `fold_skips`)."""
+    chain = fold_skips(chain)
     steps = chain.steps
     choices = [step.choices if step.options else (step,) for step in steps]
     flat = [choice for each in choices for choice in each]

@@ -6,11 +6,11 @@ import numpy as np
 
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.checkpointing import checkpointing_plans
-from trainwright.plan.memory.persistent import Persistent
+from trainwright.plan.memory.persistent import PersistentTable
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes, plan_chain
 from trainwright.plan.memory.simulate import simulate
 
-__all__ = ["Curve", "CurvePoint", "curve_of"]
+__all__ = ["Curve", "CurvePoint", "trade_off_curve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Curve:
     full_bytes: int
 
 
-def curve_of(chain: Chain, *, points: int = 16, slots: int = 500) -> Curve:
+def trade_off_curve(chain: Chain, *, points: int = 16, slots: int = 500) -> Curve:
     """Return the trade-offs of a chain.
 
     One table for all memories says where a step of the curve is; at most `points` of these are planned anew, each with
@@ -42,7 +42,7 @@ def curve_of(chain: Chain, *, points: int = 16, slots: int = 500) -> Curve:
     full, least = full_bytes(chain), minimal_bytes(chain)
     room = full - chain.fixed_bytes
     unit = max(1, -(-room // slots))
-    values = Persistent(chain, unit=unit, slots=-(-room // unit)).values
+    values = PersistentTable(chain, unit=unit, slots=-(-room // unit)).values
     steps = np.flatnonzero(np.isfinite(values[1:]) & (values[1:] < values[:-1])) + 1
     if len(steps) > points - 2:
         steps = steps[np.unique(np.linspace(0, len(steps) - 1, points - 2).round().astype(int))]

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from trainwright.kernels import Ints, compiled
 
-__all__ = ["Tables", "placements"]
+__all__ = ["PlacementTables", "search_placements"]
 
 
-class Tables(NamedTuple):
+class PlacementTables(NamedTuple):
     """What stages k..l (from 0) cost, links between layers, and the limits."""
 
     plain: NDArray[np.float64]
@@ -27,8 +27,8 @@ class Tables(NamedTuple):
 
 
 @compiled
-def placements(
-    z: Tables, period: float, limits: tuple[int, int, int, int], cells: int, capacity: int
+def search_placements(
+    z: PlacementTables, period: float, limits: tuple[int, int, int, int], cells: int, capacity: int
 ) -> tuple[Ints, Ints]:
     """Return labels (parent, first, last, special, in flight, ..) of stages first..last - 1, and the complete ones.
 

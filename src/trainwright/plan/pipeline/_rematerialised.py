@@ -5,11 +5,11 @@ import numpy as np
 from trainwright.kernels import Singles, compiled
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["across"]
+__all__ = ["fill_across"]
 
 
 @compiled
-def across(z: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) -> Singles:
+def fill_across(z: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) -> Singles:
     """Return D [t + 1, slots + 1, slots + 1] for stages s..t counted from 0, m, and k; infinite where nothing fits."""
     unit, up, slots = grid
     n = z.plain.size

@@ -18,11 +18,11 @@ from typing import Literal
 
 from trainwright.errors import PipelineError
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.pipeline.rematerialised import Tables
-from trainwright.plan.pipeline.stage_memory import Holding, Weights, holding, weight_bytes
+from trainwright.plan.pipeline.rematerialised import RematerialisationTables
+from trainwright.plan.pipeline.stage_memory import StageHolding, WeightBytes, stage_holding, weight_bytes
 from trainwright.plan.pipeline.stage_memory import input_bytes as received
 
-__all__ = ["Cost", "Part", "Partition", "Way", "cut", "parts_of", "ways"]
+__all__ = ["ChainPartition", "Cost", "StagePart", "Way", "cut_chain", "parts_of", "training_ways"]
 
 Way = Literal["none", "full", "planned"]
 Cost = Callable[[int, int, int], float]
@@ -30,7 +30,7 @@ Cost = Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class StagePart:
     """One pipeline stage: layers first..last of the chain, counted from 1."""
 
     first: int
@@ -44,17 +44,17 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Partition:
+class ChainPartition:
     """Stages in order; `load_seconds` is the busiest stage's or link's, and the least possible period."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[StagePart, ...]
     load_seconds: float
     way: Way
 
 
-def cut(
+def cut_chain(
     chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, microbatches: int, every: bool = False
-) -> Partition | None:
+) -> ChainPartition | None:
     """Return the partition of least load, or None if none fits; with `every` micro-batch in flight, as under GPipe."""
     layers = len(chain.stages)
     if not 1 <= stages <= layers:
@@ -83,12 +83,12 @@ def cut(
         ends.append(best[first, left][1])
         first = ends[-1] + 1
     parts = parts_of(chain, ends, cost, [flying[left] for left in range(stages, 0, -1)], bandwidth)
-    return None if parts is None else Partition(parts=parts, load_seconds=best[1, stages][0], way=way)
+    return None if parts is None else ChainPartition(parts=parts, load_seconds=best[1, stages][0], way=way)
 
 
 def parts_of(
     chain: Chain, ends: Sequence[int], cost: Cost, flying: Sequence[int], bandwidth: float
-) -> tuple[Part, ...] | None:
+) -> tuple[StagePart, ...] | None:
     """Return the stages that end with these layers, None if one does not fit."""
     parts, first, layers = [], 1, len(chain.stages)
     for last, many in zip(ends, flying, strict=True):
@@ -97,7 +97,7 @@ def parts_of(
             return None
         end = len(chain.steps) if last == layers else last
         parts.append(
-            Part(
+            StagePart(
                 first=first,
                 last=last,
                 seconds=seconds,
@@ -110,8 +110,13 @@ def parts_of(
     return tuple(parts)
 
 
-def ways(
-    chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int, tables: Tables | None = None
+def training_ways(
+    chain: Chain,
+    memory_bytes: int,
+    *,
+    weights: WeightBytes,
+    microbatches: int,
+    tables: RematerialisationTables | None = None,
 ) -> dict[Way, Cost]:
     """Return what a stage costs in each way to train it, within a device's memory; the last stage has the loss.
 
@@ -123,11 +128,11 @@ def ways(
         return len(chain.steps) if last == layers else last
 
     @cache
-    def stage(first: int, last: int) -> tuple[Holding, float, float]:
+    def stage(first: int, last: int) -> tuple[StageHolding, float, float]:
         """Return what a stage holds, its seconds, and those of recomputing it."""
         inside = chain.steps[first - 1 : end_of(last)]
         return (
-            holding(chain, first, end_of(last), weights=weights),
+            stage_holding(chain, first, end_of(last), weights=weights),
             sum(each.forward_seconds + each.backward_seconds for each in inside),
             sum(each.plain_seconds for each in inside),
         )
@@ -147,7 +152,7 @@ def ways(
         held = flying * received(chain, first) + weight_bytes(chain, first, end_of(last), weights)
         return memory_bytes - borders - held
 
-    known = tables or Tables(chain)
+    known = tables or RematerialisationTables(chain)
 
     def planned(first: int, last: int, flying: int) -> float:
         return known.seconds(first, last, flying, room(first, last, flying)) if flying <= microbatches else math.inf

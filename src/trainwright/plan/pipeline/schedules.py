@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from trainwright.errors import PipelineError
 from trainwright.plan.pipeline.stage_memory import check_schedule, in_flight
 
-__all__ = ["Orders", "Run", "Timeline", "deep_orders", "orders_of", "simulate_orders", "simulate_schedule"]
+__all__ = [
+    "Orders",
+    "PipelineTimeline",
+    "PipelineTrace",
+    "deep_orders",
+    "orders_of",
+    "simulate_orders",
+    "simulate_schedule",
+]
 
 _Work = tuple[str, int, int]
 """Kind "F", "B" or "W", chunk, micro-batch."""
@@ -20,7 +28,7 @@ Orders = list[list[_Work]]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PipelineTrace:
     """One piece of work: kind "F", "B" or "W" of a micro-batch on a chunk of layers; chunk c is on device c mod P."""
 
     kind: str
@@ -31,10 +39,10 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
+class PipelineTimeline:
     """A step: its runs by device, its time, and the most chunks' worth of saved values that each device held."""
 
-    runs: tuple[tuple[Run, ...], ...]
+    runs: tuple[tuple[PipelineTrace, ...], ...]
     seconds: float
     held: tuple[int, ...]
 
@@ -54,7 +62,7 @@ def simulate_schedule(
     link_seconds: Sequence[float] | None = None,
     devices: int | None = None,
     weight_seconds: Sequence[float] | None = None,
-) -> Timeline:
+) -> PipelineTimeline:
     """Place a step in time. Sequences are per chunk; `link_seconds[c]` is one way between chunks c and c + 1.
 
     Chunks are as many as devices, or (interleaved) a multiple, with micro-batches a multiple of the devices.
@@ -105,7 +113,7 @@ def orders_of(
         return [orders]
     durations = _durations(forward_seconds, backward_seconds, weight_seconds)
     most = [in_flight("1f1b", stage=device, stages=devices, microbatches=microbatches) for device in range(devices)]
-    deferred = _place(orders, durations, [*link_seconds, 0.0], most=most)
+    deferred = _place_run(orders, durations, [*link_seconds, 0.0], most=most)
     behind = [
         [each for work in order for each in ([work] if work[0] == "F" else [work, ("W", *work[1:])])]
         for order in orders
@@ -120,7 +128,7 @@ def simulate_orders(
     link_seconds: Sequence[float],
     *,
     weight_seconds: Sequence[float] | None = None,
-) -> Timeline:
+) -> PipelineTimeline:
     """Place a step in time in which each device runs its own order of (kind, chunk, micro-batch), as soon as it can.
 
     Where an order has the weights' parts ("W"), these take `weight_seconds` of the backwards.
@@ -128,7 +136,7 @@ def simulate_orders(
     split = any(work[0] == "W" for order in orders for work in order)
     weights = weight_seconds if split and weight_seconds is not None else [0.0] * len(forward_seconds)
     durations = _durations(forward_seconds, backward_seconds, weights)
-    return _place([list(order) for order in orders], durations, [*link_seconds, 0.0])
+    return _place_run([list(order) for order in orders], durations, [*link_seconds, 0.0])
 
 
 def _durations(
@@ -180,9 +188,9 @@ def _alternating(forwards: list[_Work], backwards: list[_Work], ahead: int) -> l
     return [*forwards[:warm], *(work for pair in pairs for work in pair), *backwards[len(forwards) - warm :]]
 
 
-def _place(
+def _place_run(
     orders: Orders, durations: dict[str, list[float]], links: list[float], *, most: list[int] | None = None
-) -> Timeline:
+) -> PipelineTimeline:
     """Place orders in time; with `most`, put the weights' part of each backward where its device is idle.
 
     No device then has more than `most` micro-batches whose weights' part is still to come.
@@ -191,7 +199,7 @@ def _place(
     free, place, flying = [0.0] * devices, [0] * devices, [0] * devices
     ends: dict[_Work, float] = {}
     waiting: list[list[_Work]] = [[] for _ in orders]  # weights' parts
-    lanes: list[list[Run]] = [[] for _ in orders]
+    lanes: list[list[PipelineTrace]] = [[] for _ in orders]
 
     def ready(work: _Work) -> float | None:
         kind, chunk, batch = work
@@ -211,7 +219,7 @@ def _place(
         end = start + durations[work[0]][work[1]]
         ends[work] = free[device] = end
         flying[device] += (work[0] == "F") - (work[0] == "W")
-        lanes[device].append(Run(*work, start, end))
+        lanes[device].append(PipelineTrace(*work, start, end))
 
     while any(place[device] < len(orders[device]) or waiting[device] for device in range(devices)):
         moved = False
@@ -240,4 +248,4 @@ def _place(
             now += (each.kind == "F") - (each.kind == last)
             highest = max(highest, now)
         held.append(highest)
-    return Timeline(runs=tuple(map(tuple, lanes)), seconds=max(free), held=tuple(held))
+    return PipelineTimeline(runs=tuple(map(tuple, lanes)), seconds=max(free), held=tuple(held))

@@ -16,22 +16,22 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from trainwright.plan.memory.chain import Skip, Stage
-from trainwright.train.parallel.recompute.stages import Row
-from trainwright.train.parallel.recompute.storage_bytes import storages, total_bytes
+from trainwright.train.parallel.recompute.stages import StageRow
+from trainwright.train.parallel.recompute.storage_bytes import storage_keys, total_bytes
 from trainwright.train.parallel.recompute.trees import map_only, tensors_of
-from trainwright.train.parallel.recompute.values import differentiable, storage_key
+from trainwright.train.parallel.recompute.values import can_have_gradient, storage_key
 
-__all__ = ["Skipping"]
+__all__ = ["SkippedValues"]
 
 _Call = Callable[[Any], tuple[Any, dict[str, Any]]]
 
 
-class Skipping:
+class SkippedValues:
     """The values that skip stages of a row, and their bytes, once they have been seen."""
 
-    def __init__(self, row: Row, arguments: Sequence[Any], granule: int) -> None:
+    def __init__(self, row: StageRow, arguments: Sequence[Any], granule: int) -> None:
         self._row, self._granule = row, granule
-        self._always = storages(arguments)
+        self._always = storage_keys(arguments)
         self._makers = {name: stage for stage, names in enumerate(row.makes, 1) for name in names}
         self._readers: dict[str, list[int]] = {name: [] for name in self._makers}
         for stage, names in enumerate(row.reads, 1):
@@ -43,13 +43,13 @@ class Skipping:
 
     def see(self, number: int, call: _Call, given: tuple[Any, list[Any]], out: Any, made: Mapping[str, Any]) -> None:
         """Note what a stage has made beside its output, and what its graph holds of that and of what it has read."""
-        shown = storages(out)
+        shown = storage_keys(out)
         for name, value in made.items():
             tensors = [each for each in tensors_of(value) if storage_key(each) not in self._always]
             shared = [each for each in tensors if storage_key(each) in shown]
-            sizes = tensors, shared, filter(differentiable, tensors_of(value))
+            sizes = tensors, shared, filter(can_have_gradient, tensors_of(value))
             self._bytes[name] = tuple(total_bytes(each, self._granule) for each in sizes)  # type: ignore[assignment]
-            if handed_on(out, {name: value}) == storages(value):
+            if handed_on(out, {name: value}) == storage_keys(value):
                 self._handed_on.add(name)
         read = self._row.reads[number - 1]
         if made or read:
@@ -117,8 +117,8 @@ def _held(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> lis
     named = {**dict(zip(read, values, strict=True)), **made}
     kept = {name: [weakref.ref(t.untyped_storage()) for t in tensors_of(each)] for name, each in named.items()}
     edges = [get_gradient_edge(t) for t in tensors_of((out, made)) if t.requires_grad]
-    shown = storages(value)
-    still = {name for name, each in made.items() if storages(each) & shown}  # nobody could tell
+    shown = storage_keys(value)
+    still = {name for name, each in made.items() if storage_keys(each) & shown}  # nobody could tell
     del values, out, made, named
     found = [name for name, each in kept.items() if name in still or any(one() is not None for one in each)]
     del edges

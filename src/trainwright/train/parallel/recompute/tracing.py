@@ -17,10 +17,10 @@ import torch
 from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict
 
-from trainwright.train.parallel.recompute.run_context import Autocast, Draws
-from trainwright.train.parallel.recompute.trees import Spec, flatten, unflatten
+from trainwright.train.parallel.recompute.run_context import Autocast, RngState
+from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, unflatten_tree
 
-__all__ = ["Around", "Form", "Tracer", "Watch", "above", "as_before", "hooked"]
+__all__ = ["AttributeWatch", "CallForm", "PartTracer", "Tracer", "as_before", "has_hooks", "modules_above"]
 
 _VALUE: Final = object()
 """In the place of an argument that comes with each call."""
@@ -28,32 +28,32 @@ _CONSTANT: Final = "_tensor_constant"  # torch.fx's name for a tensor that a for
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """What calls of a model have in common that one graph serves: how arguments are nested, which are None or flags."""
 
     signature: inspect.Signature
-    spec: Spec
+    spec: TreeSpec
     leaves: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Form":
+    def of(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "CallForm":
         """Return the form of a call."""
         signature = inspect.signature(type(model).forward)
         leaves, spec = _flat(signature, args, kwargs)
         return cls(signature, spec, tuple(map(_told, leaves)))
 
     @classmethod
-    def default(cls, model: nn.Module) -> "Form":
+    def default(cls, model: nn.Module) -> "CallForm":
         """Return the form of a call with what has no default."""
         return cls._with(model, lambda each: each.default is each.empty)
 
     @classmethod
-    def full(cls, model: nn.Module) -> "Form":
+    def full(cls, model: nn.Module) -> "CallForm":
         """Return the form of a call with all arguments."""
         return cls._with(model, lambda _: True)
 
     @classmethod
-    def _with(cls, model: nn.Module, wanted: Callable[[inspect.Parameter], bool]) -> "Form":
+    def _with(cls, model: nn.Module, wanted: Callable[[inspect.Parameter], bool]) -> "CallForm":
         _, *parameters = inspect.signature(type(model).forward).parameters.values()
         given = [each for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}]
         given = [each for each in given if wanted(each)]
@@ -69,7 +69,7 @@ class Form:
 
     def arguments(self, values: Iterator[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the arguments of a call with these values."""
-        args, kwargs = unflatten([next(values) if own is _VALUE else own for own in self.leaves], self.spec)
+        args, kwargs = unflatten_tree([next(values) if own is _VALUE else own for own in self.leaves], self.spec)
         return args, kwargs
 
     def __str__(self) -> str:
@@ -80,10 +80,10 @@ class Form:
         return ", ".join(f"{name}={'...' if value is Ellipsis else repr(value)}" for name, value in named.items())
 
 
-def _flat(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Spec]:
+def _flat(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], TreeSpec]:
     bound = signature.bind(None, *args, **kwargs)
     bound.apply_defaults()
-    return flatten((bound.args[1:], bound.kwargs))
+    return flatten_tree((bound.args[1:], bound.kwargs))
 
 
 def _told(leaf: Any) -> Any:
@@ -96,14 +96,14 @@ class Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True  # what is done to a buffer is part of the graph, not done while it is made
 
-    def __init__(self, form: Form | None = None, *, deep: bool = True) -> None:
+    def __init__(self, form: CallForm | None = None, *, deep: bool = True) -> None:
         super().__init__()
         self._form, self._deep = form, deep
         self._modes = _modes()
         self.looked_into: list[nn.Module] = []
 
     @property
-    def form(self) -> Form:
+    def form(self) -> CallForm:
         """The form of the calls that the graph serves."""
         assert self._form is not None  # noqa: S101  its caller has given one
         return self._form
@@ -156,7 +156,7 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether not to look into a module: its hooks would see proxies, once. If not `deep`, into none."""
-        return not self._deep or hooked(m) or super().is_leaf_module(m, module_qualified_name)
+        return not self._deep or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Add an operation, which will run as gradients and autocast stand outside."""
@@ -176,19 +176,19 @@ class Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
-class Around(Tracer):
+class PartTracer(Tracer):
     """Looks only into modules in which a part begins."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__()
-        self._above = above(paths)
+        self._above = modules_above(paths)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002  torch's signature
         """Return whether no part begins in a module."""
         return module_qualified_name not in self._above
 
 
-class Watch:
+class AttributeWatch:
     """Numbers, flags, names and children of modules, and whether they have hooks: a graph is good while they last."""
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
@@ -201,7 +201,7 @@ class Watch:
         """Return whether a model, or a copy of it, is as it was."""
         return (
             _is_still(model, self._model)
-            and all(not hooked(each) and _is_still(each, known) for each, known in self._below)
+            and all(not has_hooks(each) and _is_still(each, known) for each, known in self._below)
             and all([*each._modules.values()] == known for each, known in self._children)  # noqa: SLF001
         )
 
@@ -232,12 +232,12 @@ class _NotInGraphError(Exception):
     """A forward does what a graph of operations does not."""
 
 
-def above(paths: Sequence[str]) -> set[str]:
+def modules_above(paths: Sequence[str]) -> set[str]:
     """Return the paths of the modules that these are in, the model itself ("") apart."""
     return {path.rsplit(".", up)[0] for path in paths for up in range(1, path.count(".") + 1)}
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module does more than its forward."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for kind in kinds)
@@ -251,10 +251,10 @@ def _modes() -> tuple[bool, Autocast]:
 def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
     """Put attributes of modules and random generators back at the end; yield whether they are as they were, so far."""
     held = [(vars(each), _held(vars(each))) for each in module.modules()]
-    state, draws = torch.get_rng_state(), Draws.now()
+    state, draws = torch.get_rng_state(), RngState.now()
 
     def still() -> bool:
-        drawn = not torch.equal(state, torch.get_rng_state()) or draws != Draws.now()
+        drawn = not torch.equal(state, torch.get_rng_state()) or draws != RngState.now()
         return not drawn and not any(_differs(own, before) for own, before in held)
 
     try:
