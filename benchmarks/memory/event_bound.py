@@ -35,8 +35,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.memory.integer_program import Integer, Terms
+
 from trainwright.plan.memory.chain import Chain, Stage
-from trainwright.plan.memory.integer_program import Integer, Terms
 from trainwright.plan.memory.link import Link
 
 __all__ = ["Value", "bound_by_events", "small_share", "values_of"]

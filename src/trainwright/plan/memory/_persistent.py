@@ -6,10 +6,14 @@ at least `fw(s..s'-1)` more than running s..t without recomputation, so only tho
 is dearer than that, and no further s' once there are none.
 """
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from trainwright.kernels import Ints, Singles, compiled
-from trainwright.plan.memory._least import least
 from trainwright.plan.memory.sizes import Sizes
 
 __all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", "fill_table", "walk_table"]
@@ -17,6 +21,23 @@ __all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", 
 FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE = 0, 1, 2, 3, 4
 _INF = np.float32(np.inf)
 _BLOCK = 8
+
+
+def _lesser_code(_context: Any, left: Any, right: Any) -> Any:
+    """Give the code of `_lesser`: the lesser of two float32 that are not NaN, by one instruction.
+
+    A loop over `x[i] = min(x[i], y)` is compiled to masked stores, which AMD's processors run five times slower.
+    """
+
+    def code(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        kind = values[0].type
+        function = builder.module.declare_intrinsic("llvm.minnum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, values, fastmath=("nnan", "nsz"))
+
+    return types.float32(left, right), code
+
+
+_lesser: Any = intrinsic(_lesser_code)
 
 
 @compiled
@@ -28,13 +49,13 @@ def _row_index(s: int, t: int, n: int) -> int:
 def _lower_by_split(target: Singles, right: Singles, left: Singles, cost: np.float32) -> None:
     """Lower target to cost + right + left where that is less."""
     for m in range(target.size):
-        target[m] = least(target[m], cost + (right[m] + left[m]))
+        target[m] = _lesser(target[m], cost + (right[m] + left[m]))
 
 
 @compiled
 def _lower_by_option(target: Singles, below: Singles, cost: np.float32) -> None:
     for m in range(target.size):
-        target[m] = least(target[m], cost + below[m])
+        target[m] = _lesser(target[m], cost + below[m])
 
 
 @compiled

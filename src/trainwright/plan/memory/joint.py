@@ -27,14 +27,14 @@ from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.sizes import sizes_of
 
 if TYPE_CHECKING:
-    from trainwright.plan.memory.copy_schedule import Table
+    from trainwright.plan.memory._joint import PricedTable
 
 __all__ = ["PricedPlan", "PricedProgram", "operations_of", "rows_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedPlan:
-    """A plan as rows of `_placed`, which say what leaves too, and what it takes."""
+    """A plan as rows of `_joint`, which say what leaves too, and what it takes."""
 
     rows: Ints
     price: float
@@ -66,15 +66,15 @@ class PricedProgram:
         ]
         self.kinds = np.cumsum([0, *counts]).astype(np.int64), np.array(each, np.int64)
 
-    def table(self, price: float) -> "Table":
-        """Return what `_placed` reads at a price in seconds for each byte that leaves."""
+    def table(self, price: float) -> "PricedTable":
+        """Return what `_joint` reads at a price in seconds for each byte that leaves."""
         from trainwright.plan.memory._joint import fill_priced_table
 
         return self.kinds, fill_priced_table(self.sizes, self.kinds, self.grid, price), self.grid, price
 
     def solve(self, price: float) -> PricedPlan | None:
         """Return the best plan at a price; None if there is none."""
-        from trainwright.plan.memory.copy_schedule import no_forced_choices, walk_priced_table
+        from trainwright.plan.memory._joint import no_forced_choices, walk_priced_table
 
         if self.room < 0:
             return None
@@ -84,12 +84,19 @@ class PricedProgram:
         return PricedPlan(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
 
 
-_KINDS = (OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP, OperationKind.BACKWARD, OperationKind.DELETE, OperationKind.OFFLOAD,
-          OperationKind.PREFETCH)  # fmt: skip
+_KINDS = (
+    OperationKind.FORWARD_ALL,
+    OperationKind.FORWARD_KEEP,
+    OperationKind.FORWARD_DROP,
+    OperationKind.BACKWARD,
+    OperationKind.DELETE,
+    OperationKind.OFFLOAD,
+    OperationKind.PREFETCH,
+)
 
 
 def operations_of(rows: Ints) -> tuple[Operation, ...]:
-    """Return what rows of `_placed` stand for."""
+    """Return what rows of `_joint` stand for."""
     return tuple(
         Operation(_KINDS[kind], stage, None, option if kind == 0 else 0)
         if kind < 4
@@ -99,7 +106,7 @@ def operations_of(rows: Ints) -> tuple[Operation, ...]:
 
 
 def rows_of(operations: Sequence[Operation]) -> Ints:
-    """Return operations as rows of `_placed`."""
+    """Return operations as rows of `_joint`."""
     moved = {None: 0, Value.OUTPUT: -1, Value.SAVED: 0}
     return np.array(
         [(_KINDS.index(each.kind), each.stage, each.option or moved[each.value]) for each in operations], np.int64

@@ -41,7 +41,7 @@ def improve_plan(
     search = _Search(count_skips(chain, alive), budget_bytes - chain.fixed_bytes, work)
     rows, stale = search.rows_of(operations), 0
     for each in range(rounds):
-        found, path = search.round(rows, seconds * (1 - _LEAST_GAIN), rng(seed, "memory moves", each))
+        found, path = search.run_round(rows, seconds * (1 - _LEAST_GAIN), rng(seed, "memory moves", each))
         if found is not None:
             simulation = simulate(chain, found)
             better = simulation.peak_bytes <= budget_bytes and simulation.seconds < seconds
@@ -79,7 +79,7 @@ class _Search:
                 alive[stage] = 0
                 continue
             if fresh:
-                rows[gradient], fresh = self._clean(alive, gradient), False
+                rows[gradient], fresh = self._clean_row(alive, gradient), False
             if operation.kind is OperationKind.BACKWARD:
                 alive[stage], gradient, fresh = 0, stage - 1, True
             elif operation.kind is OperationKind.FORWARD_ALL:
@@ -90,33 +90,33 @@ class _Search:
                     alive[stage - 1] = 0
         return rows
 
-    def _clean(self, row: "list[int] | tuple[int, ...]", stage: int) -> tuple[int, ...]:
+    def _clean_row(self, row: "list[int] | tuple[int, ...]", stage: int) -> tuple[int, ...]:
         """Return a row without what nobody can read any more: a bare output of the stage, anything beyond it."""
         kept = [digit if i < stage or (i == stage and digit > 1) else 0 for i, digit in enumerate(row)]
         kept[0] = 0
         return tuple(kept)
 
-    def round(
+    def run_round(
         self, rows: _Rows, bound: float, random: np.random.Generator
     ) -> tuple[tuple[Operation, ...] | None, _Rows]:
         """Return the best plan through the rows that moves lead to, and its rows; None if none is below the bound."""
         from trainwright.plan.memory._local_search import shortest_path
 
         empty = np.zeros((1, self.n + 1), np.int64)
-        layers = [empty, *(self._candidates(rows, stage, random) for stage in range(1, self.n)), empty]
+        layers = [empty, *(self._candidate_rows(rows, stage, random) for stage in range(1, self.n)), empty]
         begins = np.cumsum([0, *map(len, layers)])
         flat = np.concatenate(layers)
         path, seconds = shortest_path(self.sizes, self.room, bound, flat, begins)
         if not np.isfinite(seconds):
             return None, rows
         chosen = {stage: tuple(flat[path[stage]].tolist()) for stage in range(self.n + 1)}
-        return self._operations(chosen), chosen
+        return self._list_operations(chosen), chosen
 
-    def _candidates(self, rows: _Rows, stage: int, random: np.random.Generator) -> NDArray[np.int64]:
+    def _candidate_rows(self, rows: _Rows, stage: int, random: np.random.Generator) -> NDArray[np.int64]:
         """Return the rows that moves lead to: those of this and the next stages, with up to four digits changed."""
-        own = self._clean(rows[stage], stage)
+        own = self._clean_row(rows[stage], stage)
         earlier = [*rows[stage - 1][:stage], *own[stage:]] if stage > 1 else own
-        bases = np.array([own, self._clean(rows[stage + 1], stage), self._clean(earlier, stage)], np.int64)
+        bases = np.array([own, self._clean_row(rows[stage + 1], stage), self._clean_row(earlier, stage)], np.int64)
         single = [
             (base, i, digit)
             for base in range(len(bases))
@@ -140,7 +140,7 @@ class _Search:
         found[found[:, stage] == 1, stage] = 0  # a bare output that nobody reads
         return np.unique(found, axis=0)
 
-    def _operations(self, rows: _Rows) -> tuple[Operation, ...] | None:
+    def _list_operations(self, rows: _Rows) -> tuple[Operation, ...] | None:
         """Return the operations that rows stand for."""
         from trainwright.plan.memory._local_search import list_phase
 
@@ -158,7 +158,7 @@ class _Search:
         return tuple(listed)
 
 
-def _append(listed: list[Operation], kind: int, stage: int, option: int) -> None:
+def _append_operation(listed: list[Operation], kind: int, stage: int, option: int) -> None:
     if kind == 0:
         listed.append(Operation(OperationKind.FORWARD_ALL, stage, None, option))
     elif kind == 1:

@@ -62,12 +62,8 @@ def plan_offload(
 
     `start` is a plan without copies that fits, if there is one, `lowest` one with copies that may.
     """
-    from trainwright.plan.memory.copy_schedule import (
-        anneal_choices,
-        fastest_schedule,
-        no_forced_choices,
-        walk_priced_table,
-    )
+    from trainwright.plan.memory._joint import anneal_choices, no_forced_choices, walk_priced_table
+    from trainwright.plan.memory.copy_schedule import fastest_schedule
 
     best, least = start, math.inf
     if start is not None:

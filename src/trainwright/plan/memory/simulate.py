@@ -92,7 +92,7 @@ def simulate(
 
     The budget is the whole of the device's bytes, those of `chain.fixed` and the input included.
     """
-    return _Machine(chain, operations, budget_bytes, link).run()
+    return _Machine(chain, operations, budget_bytes, link).run_all()
 
 
 _Key = tuple[Value, int]
@@ -126,19 +126,19 @@ class _Machine:
         self.skip_most = [0] * (len(self.steps) + 1)
         self.points: list[MemoryPoint] = []
         self.spans: list[LaneSpan] = []
-        self.peak, self.peak_at, self.peak_owners = -1, 0, self._owners(None)
+        self.peak, self.peak_at, self.peak_owners = -1, 0, self._peak_owners(None)
         self.outgoing: deque[_Copy] = deque()
         self.incoming: deque[_Copy] = deque()
         self.copying_in = False
         self.readers: dict[_Key, int] = {}  # the last reader of a value that is leaving
         self.waits = {"input": 0.0, "memory": 0.0}
 
-    def run(self) -> Simulation:
-        self._note()
+    def run_all(self) -> Simulation:
+        self._note_point()
         violation = None
         for place, operation in enumerate(self.operations):
             self.place, value = place, operation.value
-            violation = self._compute(operation) if value is None else self._move(operation, value)
+            violation = self._run_stage(operation) if value is None else self._move_value(operation, value)
             if violation is not None:
                 break
             self.done = place
@@ -157,7 +157,7 @@ class _Machine:
             violation=violation,
         )
 
-    def _move(self, operation: Operation, value: Value) -> PlanViolation | None:
+    def _move_value(self, operation: Operation, value: Value) -> PlanViolation | None:
         """Del, Off and Pre take no time; they stand between two computations."""
         key, place = (value, operation.stage), self.place
         coming = any(copy.key == key for copy in self.incoming)
@@ -168,9 +168,9 @@ class _Machine:
                 return PlanViolation(place, f"{operation}: it is not there")
             self.host.pop(key, None)
             if key in self.alive:
-                self._free(key)
+                self._free_value(key)
             self.skipped.do(place, operation)
-            self._note()
+            self._note_point()
             return None
         if not self.linked:
             return PlanViolation(place, f"{operation}: there is no link to the host")
@@ -188,18 +188,18 @@ class _Machine:
         self._start_copies()
         return None
 
-    def _compute(self, operation: Operation) -> PlanViolation | None:
+    def _run_stage(self, operation: Operation) -> PlanViolation | None:
         while True:
-            reason, cause = self._obstacle(operation)
+            reason, cause = self._find_obstacle(operation)
             if not reason:
                 break
-            if not cause or not self._pending():
+            if not cause or not self._copies_pending():
                 return PlanViolation(self.place, f"{operation}: {reason}")
             before = self.now
-            self._advance(math.inf)
+            self._advance_copies(math.inf)
             self.waits[cause] += self.now - before
         stage, number = self.steps[operation.stage - 1], operation.stage
-        made, temporary, seconds = self._product(operation)
+        made, temporary, seconds = self._find_result(operation)
         if operation.kind is OperationKind.BACKWARD:
             self.sums[3] += made
             self.sums[5] += stage.parameter_gradient_bytes
@@ -210,32 +210,32 @@ class _Machine:
             self.sums[2 if saves else 1] += made
         self.sums[4] += temporary
         start = self.now
-        self._note(("temporaries of stage", number, temporary))
-        self._advance(start + seconds)
+        self._note_point(("temporaries of stage", number, temporary))
+        self._advance_copies(start + seconds)
         self.spans.append(LaneSpan("compute", self.place, start, self.now))
         self.sums[4] -= temporary
         if operation.kind is OperationKind.BACKWARD:
             self.sums[3] -= stage.delta_bytes
             self.readers.pop((Value.SAVED, number), None)
-            self._free((Value.SAVED, number))
+            self._free_value((Value.SAVED, number))
             self.gradient -= 1
         elif operation.kind is OperationKind.FORWARD_DROP:
             read = (Value.OUTPUT, number - 1)
             if read in self.alive and read not in self.readers:  # one that is leaving goes when its copy ends
-                self._free(read)
+                self._free_value(read)
         self.done = self.place
         self.skipped.do(self.place, operation)
-        self._leave()
-        self._note()
+        self._release_value()
+        self._note_point()
         self._start_copies()
         return None
 
-    def _obstacle(self, operation: Operation) -> tuple[str, str]:
+    def _find_obstacle(self, operation: Operation) -> tuple[str, str]:
         """Return what keeps an operation from starting, and what it waits for: "input", "memory", or "" for ever."""
         number = operation.stage
         if not 1 <= number <= len(self.steps):
             return f"there is no stage {number}", ""
-        needs = [self._input(number)]
+        needs = [self._input_value(number)]
         if operation.kind is OperationKind.BACKWARD:
             if self.gradient != number:
                 return f"the gradient of stage {self.gradient} is there, not of {number}", ""
@@ -245,10 +245,10 @@ class _Machine:
         elif (Value.SAVED if operation.kind is OperationKind.FORWARD_ALL else Value.OUTPUT, number) in self.alive:
             return "what it makes is there already", ""
         for key in needs:
-            if key is not None and not self._ready(key):
+            if key is not None and not self._is_ready(key):
                 name = _named(key)
                 return f"{name} is not there", "input" if any(copy.key == key for copy in self.incoming) else ""
-        made, temporary, _ = self._product(operation)
+        made, temporary, _ = self._find_result(operation)
         wanted = sum(self.sums) + made + temporary
         if operation.kind is OperationKind.BACKWARD:
             wanted += self.steps[number - 1].parameter_gradient_bytes
@@ -256,19 +256,19 @@ class _Machine:
             return f"it needs {wanted} bytes, the budget is {self.room}", "memory"
         return "", ""
 
-    def _input(self, number: int) -> _Key | None:
+    def _input_value(self, number: int) -> _Key | None:
         """Return what the stage reads, the saved values rather than the bare output; None for the chain's input."""
         if number == 1:
             return None
         saved, bare = (Value.SAVED, number - 1), (Value.OUTPUT, number - 1)
-        if self._ready(bare) or (not self._ready(saved) and any(copy.key == bare for copy in self.incoming)):
+        if self._is_ready(bare) or (not self._is_ready(saved) and any(copy.key == bare for copy in self.incoming)):
             return bare
         return saved
 
-    def _ready(self, key: _Key) -> bool:
+    def _is_ready(self, key: _Key) -> bool:
         return key in self.alive and not any(copy.key == key for copy in self.incoming)
 
-    def _product(self, operation: Operation) -> tuple[int, int, float]:
+    def _find_result(self, operation: Operation) -> tuple[int, int, float]:
         """Return bytes made, temporary bytes and seconds of a computation."""
         stage, number = self.steps[operation.stage - 1], operation.stage
         if operation.kind is OperationKind.BACKWARD:
@@ -282,7 +282,7 @@ class _Machine:
             made, temporary, seconds = stage.output_bytes, stage.plain_temporary_bytes, stage.plain_seconds
         return made, max(temporary, self.skipped.made_bytes(number)), seconds
 
-    def _free(self, key: _Key) -> None:
+    def _free_value(self, key: _Key) -> None:
         size, _ = self.alive.pop(key)
         self.sums[1 if key[0] is Value.OUTPUT else 2] -= size
 
@@ -309,7 +309,7 @@ class _Machine:
 
     # Copies
 
-    def _pending(self) -> bool:
+    def _copies_pending(self) -> bool:
         return bool(self.outgoing) or self.copying_in
 
     def _start_copies(self) -> None:
@@ -323,11 +323,11 @@ class _Machine:
             self.alive[head.key] = self.host[head.key]
             self.skipped.came(head.key)
             self.sums[1 if head.key[0] is Value.OUTPUT else 2] += size
-            self._note()
+            self._note_point()
 
-    def _advance(self, until: float) -> None:
+    def _advance_copies(self, until: float) -> None:
         """Let copies go on until a time, or, for ever given, until the next one ends."""
-        while self._pending():
+        while self._copies_pending():
             out, into = bool(self.outgoing), self.copying_in
             rate_out, rate_in = self.link.rates(outgoing=out, incoming=into)
             end_out = self.now + self.outgoing[0].left / rate_out if out else math.inf
@@ -346,31 +346,31 @@ class _Machine:
                 self.spans.append(LaneSpan("to host", copy.operation, copy.start, end))
                 if self.outgoing:
                     self.outgoing[0].start = end
-                self._leave()
+                self._release_value()
             if into and end_in <= end + _GONE * end:
                 copy = self.incoming.popleft()
                 self.spans.append(LaneSpan("to device", copy.operation, copy.start, end))
                 self.copying_in = False
                 del self.host[copy.key]
-            self._note()
+            self._note_point()
             self._start_copies()
             if until == math.inf:
                 return
         if until < math.inf:
             self.now = until
 
-    def _leave(self) -> None:
+    def _release_value(self) -> None:
         """Free values whose copy to the host has ended and whose last reader is done."""
         flying = {copy.key for copy in self.outgoing}
         for key, last in list(self.readers.items()):
             if key not in flying and last <= self.done:
                 del self.readers[key]
-                self._free(key)
+                self._free_value(key)
                 self.skipped.left(key)
 
     # Records
 
-    def _note(self, extra: tuple[str, int, int] | None = None) -> None:
+    def _note_point(self, extra: tuple[str, int, int] | None = None) -> None:
         if self.chain.skips:
             self.sums[6] = self.skipped.alive_bytes(self.alive)
             self.skip_most[self.gradient] = max(self.skip_most[self.gradient], self.sums[6])
@@ -378,9 +378,9 @@ class _Machine:
         if not self.points or point != self.points[-1]:
             self.points.append(point)
         if point.total_bytes > self.peak:
-            self.peak, self.peak_at, self.peak_owners = point.total_bytes, self.place, self._owners(extra)
+            self.peak, self.peak_at, self.peak_owners = point.total_bytes, self.place, self._peak_owners(extra)
 
-    def _owners(self, extra: tuple[str, int, int] | None) -> tuple[tuple[str, int], ...]:
+    def _peak_owners(self, extra: tuple[str, int, int] | None) -> tuple[tuple[str, int], ...]:
         owners = [(name, size) for name, size in self.chain.fixed.items() if size]
         if self.chain.input_bytes:
             owners.append(("input", self.chain.input_bytes))
@@ -396,5 +396,5 @@ class _Machine:
         return tuple(owners)
 
 
-def _named(key: _Key) -> str:
+def _name_of(key: _Key) -> str:
     return f"{'output' if key[0] is Value.OUTPUT else 'saved values'} of stage {key[1]}"

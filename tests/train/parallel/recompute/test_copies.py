@@ -138,8 +138,8 @@ def test_the_pool_is_reused():
     copies = SynchronousCopies()
     tensor = torch.arange(6.0)
     first = copies.send(tensor.untyped_storage())
-    back = torch.empty(0).set_(copies.fetch(first))
-    copies.arrive(first)
+    back = torch.empty(0).set_(copies.prefetch(first))
+    copies.wait(first)
     assert torch.equal(back, tensor)
     assert copies.send((tensor + 1).untyped_storage()).buffer is first.buffer
 
@@ -147,7 +147,7 @@ def test_the_pool_is_reused():
 def test_a_link_is_measured_with_the_copies_that_plans_make(monkeypatch):
     """One buffer out, one back, both: as many as asked for and one to warm up; a device that is not there is named."""
     sent, fetched = [], []
-    send, fetch = SynchronousCopies.send, SynchronousCopies.fetch
+    send, fetch = SynchronousCopies.send, SynchronousCopies.prefetch
     monkeypatch.setattr(
         SynchronousCopies, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1]
     )

@@ -95,8 +95,8 @@ def fit_compiled(
             return _train_by(planned, plan, run)
         least = peak if least < 0 else min(least, peak)
     raise InfeasibleBudget(
-        f"budget: got {format_bytes(budget_bytes)} ({budget_bytes} bytes); allowed: at least {format_bytes(least)} ({least} "
-        "bytes), the least measured for this model compiled; raise the budget, shrink the batch, or take "
+        f"budget: got {format_bytes(budget_bytes)} ({budget_bytes} bytes); allowed: at least {format_bytes(least)} "
+        f"({least} bytes), the least measured for this model compiled; raise the budget, shrink the batch, or take "
         "backend='eager'",
         minimal_bytes=least,
         owners={"fixed": fixed, "values of the step": least - fixed},

@@ -30,13 +30,13 @@ class Copies(Protocol):
     def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Begin a copy to the host."""
 
-    def leave(self, packet: HostPacket) -> None:
+    def release(self, packet: HostPacket) -> None:
         """Let what is queued from now on reuse the device's memory: it comes after the copy to the host."""
 
-    def fetch(self, packet: HostPacket) -> torch.UntypedStorage:
+    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
         """Begin a copy back, and return what it fills."""
 
-    def arrive(self, packet: HostPacket) -> None:
+    def wait(self, packet: HostPacket) -> None:
         """Let what is queued from now on read what was fetched; the buffer on the host is free again."""
 
     def drop(self, packet: HostPacket) -> None:
@@ -59,16 +59,16 @@ class SynchronousCopies:
         np.copyto(buffer, _as_bytes(storage).numpy())
         return HostPacket(buffer)
 
-    def leave(self, packet: HostPacket) -> None:
+    def release(self, packet: HostPacket) -> None:
         """Do nothing: the copy is over."""
 
-    def fetch(self, packet: HostPacket) -> torch.UntypedStorage:
+    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
         """Copy back."""
         made = torch.empty(packet.buffer.size, dtype=torch.uint8)
         np.copyto(made.numpy(), packet.buffer)
         return made.untyped_storage()
 
-    def arrive(self, packet: HostPacket) -> None:
+    def wait(self, packet: HostPacket) -> None:
         """Give the buffer back."""
         self.drop(packet)
 
@@ -104,11 +104,11 @@ class CopyStreams:
             buffer.copy_(_as_bytes(storage), non_blocking=True)
         return HostPacket(buffer, self.out.record_event())
 
-    def leave(self, packet: HostPacket) -> None:
+    def release(self, packet: HostPacket) -> None:
         """Let the work wait for the copy."""
         torch.cuda.current_stream(self.device).wait_event(packet.done)
 
-    def fetch(self, packet: HostPacket) -> torch.UntypedStorage:
+    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
         """Begin a copy back, after what has been queued: that may still read the memory it takes."""
         made = torch.empty(packet.buffer.numel(), dtype=torch.uint8, device=self.device)
         self.into.wait_stream(torch.cuda.current_stream(self.device))
@@ -118,7 +118,7 @@ class CopyStreams:
         packet.done = self.into.record_event()
         return made.untyped_storage()
 
-    def arrive(self, packet: HostPacket) -> None:
+    def wait(self, packet: HostPacket) -> None:
         """Let the work wait for the copy back."""
         torch.cuda.current_stream(self.device).wait_event(packet.done)
         self.drop(packet)
@@ -160,7 +160,7 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
         copies.drop(copies.send(storage))
 
     def back() -> None:
-        copies.fetch(waiting)
+        copies.prefetch(waiting)
 
     def both() -> None:
         out()

@@ -58,8 +58,8 @@ class PlannedForward:
             size = total_bytes(tensors_of((args, kwargs)), granule_of(module))
             if size > self._most_bytes:
                 raise BudgetExceeded(
-                    f"batch: got {format_bytes(size)}, the plan is for at most {format_bytes(self._most_bytes)}; allowed: "
-                    "batches no larger than the sample; fit or plan again with a larger one"
+                    f"batch: got {format_bytes(size)}, the plan is for at most {format_bytes(self._most_bytes)}; "
+                    "allowed: batches no larger than the sample; fit or plan again with a larger one"
                 )
         if self._train is None:
             self._train = self._make()

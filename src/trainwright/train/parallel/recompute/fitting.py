@@ -159,8 +159,8 @@ def fit(
             plain_peak_bytes=full_bytes(chain) + more,
         )
     raise BudgetExceeded(
-        f"budget: got {format_bytes(budget_bytes)}, and a step took {format_bytes(peak)} though its plan was within it; "
-        "allowed: a budget with room for what stages take that was not measured; raise it"
+        f"budget: got {format_bytes(budget_bytes)}, and a step took {format_bytes(peak)} though its plan was within "
+        "it; allowed: a budget with room for what stages take that was not measured; raise it"
     )
 
 

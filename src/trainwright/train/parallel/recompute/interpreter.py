@@ -220,13 +220,13 @@ class PlanInterpreter:
         act = self.script.acts[place]
         number = act.stage
         if isinstance(act, Release):
-            self._leave(step, act.value, number)
+            self._release_copy(step, act.value, number)
         elif act.kind in FORWARDS:
-            self._arrive(step, number - 1)
+            self._wait_for_copy(step, number - 1)
             self._again(step, place)
         elif act.kind is OperationKind.BACKWARD:
-            self._arrive(step, number - 1)
-            self._arrive(step, number)
+            self._wait_for_copy(step, number - 1)
+            self._wait_for_copy(step, number)
             step.saved.pop(number, None)
         elif act.value is not None:
             self._move(step, act.kind, act.value, number)
@@ -267,7 +267,7 @@ class PlanInterpreter:
     def _move(self, step: _Step, kind: OperationKind, value: Value, number: int) -> None:
         """Do what takes no time: begin a copy, or drop a value, wherever it is."""
         key = value, number
-        self._arrive(step, number)
+        self._wait_for_copy(step, number)
         if kind is OperationKind.OFFLOAD:
             saved = step.saved[number] if value is Value.SAVED else None
             boundary = step.bare[number] if saved is None else saved.output
@@ -296,16 +296,16 @@ class PlanInterpreter:
             for block in away.blocks if away is not None else ():
                 block.drop(self.copies)  # type: ignore[arg-type]  # it was sent
 
-    def _leave(self, step: _Step, value: Value, number: int) -> None:
+    def _release_copy(self, step: _Step, value: Value, number: int) -> None:
         assert self.copies is not None  # noqa: S101  it was sent
         for block in step.away[value, number].blocks:
-            block.leave(self.copies)
+            block.release(self.copies)
         if value is Value.OUTPUT:
             step.bare.pop(number, None)
         else:
             step.saved[number].output = None
 
-    def _arrive(self, step: _Step, number: int) -> None:
+    def _wait_for_copy(self, step: _Step, number: int) -> None:
         """Wait for the values of a unit that have been asked back."""
         if not step.away:
             return
@@ -315,7 +315,7 @@ class PlanInterpreter:
                 continue
             del step.away[value, number]
             for block in away.blocks:
-                block.arrive(self.copies)  # type: ignore[arg-type]  # it was sent
+                block.wait(self.copies)  # type: ignore[arg-type]  # it was sent
 
     def _value(self, step: _Step, number: int) -> Boundary:
         """Return what a unit has handed on."""

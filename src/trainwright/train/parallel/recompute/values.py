@@ -84,22 +84,22 @@ class OffloadableStorage:
         assert self._base is not None  # noqa: S101  plans are valid
         self._packet = copies.send(self._base.untyped_storage())
 
-    def leave(self, copies: Copies) -> None:
+    def release(self, copies: Copies) -> None:
         """Let the device's copy go."""
         assert self._packet is not None  # noqa: S101  it was sent
-        copies.leave(self._packet)
+        copies.release(self._packet)
         self._base, self._home = None, False
 
-    def fetch(self, copies: Copies) -> None:
+    def prefetch(self, copies: Copies) -> None:
         """Begin the copy back."""
         assert self._packet is not None  # noqa: S101  it was sent
-        storage = copies.fetch(self._packet)
+        storage = copies.prefetch(self._packet)
         self._base = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def arrive(self, copies: Copies) -> None:
+    def wait(self, copies: Copies) -> None:
         """Wait for the copy back."""
         if self._packet is not None:
-            copies.arrive(self._packet)
+            copies.wait(self._packet)
             self._packet = None
 
     def drop(self, copies: Copies) -> None:
@@ -229,7 +229,7 @@ class OffloadedBoundary:
         """Begin to copy everything back; return the boundary."""
         self.fetched = True
         for block in self.blocks:
-            block.fetch(copies)
+            block.prefetch(copies)
         if self.boundary is None:
             return None
         leaves = [leaf.tensor() if isinstance(leaf, StorageView) else leaf for leaf in self.boundary.leaves]
